@@ -1,0 +1,99 @@
+"""Read-only int32 arrays and the few ragged (CSR) operations that the IR is built on.
+
+All functions are vectorised: no Python loop runs over tokens, rows or segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+from treegen.ir.errors import TreeError, TreegenError
+
+Ints: TypeAlias = npt.NDArray[np.int32]
+Longs: TypeAlias = npt.NDArray[np.int64]
+IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
+
+Entry = TypeVar("Entry")
+
+INT32_MAX = 2**31 - 1
+
+
+def int32_array(
+    argument: str,
+    values: IntsLike,
+    *,
+    low: int,
+    high: int = INT32_MAX,
+    error: type[TreegenError] = TreeError,
+) -> Ints:
+    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError) as cause:
+        raise error(argument, values, "is not a flat sequence of integers", "give one integer per entry") from cause
+    if array.ndim != 1:
+        raise error(argument, f"shape {array.shape}", "has to be one-dimensional", "give one integer per entry")
+    if array.size == 0:
+        return frozen(np.empty(0, np.int32))
+    if array.dtype.kind not in "iu":
+        index = next((i for i, value in enumerate(values) if not _is_integer(value)), 0)
+        raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
+    outside = (array < low) | (array > high)
+    if outside.any():
+        index = int(outside.argmax())
+        raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
+    return frozen(array.astype(np.int32))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def frozen(array: npt.NDArray[Any]) -> Ints:
+    """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
+    result: Ints = np.ascontiguousarray(array, dtype=np.int32)
+    result.flags.writeable = False
+    return result
+
+
+def offsets(lengths: npt.NDArray[Any]) -> Longs:
+    """Exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
+    result = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=result[1:])
+    return result
+
+
+def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
+    """(owner, position) of every entry of ragged rows of these lengths, in order."""
+    indptr = offsets(lengths)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    return owner, np.arange(indptr[-1]) - indptr[owner]
+
+
+def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
+    """The concatenation of `range(start, start + length)` over all pairs."""
+    indptr = offsets(lengths)
+    return np.arange(indptr[-1]) + np.repeat(np.asarray(starts, np.int64) - indptr[:-1], lengths)
+
+
+class LazySequence(Sequence[Entry], Generic[Entry]):
+    """A sequence whose entries are made on access."""
+
+    def __init__(self, length: int, make: Callable[[int], Entry]) -> None:
+        self._length = length
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(self._length))]
+        return self._make(range(self._length)[index])

@@ -1,0 +1,124 @@
+"""Descriptions of trees (levels, paths, token trees, graphs) turned into parents, tokens and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from treegen.ir.arrays import Ints, IntsLike, frozen, int32_array, offsets
+from treegen.ir.errors import TreeError
+
+if TYPE_CHECKING:
+    import networkx
+
+
+class Parts(NamedTuple):
+    """What a tree is made of. `rows`: (node, sees) in the caller's order, None for one row per leaf."""
+
+    parents: list[int] | Ints
+    tokens: list[int] | Ints
+    rows: list[tuple[int, int]] | None
+
+
+def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
+    """Node j of level l hangs under node `j * n[l-1] // n[l]` of the level above; nodes are numbered level by level."""
+    counts = int32_array("nodes_per_level", nodes_per_level, low=1)
+    lengths = int32_array("tokens_per_node", tokens_per_node, low=0)
+    if len(counts) != len(lengths) or len(counts) == 0:
+        raise TreeError(
+            "tokens_per_node", lengths.tolist(), f"does not match {len(counts)} levels", "give one length per level"
+        )
+    ends = offsets(counts)
+    parents = [np.full(counts[0], -1, np.int64)]
+    for level in range(1, len(counts)):
+        within = np.arange(counts[level], dtype=np.int64) * counts[level - 1] // counts[level]
+        parents.append(ends[level - 1] + within)
+    return Parts(frozen(np.concatenate(parents)), frozen(np.repeat(lengths, counts)), None)
+
+
+def from_paths(paths: Sequence[Sequence[Hashable]], block_size: int) -> Parts:
+    """Radix-merge paths: row i is path i; a path that ends inside another's run becomes a row inside that node."""
+    if block_size < 1:
+        raise TreeError("block_size", block_size, "is not positive", "give the number of tokens of one path element")
+    if len(paths) == 0:
+        raise TreeError("paths", paths, "is empty", "give at least one path")
+    identity: dict[Hashable, int] = {}
+    keys = [np.fromiter((identity.setdefault(x, len(identity)) for x in path), np.int64) for path in paths]
+    parents: list[int] = []
+    tokens: list[int] = []
+    rows: list[tuple[int, int]] = [(0, 0)] * len(paths)
+    pending = _families(keys, list(range(len(paths))), 0, -1)
+    if any(len(key) == 0 for key in keys):
+        # A path without tokens sees nothing: it hangs on a node of its own that has no tokens.
+        parents.append(-1)
+        tokens.append(0)
+    while pending:
+        members, begin, parent = pending.pop()
+        longest = max(members, key=lambda path: len(keys[path]))
+        end = min(_agreement(keys[path], keys[longest], begin) for path in members)
+        node = len(parents)
+        parents.append(parent)
+        tokens.append((end - begin) * block_size)
+        for path in members:
+            if len(keys[path]) <= end:
+                rows[path] = (node, (len(keys[path]) - begin) * block_size)
+        pending += _families(keys, [path for path in members if len(keys[path]) > end], end, node)
+    return Parts(parents, tokens, rows)
+
+
+def _agreement(path: Ints | Any, longest: Ints | Any, begin: int) -> int:
+    """Up to where `path` agrees with `longest`; the end of `longest` when `path` ends first without a difference."""
+    differs = path[begin:] != longest[begin : len(path)]
+    return begin + int(differs.argmax()) if differs.any() else len(longest)
+
+
+def _families(keys: list[Any], members: list[int], begin: int, parent: int) -> list[tuple[list[int], int, int]]:
+    """Paths that go on, grouped by their next element, last family first (a stack visits them in order)."""
+    families: dict[int, list[int]] = {}
+    for path in members:
+        if len(keys[path]) > begin:
+            families.setdefault(int(keys[path][begin]), []).append(path)
+    return [(family, begin, parent) for family in reversed(families.values())]
+
+
+def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
+    """Medusa child-rank paths: node 0 is the prefix, node 1 the root token, then one one-token node per path."""
+    numbers: dict[tuple[int, ...], int] = {(): 1}
+    listed = [tuple(int(rank) for rank in path) for path in paths]
+    for index, path in enumerate(listed):
+        if not path or path in numbers:
+            reason = "is empty (the root token is implied)" if not path else "occurs twice"
+            raise TreeError(f"paths[{index}]", path, reason, "list every token below the root once")
+        numbers[path] = index + 2
+    parents = [-1, 0]
+    for index, path in enumerate(listed):
+        if path[:-1] not in numbers:
+            raise TreeError(f"paths[{index}]", path, f"its parent {path[:-1]} is missing", "list the parent as well")
+        parents.append(numbers[path[:-1]])
+    tokens = [*int32_array("prefix", [prefix], low=0), *[1] * (len(parents) - 1)]
+    return Parts(parents, tokens, [(node, 1) for node in range(1, len(parents))])
+
+
+def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:
+    """A directed forest (edges from parent to child) whose nodes carry `tokens` and, optionally, `rows` (list of
+    sees).
+    """
+    names = list(graph.nodes)
+    number = {name: index for index, name in enumerate(names)}
+    parents = []
+    for name in names:
+        above = list(graph.predecessors(name))
+        if len(above) > 1:
+            raise TreeError(f"graph node {name!r}", above, "has several parents", "give each node at most one parent")
+        parents.append(number[above[0]] if above else -1)
+    for name in names:
+        if "tokens" not in graph.nodes[name]:
+            raise TreeError(
+                f"graph node {name!r}", graph.nodes[name], "has no 'tokens' attribute", "set tokens on every node"
+            )
+    tokens = [graph.nodes[name]["tokens"] for name in names]
+    if not any("rows" in graph.nodes[name] for name in names):
+        return Parts(parents, tokens, None)
+    rows = [(number[name], sees) for name in names for sees in graph.nodes[name].get("rows", ())]
+    return Parts(parents, tokens, rows)

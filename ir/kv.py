@@ -1,0 +1,106 @@
+"""Where each node's keys and values live in the cache, as runs of consecutive slots.
+
+A slot is a token's place in the cache: `page * page_size + offset in the page`. Any placement (contiguous, paged, one
+slot per token) is a list of runs, and kernels read at the granularity of these runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, frozen, int32_array, offsets, ragged_ranges
+from treegen.ir.errors import TreeError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVRuns:
+    """Runs of node v are `indptr[v]:indptr[v + 1]`; run i covers slots `start[i] .. start[i] + length[i] - 1`.
+
+    A node's runs, one after another, are its tokens in order. Runs are never empty and never mergeable with the next.
+    """
+
+    indptr: Ints
+    start: Ints
+    length: Ints
+
+    @classmethod
+    def contiguous(cls, tokens: Ints) -> KVRuns:
+        """Nodes stored one after another in node order: one run per node that has tokens."""
+        ends = offsets(tokens)
+        if ends[-1] > INT32_MAX:
+            raise TreeError("tokens", int(ends[-1]), "total exceeds 2^31 - 1 slots", "split the forest")
+        filled = tokens > 0
+        return cls(frozen(offsets(filled)), frozen(ends[:-1][filled]), frozen(tokens[filled]))
+
+    @classmethod
+    def from_slots(cls, tokens: Ints, slots: Sequence[IntsLike]) -> KVRuns:
+        """One sequence of slots per node, in token order; consecutive slots become one run."""
+        checked = [int32_array(f"kv[{node}]", node_slots, low=0) for node, node_slots in enumerate(slots)]
+        _check_lengths("kv", tokens, [len(node_slots) for node_slots in checked])
+        flat = np.concatenate([np.empty(0, np.int32), *checked]).astype(np.int64)
+        return cls._compressed(flat, np.ones(len(flat), np.int64), offsets(tokens))
+
+    @classmethod
+    def from_pages(cls, tokens: Ints, pages: Sequence[IntsLike], page_size: int) -> KVRuns:
+        """One sequence of page ids per node: token t of a node is in `pages[node][t // page_size]`."""
+        if page_size < 1:
+            raise TreeError("page_size", page_size, "is not positive", "give the number of tokens of one page")
+        high = INT32_MAX // page_size
+        checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
+        counts = -(-tokens // page_size)
+        _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
+        flat = np.concatenate([np.empty(0, np.int32), *checked]).astype(np.int64) * page_size
+        ends = offsets(counts)
+        lengths = np.full(len(flat), page_size, np.int64)
+        last = ends[1:][counts > 0] - 1
+        lengths[last] = (tokens - (counts - 1) * page_size)[counts > 0]
+        return cls._compressed(flat, lengths, ends)
+
+    @classmethod
+    def from_runs(cls, tokens: Ints, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
+        """One sequence of (start, length) runs per node, in token order."""
+        counts = np.array([len(node_runs) for node_runs in runs], np.int64)
+        start = int32_array("kv's starts", [run[0] for node_runs in runs for run in node_runs], low=0)
+        length = int32_array("kv's lengths", [run[1] for node_runs in runs for run in node_runs], low=1)
+        node = np.repeat(np.arange(len(counts)), counts)
+        totals = np.bincount(node, length, len(counts)).astype(np.int64)
+        _check_lengths("kv", tokens, totals.tolist())
+        return cls._compressed(start.astype(np.int64), length.astype(np.int64), offsets(counts))
+
+    @classmethod
+    def _compressed(cls, start: npt.NDArray[Any], length: npt.NDArray[Any], indptr: npt.NDArray[Any]) -> KVRuns:
+        head = np.zeros(len(start) + 1, bool)
+        head[indptr] = True
+        head[1:-1] |= start[1:] != start[:-1] + length[:-1]
+        first = np.flatnonzero(head[:-1])
+        ends = offsets(length)
+        return cls(
+            frozen(np.searchsorted(first, indptr)),
+            frozen(start[first]),
+            frozen(np.diff(np.append(ends[first], ends[-1]))),
+        )
+
+    def slots(self, node: int) -> Ints:
+        """The slots of a node's tokens, in token order."""
+        runs = slice(self.indptr[node], self.indptr[node + 1])
+        return frozen(ragged_ranges(self.start[runs], self.length[runs]))
+
+    @property
+    def last_slot(self) -> int:
+        """The highest slot of any run, -1 when there is none."""
+        return int((self.start.astype(np.int64) + self.length).max(initial=0)) - 1
+
+
+def _check_lengths(argument: str, expected: npt.NDArray[Any], found: list[int]) -> None:
+    if len(found) != len(expected):
+        raise TreeError(argument, f"{len(found)} entries", f"does not match {len(expected)} nodes", "give one per node")
+    wrong = np.flatnonzero(expected != np.asarray(found, np.int64))
+    if len(wrong):
+        node = int(wrong[0])
+        raise TreeError(
+            f"{argument}[{node}]", f"{found[node]} entries", f"node {node} needs {expected[node]}", "give exactly these"
+        )

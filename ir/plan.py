@@ -1,0 +1,216 @@
+"""Plan: which query rows read which runs of KV together. A strategy's output, a schedule's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int32_array, offsets, ragged_ranges
+from treegen.ir.errors import PlanError
+from treegen.ir.json_form import read_object, write_object
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens `start:stop` of one node, read by a group and seen by its rows `seen[0]:seen[1]` (group row numbers)."""
+
+    node: int
+    start: int
+    stop: int
+    seen: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that are processed together, as ascending disjoint rank intervals, and the segments they read."""
+
+    rows: tuple[tuple[int, int], ...]
+    segments: tuple[Segment, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all intervals; inside the group they are numbered from 0 in rank order."""
+        return sum(hi - lo for lo, hi in self.rows)
+
+    @property
+    def masked(self) -> bool:
+        """Whether some segment is not seen by all rows."""
+        return any(segment.seen != (0, self.num_rows) for segment in self.segments)
+
+    def __str__(self) -> str:
+        rows = ",".join(f"{lo}-{hi - 1}" for lo, hi in self.rows)
+        return f"rows {rows} | " + ", ".join(self._segment_text(segment) for segment in self.segments)
+
+    def _segment_text(self, segment: Segment) -> str:
+        text = f"n{segment.node}[{segment.start}:{segment.stop}]"
+        lo, hi = segment.seen
+        if (lo, hi) == (0, self.num_rows):
+            return text
+        return f"{text} seen {lo}-{hi - 1}" if hi > lo else f"{text} unseen"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Groups as a struct of arrays; immutable.
+
+    Group g has the rank intervals `row_lo[i]:row_hi[i]` for i in `row_indptr[g]:row_indptr[g + 1]`, ascending and
+    disjoint, and the segments `segment_indptr[g]:segment_indptr[g + 1]`: tokens `start:stop` of `node`, seen by the
+    group's rows `seen_lo:seen_hi`, numbered from 0 in rank order. The constructor raises PlanError when arrays
+    contradict one another; `treegen.ir.verify` checks the coverage law.
+    """
+
+    strategy: str
+    row_indptr: Ints
+    row_lo: Ints
+    row_hi: Ints
+    segment_indptr: Ints
+    node: Ints
+    start: Ints
+    stop: Ints
+    seen_lo: Ints
+    seen_hi: Ints
+    group_rows: Ints = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in _ARRAYS:
+            object.__setattr__(self, name, frozen(getattr(self, name)))
+        for indptr, columns in (("row_indptr", _ROW_ARRAYS), ("segment_indptr", _SEGMENT_ARRAYS)):
+            _check_indptr(indptr, getattr(self, indptr), [(name, getattr(self, name)) for name in columns])
+        if len(self.row_indptr) != len(self.segment_indptr):
+            reason = f"does not match {len(self.segment_indptr) - 1} groups of segments"
+            raise PlanError("row_indptr", f"{len(self.row_indptr) - 1} groups", reason, "give both for every group")
+        lengths = offsets(self.row_hi.astype(np.int64) - self.row_lo)
+        object.__setattr__(self, "group_rows", frozen(np.diff(lengths[self.row_indptr])))
+
+        first = np.zeros(len(self.row_lo), bool)
+        first[self.row_indptr[:-1][np.diff(self.row_indptr) > 0]] = True
+        previous = np.where(first, 0, np.append(0, self.row_hi[:-1]))
+        self._reject("rows", self.row_interval_group, (self.row_lo < previous) | (self.row_hi <= self.row_lo))
+        self._reject("segments", self.segment_group, (self.start < 0) | (self.stop <= self.start) | (self.node < 0))
+        visible = self.group_rows[self.segment_group]
+        wrong = (self.seen_lo < 0) | (self.seen_hi < self.seen_lo) | (self.seen_hi > visible)
+        self._reject("seen intervals", self.segment_group, wrong)
+
+    def _reject(self, what: str, owner: Longs, wrong: npt.NDArray[np.bool_]) -> None:
+        if wrong.any():
+            group = int(owner[wrong.argmax()])
+            reason = f"{what} are empty, out of order or out of range"
+            raise PlanError(f"group {group} of {self.strategy}", str(self.groups[group]), reason, "correct the pass")
+
+    @classmethod
+    def from_groups(cls, strategy: str, groups: Sequence[Group]) -> Plan:
+        """A plan from Group objects."""
+        rows = np.array([interval for group in groups for interval in group.rows], np.int64).reshape(-1, 2)
+        flat = [(s.node, s.start, s.stop, *s.seen) for group in groups for s in group.segments]
+        segments = np.array(flat, np.int64).reshape(-1, 5)
+        return cls(
+            strategy,
+            frozen(offsets(np.array([len(group.rows) for group in groups], np.int64))),
+            frozen(rows[:, 0]),
+            frozen(rows[:, 1]),
+            frozen(offsets(np.array([len(group.segments) for group in groups], np.int64))),
+            *(frozen(segments[:, column]) for column in range(5)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.row_indptr) - 1
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups as small objects made on access."""
+        return LazySequence(len(self), self._group)
+
+    def _group(self, index: int) -> Group:
+        rows = slice(self.row_indptr[index], self.row_indptr[index + 1])
+        segments = slice(self.segment_indptr[index], self.segment_indptr[index + 1])
+        intervals = zip(self.row_lo[rows].tolist(), self.row_hi[rows].tolist(), strict=True)
+        columns = (getattr(self, name)[segments].tolist() for name in _SEGMENT_ARRAYS)
+        return Group(
+            tuple(intervals), tuple(Segment(v, a, b, (lo, hi)) for v, a, b, lo, hi in zip(*columns, strict=True))
+        )
+
+    @property
+    def row_interval_group(self) -> Longs:
+        """The group of every rank interval."""
+        return np.repeat(np.arange(len(self)), np.diff(self.row_indptr))
+
+    @property
+    def segment_group(self) -> Longs:
+        """The group of every segment."""
+        return np.repeat(np.arange(len(self)), np.diff(self.segment_indptr))
+
+    @property
+    def read_tokens(self) -> Longs:
+        """Tokens that every segment reads."""
+        return self.stop.astype(np.int64) - self.start
+
+    @property
+    def masked(self) -> npt.NDArray[np.bool_]:
+        """For every segment whether some row of its group does not see it."""
+        return (self.seen_lo > 0) | (self.seen_hi < self.group_rows[self.segment_group])
+
+    def rank_intervals(
+        self, group: npt.NDArray[Any], lo: npt.NDArray[Any], hi: npt.NDArray[Any]
+    ) -> tuple[Longs, Longs, Longs]:
+        """The ranks behind intervals `lo:hi` of group row numbers, as (index of the interval, rank lo, rank hi).
+
+        An interval that reaches over several rank intervals of its group gives several entries, an empty one none.
+        """
+        counts = np.diff(self.row_indptr)[group]
+        index = np.repeat(np.arange(len(group)), counts)
+        interval = ragged_ranges(self.row_indptr[group], counts)
+        ends = offsets(self.row_hi.astype(np.int64) - self.row_lo)
+        begin = (ends[:-1] - ends[self.row_indptr[self.row_interval_group]])[interval]
+        rank_lo = self.row_lo[interval] + np.maximum(lo[index] - begin, 0)
+        rank_hi = np.minimum(self.row_hi[interval], self.row_lo[interval] + hi[index] - begin)
+        kept = np.flatnonzero(rank_hi > rank_lo)
+        return index[kept], rank_lo[kept], rank_hi[kept]
+
+    def text(self, most_groups: int | None = None) -> str:
+        """One line per group, at most `most_groups` of them."""
+        shown = len(self) if most_groups is None else min(most_groups, len(self))
+        lines = [f"plan {self.strategy}: {len(self)} groups, {len(self.node)} segments"]
+        lines += [f"  group {index}: {self.groups[index]}" for index in range(shown)]
+        if shown < len(self):
+            lines.append(f"  ... {len(self) - shown} more groups")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text(most_groups=32)
+
+    def to_json(self) -> str:
+        """A versioned JSON form that `from_json` reads back."""
+        return write_object(
+            "plan", {"strategy": self.strategy, **{name: getattr(self, name).tolist() for name in _ARRAYS}}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of `to_json`. Raises FormatError or PlanError."""
+        value = read_object(text, "plan", _FIELDS, _FIELDS)
+        arrays = {name: checked_ints(f"plan.{name}", value[name]) for name in _ARRAYS}
+        return cls(str(value["strategy"]), **arrays)
+
+
+_ROW_ARRAYS = ("row_lo", "row_hi")
+_SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
+_ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS)
+_FIELDS = frozenset({"strategy", *_ARRAYS})
+
+
+def checked_ints(argument: str, value: Any) -> Ints:
+    """A JSON list of int32 values as an array. Raises PlanError."""
+    if not isinstance(value, list):
+        raise PlanError(argument, value, "is not a list", "give integers")
+    return int32_array(argument, value, low=-INT32_MAX, error=PlanError)
+
+
+def _check_indptr(name: str, indptr: Ints, columns: list[tuple[str, Ints]]) -> None:
+    if len(indptr) == 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+        raise PlanError(name, indptr.tolist(), "is not an ascending list from 0", "give offsets of the groups")
+    for column, values in columns:
+        if len(values) != indptr[-1]:
+            raise PlanError(column, f"{len(values)} entries", f"{name} ends at {indptr[-1]}", "make both agree")

@@ -1,0 +1,86 @@
+"""Shape: the attention shape that a kernel serves (heads, head dims, types, pages)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treegen.ir.errors import ShapeError
+
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+_DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
+MAX_HEAD_DIM = 512
+MAX_PAGE_SIZE = 1024
+
+
+def dtype_name(argument: str, dtype: object) -> str:
+    """The short name ("fp16", "bf16", "fp32") of a torch dtype or of any of its names. Raises ShapeError."""
+    name = str(dtype).removeprefix("torch.")
+    name = _DTYPE_NAMES.get(name, name)
+    if name not in DTYPE_BYTES:
+        raise ShapeError(argument, str(dtype), "is not a supported type", f"use one of {', '.join(DTYPE_BYTES)}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads, head dims, element types and the KV cache's page size and layout.
+
+    dtype (of q and out) and kv_dtype: "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache
+    `[slots, num_kv_heads, head_dim]`; otherwise `[pages, page_size, num_kv_heads, head_dim]` ("NHD"). Raises
+    ShapeError.
+    """
+
+    num_qo_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_dim_v: int = 0  # 0: head_dim
+    dtype: str = "bf16"
+    kv_dtype: str = ""  # "": dtype
+    page_size: int = 1
+    kv_layout: str = "NHD"
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "head_dim_v", self.head_dim_v or self.head_dim)
+        set_field(self, "dtype", dtype_name("dtype", self.dtype))
+        set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype or self.dtype))
+        for name in ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ShapeError(name, value, "is not a positive integer", "give a whole number of at least 1")
+        if self.num_qo_heads % self.num_kv_heads:
+            reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
+            raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
+        if self.head_dim > MAX_HEAD_DIM or self.head_dim % 8:
+            reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
+            raise ShapeError("head_dim", self.head_dim, reason, "pad the head dimension")
+        if self.head_dim_v != self.head_dim:
+            raise ShapeError("head_dim_v", self.head_dim_v, "differs from head_dim", "use equal head dims")
+        if self.kv_dtype != self.dtype:
+            raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", "use one type")
+        if self.page_size > MAX_PAGE_SIZE:
+            raise ShapeError("page_size", self.page_size, f"exceeds {MAX_PAGE_SIZE}", "use smaller pages")
+        if self.kv_layout != "NHD":
+            raise ShapeError("kv_layout", self.kv_layout, "is not supported", "use NHD")
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.num_qo_heads // self.num_kv_heads
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one element of q and out."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token's keys and values over all KV heads."""
+        return self.num_kv_heads * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+
+    def __str__(self) -> str:
+        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}, {self.dtype}"
+
+
+DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")
+"""Assumed wherever no shape is known yet; whoever assumes it says so."""

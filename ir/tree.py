@@ -1,0 +1,228 @@
+"""Tree: token runs that extend one another, and the query rows that attend to them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from treegen.ir import build, tree_json, tree_text
+from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
+from treegen.ir.errors import TreeError
+from treegen.ir.kv import KVRuns
+from treegen.ir.signature import signature
+from treegen.ir.topology import Topology, derive
+
+if TYPE_CHECKING:
+    import networkx
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node for printing and passes: `rows` are the caller's rows attached here, as (row, sees)."""
+
+    index: int
+    parent: int
+    tokens: int
+    rows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tree:
+    """A forest of token runs with query rows; immutable.
+
+    `parent[v]` is -1 for a root; `tokens[v]` may be 0. Row i, in the caller's order, is attached to `row_node[i]` and
+    sees every token of that node's ancestors and the first `row_sees[i]` tokens of the node itself. `kv` says where
+    tokens are.
+    """
+
+    parent: Ints
+    tokens: Ints
+    row_node: Ints
+    row_sees: Ints
+    kv: KVRuns
+    topology: Topology = field(repr=False)
+
+    @classmethod
+    def from_parents(
+        cls,
+        parents: IntsLike,
+        tokens: IntsLike,
+        rows: Iterable[tuple[int, int]] | None = None,
+        kv: KVRuns | Sequence[IntsLike] | None = None,
+    ) -> Tree:
+        """A tree from one parent (-1: root) and one length per node.
+
+        `rows`: (node, sees) pairs in the caller's order; by default one row per leaf, by node index, that sees the
+        whole leaf. `kv`: one sequence of token slots per node, or a KVRuns; by default nodes lie one after another
+        from slot 0. Raises TreeError.
+        """
+        length = int32_array("tokens", tokens, low=0)
+        if len(length) == 0:
+            raise TreeError("tokens", length.tolist(), "a tree needs at least one node", "give one length per node")
+        parent = int32_array("parents", parents, low=-1, high=len(length) - 1)
+        if len(parent) != len(length):
+            raise TreeError(
+                "parents", f"{len(parent)} entries", f"does not match {len(length)} nodes", "give one parent per node"
+            )
+        if rows is None:
+            leaf = np.ones(len(parent), bool)
+            leaf[parent[parent >= 0]] = False
+            row_node = frozen(np.flatnonzero(leaf))
+            row_sees = frozen(length[row_node])
+        else:
+            row_node, row_sees = _checked_rows(rows, length)
+        topology = derive(parent, length, row_node, row_sees)
+        if kv is None:
+            kv = KVRuns.contiguous(length)
+        elif not isinstance(kv, KVRuns):
+            kv = KVRuns.from_slots(length, kv)
+        return cls(parent, length, row_node, row_sees, kv, topology)
+
+    @classmethod
+    def from_levels(cls, nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Tree:
+        """Node j of level l hangs under node `j * n[l-1] // n[l]`; one row per leaf. Raises TreeError."""
+        return cls.from_parents(*build.from_levels(nodes_per_level, tokens_per_node))
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Sequence[Hashable]], *, block_size: int = 1) -> Tree:
+        """Radix-merges sequences of tokens, or of block hashes that stand for `block_size` tokens each; row i is path
+        i.
+
+        Nodes are numbered in depth-first order of first appearance. Raises TreeError.
+        """
+        return cls.from_parents(*build.from_paths(paths, block_size))
+
+    @classmethod
+    def from_token_tree(cls, paths: Iterable[Sequence[int]], prefix: int) -> Tree:
+        """A speculative token tree in Medusa's form: `1 + len(paths)` rows, the root token's first.
+
+        Each path lists child ranks from the root token, which is implied. Node 0 holds the `prefix` context tokens,
+        node 1 the root token, node i + 2 the token of path i; their KV lies in that order. Raises TreeError.
+        """
+        return cls.from_parents(*build.from_token_tree(paths, prefix))
+
+    @classmethod
+    def from_networkx(cls, graph: networkx.DiGraph[Any]) -> Tree:
+        """A directed forest whose nodes carry `tokens` and, optionally, `rows` (a list of sees). Raises TreeError."""
+        return cls.from_parents(*build.from_networkx(graph))
+
+    @classmethod
+    def parse(cls, text: str) -> Tree:
+        """A tree from its text: levels `1,4/100,10` or nested `100(10*4)`. Raises FormatError, TreeError."""
+        return cls.from_parents(*tree_text.parse(text))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tree:
+        """The inverse of `to_json`. Raises FormatError for anything else, TreeError for an impossible tree."""
+        parts, runs = tree_json.read(text)
+        tree = cls.from_parents(*parts)
+        return tree if runs is None else tree.with_kv(KVRuns.from_runs(tree.tokens, runs))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tree:
+        """A tree from a file in any of the forms that `treegen.files` reads. Raises FormatError, TreeError."""
+        from treegen.files import load_tree
+
+        return load_tree(path)
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json()` to a file."""
+        from treegen.files import save_text
+
+        save_text(path, self.to_json())
+
+    def to_json(self) -> str:
+        """A versioned JSON form that `from_json` reads back to an equal tree."""
+        return tree_json.write(self)
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """A directed graph with `tokens` and `rows` on its nodes (the order of rows across nodes is not kept)."""
+        import networkx
+
+        graph: networkx.DiGraph[int] = networkx.DiGraph()
+        for node in self.nodes:
+            graph.add_node(node.index, tokens=node.tokens, rows=[sees for _, sees in node.rows])
+        graph.add_edges_from((int(p), v) for v, p in enumerate(self.parent) if p >= 0)
+        return graph
+
+    def with_kv(self, kv: KVRuns | Sequence[IntsLike]) -> Tree:
+        """The same topology with its tokens elsewhere."""
+        if not isinstance(kv, KVRuns):
+            kv = KVRuns.from_slots(self.tokens, kv)
+        return Tree(self.parent, self.tokens, self.row_node, self.row_sees, kv, self.topology)
+
+    @property
+    def nodes(self) -> Sequence[Node]:
+        """The nodes as small objects made on access."""
+        return LazySequence(len(self.parent), self._node)
+
+    def _node(self, index: int) -> Node:
+        topology = self.topology
+        rows = topology.row_of_rank[topology.rank_lo[index] : topology.rank_own[index]]
+        own = tuple((int(row), int(self.row_sees[row])) for row in rows)
+        return Node(index, int(self.parent[index]), int(self.tokens[index]), own)
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows."""
+        return len(self.row_node)
+
+    @property
+    def unique_tokens(self) -> int:
+        """Tokens that at least one row sees, each counted once (DeFT's N_tree)."""
+        return int(self.topology.spans.lengths.sum())
+
+    @property
+    def path_tokens(self) -> int:
+        """Visible tokens summed over rows (DeFT's sum of N_i)."""
+        spans = self.topology.spans
+        return int((spans.lengths * (spans.hi.astype(np.int64) - spans.lo)).sum())
+
+    @property
+    def text(self) -> str | None:
+        """A text that `parse` reads to the same topology; None when the rows are not one whole-leaf row per leaf."""
+        return tree_text.write(self)
+
+    def positions(self) -> Ints:
+        """For every row the 0-based depth, in tokens, of the last token that it sees; -1 for a row that sees
+        nothing.
+        """
+        return frozen(self.topology.prefix[self.row_node] + self.row_sees - 1)
+
+    def slots(self, row: int) -> Ints:
+        """The slots that a row sees, root first."""
+        node = int(self.row_node[row])
+        runs = [self.kv.slots(node)[: self.row_sees[row]]]
+        while (node := int(self.parent[node])) >= 0:
+            runs.append(self.kv.slots(node))
+        return frozen(np.concatenate(runs[::-1]))
+
+    def signature(self) -> str:
+        """A digest of the topology alone: independent of sibling order, row order and KV locations."""
+        return signature(self.parent, self.tokens, self.topology, self.row_sees)
+
+    def __str__(self) -> str:
+        text = self.text or "custom rows"
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        return (
+            f"tree {shown} | nodes {len(self.parent)}, rows {self.num_rows}, "
+            f"unique tokens {self.unique_tokens}, path tokens {self.path_tokens}"
+        )
+
+
+def _checked_rows(rows: Iterable[tuple[int, int]], tokens: Ints) -> tuple[Ints, Ints]:
+    pairs = list(rows)
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, Sequence | np.ndarray) or isinstance(pair, str) or len(pair) != 2:
+            raise TreeError(f"rows[{index}]", pair, "is not a (node, sees) pair", "give node and sees for every row")
+    node = int32_array("rows' node", [pair[0] for pair in pairs], low=0, high=len(tokens) - 1)
+    sees = int32_array("rows' sees", [pair[1] for pair in pairs], low=0)
+    beyond = np.flatnonzero(sees > tokens[node])
+    if len(beyond):
+        row = int(beyond[0])
+        reason = f"sees beyond node {node[row]}, which has {tokens[node[row]]} tokens"
+        raise TreeError(f"rows[{row}]", (int(node[row]), int(sees[row])), reason, "lower sees")
+    return node, sees

@@ -1,0 +1,116 @@
+"""The coverage law: every visible (row, token) pair is seen in exactly one group, and no invisible pair is seen.
+
+`verify` proves it for a plan; `verify_schedule` proves that a schedule writes every row's result exactly once.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import numpy.typing as npt
+from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
+from treegen.ir.errors import PlanError
+from treegen.ir.plan import Plan
+from treegen.ir.schedule import Schedule
+from treegen.ir.tree import Tree
+
+
+def verify(plan: Plan, tree: Tree) -> None:
+    """Raises PlanError, naming the group, unless `plan` obeys the law on `tree`; exact, without per-token work.
+
+    Seen segments are rectangles (tokens of a node x ranks). Every node is cut at all their borders; on each of the
+    resulting token runs the rectangles' rank intervals have to tile the ranks that see it, one after another.
+    """
+    _check_bounds(plan, tree)
+    group, node, start, stop, lo, hi = _rectangles(plan)
+    spans = tree.topology.spans
+    base = offsets(tree.tokens)
+    # Token coordinates count through all nodes, so that one sorted list of cuts serves the whole forest.
+    begin, end = base[node] + start, base[node] + stop
+    span_begin, span_end = base[spans.node] + spans.start, base[spans.node] + spans.stop
+    cuts = np.unique(np.concatenate([begin, end, span_begin, span_end]))
+
+    def on_runs(first: Longs, last: Longs) -> tuple[Longs, Longs]:
+        from_run, to_run = np.searchsorted(cuts, first), np.searchsorted(cuts, last)
+        return np.repeat(np.arange(len(first)), to_run - from_run), ragged_ranges(from_run, to_run - from_run)
+
+    span_of, span_run = on_runs(span_begin, span_end)
+    must_lo = np.zeros(len(cuts), np.int64)
+    must_hi = np.zeros(len(cuts), np.int64)
+    must_lo[span_run], must_hi[span_run] = spans.lo[span_of], spans.hi[span_of]
+
+    rectangle, run = on_runs(begin, end)
+    order = np.lexsort((lo[rectangle], run))
+    rectangle, run = rectangle[order], run[order]
+    expected = must_lo[run].copy()
+    follows = np.flatnonzero(run[1:] == run[:-1]) + 1
+    expected[follows] = hi[rectangle[follows - 1]]
+    last = np.append(run[1:] != run[:-1], True)[: len(run)]
+
+    _report(plan, group[rectangle], lo[rectangle] < expected, "sees pairs that are invisible or seen elsewhere too")
+    _report(plan, group[rectangle], hi[rectangle] > must_hi[run], "sees pairs that are invisible")
+    gap = (lo[rectangle] > expected) | (last & (hi[rectangle] < must_hi[run]))
+    _report(plan, group[rectangle], gap, "leaves visible pairs beside it that no group sees")
+    uncovered = np.setdiff1d(span_run, run)
+    if len(uncovered):
+        place = int(cuts[uncovered[0]])
+        owner = int(np.searchsorted(base, place, side="right")) - 1
+        raise PlanError(
+            f"plan {plan.strategy}", f"node {owner} token {place - base[owner]}", "is seen in no group", "add it"
+        )
+
+
+def _check_bounds(plan: Plan, tree: Tree) -> None:
+    outside = plan.node >= len(tree.tokens)
+    _report(plan, plan.segment_group, outside, f"names a node outside 0..{len(tree.tokens) - 1}")
+    _report(plan, plan.segment_group, plan.stop > tree.tokens[plan.node], "reads beyond the end of a node")
+    _report(plan, plan.row_interval_group, plan.row_hi > tree.num_rows, f"has ranks beyond {tree.num_rows - 1}")
+
+
+def _report(plan: Plan, owner: Longs, wrong: npt.NDArray[np.bool_], reason: str) -> None:
+    if wrong.any():
+        group = int(owner[wrong.argmax()])
+        error = PlanError(f"group {group} of plan {plan.strategy}", str(plan.groups[group]), reason, "correct the pass")
+        if sys.version_info >= (3, 11):
+            error.add_note(str(plan))
+        raise error
+
+
+def _rectangles(plan: Plan) -> tuple[Longs, Longs, Longs, Longs, Longs, Longs]:
+    """(group, node, start, stop, rank lo, rank hi) of every seen segment; one per rank interval that it reaches
+    into.
+    """
+    owner = plan.segment_group
+    segment, lo, hi = plan.rank_intervals(owner, plan.seen_lo, plan.seen_hi)
+    columns = (owner, plan.node, plan.start, plan.stop)
+    group, node, start, stop = (column[segment].astype(np.int64) for column in columns)
+    return group, node, start, stop, lo, hi
+
+
+def verify_schedule(schedule: Schedule, num_rows: int) -> None:
+    """Raises PlanError unless partial slots are disjoint and every row of the output is written exactly once.
+
+    A row is either written by one final item, or merged once from exactly the partial slots that items wrote for it.
+    """
+    counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
+    item, position = ragged(counts)
+    row = schedule.rows[first[item] + position]
+    partial = slot0[item] >= 0
+    written = np.bincount(row[~partial], minlength=num_rows)
+    written += np.bincount(schedule.merge_rows, minlength=num_rows)
+    wrong = np.flatnonzero(written != 1)
+    if len(wrong):
+        count = int(written[wrong[0]])
+        raise PlanError(f"row {wrong[0]}", f"{count} writes", "has to be written exactly once", "correct the schedule")
+
+    slot = (slot0[item] + position)[partial]
+    owner = np.full(schedule.num_slots, -1, np.int64)
+    if len(slot) != schedule.num_slots or (slot >= schedule.num_slots).any() or len(np.unique(slot)) != len(slot):
+        raise PlanError("slot0", f"{len(slot)} rows", f"do not fill {schedule.num_slots} slots once", "renumber slots")
+    owner[slot] = row[partial]
+    merged_row = np.repeat(schedule.merge_rows, np.diff(schedule.merge_indptr))
+    if not np.array_equal(np.sort(schedule.merge_slots), np.arange(schedule.num_slots)) or not np.array_equal(
+        owner[schedule.merge_slots], merged_row
+    ):
+        raise PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
