@@ -1,0 +1,186 @@
+"""Lowering: a plan, a tree's KV locations and an attention shape become a schedule. No Python loop over items or
+tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
+from treegen.ir.plan import Plan
+from treegen.ir.schedule import Schedule
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.targets import Target
+from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class
+
+
+class _Runs(NamedTuple):
+    """Runs of KV slots with an owner (a group, later an item) and the owner's rows that see them; grouped by owner."""
+
+    owner: Longs
+    slot: Longs
+    length: Longs
+    lo: Longs
+    hi: Longs
+
+
+class _Tables(NamedTuple):
+    """Tile and block tables, and per item where its part begins and how many tiles it has."""
+
+    tiles: npt.NDArray[np.int64]
+    blocks: npt.NDArray[np.int64]
+    tile0: Longs
+    tile_count: Longs
+    block0: Longs
+    block_tiles: Longs
+
+
+def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
+    """The schedule of `plan`: row tiles of its groups as items, longest first, and merge lists.
+
+    An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
+    Raises ShapeError when no tile class fits the shape.
+    """
+    masked = bool(plan.masked.any())
+    tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=masked)
+    height = rows_per_tile(tile.rows, shape.group)
+    item_group, step = ragged(-(-plan.group_rows // height))
+    begin = step * height
+    rows = np.minimum(plan.group_rows[item_group] - begin, height).astype(np.int64)
+
+    runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
+    block = _block_tokens(runs.length, tile.tokens)
+    tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=masked, block=block)
+
+    # Drop items that see nothing, and launch the longest first.
+    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    order = np.argsort(-work, kind="stable")
+    order = order[work[order] > 0]
+    number = np.full(len(rows), -1, np.int64)
+    number[order] = np.arange(len(order))
+    runs = _Runs(number[runs.owner], *runs[1:])
+    resorted = np.argsort(runs.owner, kind="stable")
+    tables = _tabulate(_Runs(*(column[resorted] for column in runs)), len(order), tile.tokens, block)
+
+    item_group, rows = item_group[order], rows[order]
+    row_table, row0 = _row_table(plan, tree)
+    row0 = row0[item_group] + begin[order]
+    item, position = ragged(rows)
+    row = row_table[row0[item] + position]
+    items_of_row = np.bincount(row, minlength=tree.num_rows)
+    shared = np.bincount(item, items_of_row[row] > 1, len(rows)) > 0
+    slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
+
+    partial = shared[item]
+    slot = (slot0[item] + position)[partial]
+    partial_row = row[partial]
+    by_row = np.argsort(partial_row, kind="stable")
+    partials = np.bincount(partial_row, minlength=tree.num_rows)
+    merge_rows = np.flatnonzero((partials > 0) | (items_of_row == 0))
+    columns = (row0, rows, tables.tile0, tables.tile_count, tables.block0, tables.block_tiles, slot0, item_group)
+    return Schedule(
+        classes=(tile,),
+        class_indptr=frozen(np.array([0, len(rows)])),
+        items=frozen(np.stack(columns, axis=1)),
+        rows=row_table,
+        tiles=frozen(tables.tiles),
+        blocks=frozen(tables.blocks),
+        merge_rows=frozen(merge_rows),
+        merge_indptr=frozen(offsets(partials[merge_rows])),
+        merge_slots=frozen(slot[by_row]),
+    )
+
+
+def _runs_of_groups(plan: Plan, tree: Tree) -> _Runs:
+    """Every segment cut at the borders of its node's KV runs."""
+    ends = offsets(tree.kv.length)  # token coordinates through all nodes; runs cover them without gaps
+    begin = offsets(tree.tokens)[plan.node] + plan.start
+    end = begin + plan.read_tokens
+    first = np.searchsorted(ends, begin, side="right") - 1
+    counts = np.searchsorted(ends, end) - first
+    segment = np.repeat(np.arange(len(begin)), counts)
+    run = ragged_ranges(first, counts)
+    from_token = np.maximum(begin[segment], ends[run])
+    to_token = np.minimum(end[segment], ends[run + 1])
+    return _Runs(
+        plan.segment_group[segment],
+        tree.kv.start[run] + from_token - ends[run],
+        to_token - from_token,
+        plan.seen_lo[segment].astype(np.int64),
+        plan.seen_hi[segment].astype(np.int64),
+    )
+
+
+def _runs_of_items(runs: _Runs, groups: int, item_group: Longs, begin: Longs, rows: Longs) -> _Runs:
+    """Each group's runs handed to its row tiles, without those that none of a tile's rows sees.
+
+    Runs that nobody in the group sees stay: the strategy reads them on purpose.
+    """
+    indptr = np.searchsorted(runs.owner, np.arange(groups + 1))
+    counts = np.diff(indptr)[item_group]
+    item = np.repeat(np.arange(len(item_group)), counts)
+    run = ragged_ranges(indptr[item_group], counts)
+    lo = np.maximum(runs.lo[run] - begin[item], 0)
+    hi = np.minimum(runs.hi[run] - begin[item], rows[item])
+    unseen = runs.lo[run] == runs.hi[run]
+    kept = (hi > lo) | unseen
+    lo, hi = np.where(unseen, 0, lo), np.where(unseen, 0, hi)
+    return _Runs(item[kept], runs.slot[run][kept], runs.length[run][kept], lo[kept], hi[kept])
+
+
+def _block_tokens(lengths: Longs, tile_tokens: int) -> int:
+    """16, or 1 (a slot per token) where blocks of 16 would be less than half full."""
+    rest = lengths % tile_tokens
+    padded = int((-(-rest // BLOCK_TOKENS) * BLOCK_TOKENS).sum())
+    return 1 if padded > 2 * int(rest.sum()) else BLOCK_TOKENS
+
+
+def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:
+    """Cuts every run into full tiles and a rest in blocks; an item's blocks are packed into tiles one after another."""
+    full = runs.length // tokens
+    owner, step = ragged(full)
+    tiles = np.stack(
+        [runs.slot[owner] + step * tokens, np.full(len(owner), tokens), runs.lo[owner], runs.hi[owner]], axis=1
+    )
+    tile_count = np.bincount(runs.owner, full, items).astype(np.int64)
+
+    rest = runs.length - full * tokens
+    owner, step = ragged(-(-rest // block))
+    block_count = np.bincount(runs.owner[owner], minlength=items)
+    per_tile = tokens // block
+    block_tiles = -(-block_count // per_tile)
+    block0 = offsets(block_tiles * per_tile)
+    item = runs.owner[owner]
+    place = block0[item] + np.arange(len(item)) - offsets(block_count)[item]
+    blocks = np.zeros((block0[-1], 4), np.int64)
+    blocks[place] = np.stack(
+        [
+            runs.slot[owner] + full[owner] * tokens + step * block,
+            np.minimum(rest[owner] - step * block, block),
+            runs.lo[owner],
+            runs.hi[owner],
+        ],
+        axis=1,
+    )
+    return _Tables(tiles, blocks, offsets(tile_count)[:-1], tile_count, block0[:-1], block_tiles)
+
+
+def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
+    """The row table and where each group's rows begin in it.
+
+    The table opens with the caller's rows in rank order, in which a group of one interval finds its rows; groups of
+    several intervals have theirs listed behind.
+    """
+    order = tree.topology.row_of_rank
+    several = np.flatnonzero(np.diff(plan.row_indptr) > 1)
+    first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]].astype(np.int64)
+    if not len(several):
+        return order, first
+    listed = np.isin(plan.row_interval_group, several)
+    lo, hi = plan.row_lo[listed], plan.row_hi[listed]
+    first[several] = len(order) + offsets(plan.group_rows[several])[:-1]
+    return frozen(np.concatenate([order, order[ragged_ranges(lo, hi - lo)]])), first

@@ -1,0 +1,19 @@
+"""Strategies: named pipelines that turn a tree into a plan, and their registry."""
+
+from treegen.strategies.named import auto, deft_flatten, deft_node, deft_node_chunk, query
+from treegen.strategies.registry import register_strategy, strategy_from, strategy_names
+from treegen.strategies.strategy import Choice, Pipeline, Strategy
+
+__all__ = [
+    "Choice",
+    "Pipeline",
+    "Strategy",
+    "auto",
+    "deft_flatten",
+    "deft_node",
+    "deft_node_chunk",
+    "query",
+    "register_strategy",
+    "strategy_from",
+    "strategy_names",
+]

@@ -1,0 +1,85 @@
+"""Groupings: the three ways in which a plan can begin. Each gives a plan that obeys the coverage law."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treegen.ir.arrays import frozen, offsets
+from treegen.ir.plan import Plan
+from treegen.ir.tree import Tree
+from treegen.strategies.passes import TrimRows
+
+
+def by_row(tree: Tree) -> Plan:
+    """One group per row with its whole path, root first: what FlashDecoding and radix attention read."""
+    topology = tree.topology
+    ranks = np.arange(tree.num_rows)
+    node = tree.row_node[topology.row_of_rank].astype(np.int64)
+    stop = tree.row_sees[topology.row_of_rank].astype(np.int64)
+    path: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    while len(ranks):
+        filled = stop > 0
+        path.append((ranks[filled], node[filled], stop[filled]))
+        node = tree.parent[node].astype(np.int64)
+        above = node >= 0
+        ranks, node = ranks[above], node[above]
+        stop = tree.tokens[node].astype(np.int64)
+    empty = np.empty(0, np.int64)
+    # Collected leaf first: reversing makes a stable sort by rank put the root first.
+    rank, node, stop = (
+        np.concatenate([*column[::-1], empty]) for column in (zip(*path, strict=True) if path else [[]] * 3)
+    )
+    order = np.argsort(rank, kind="stable")
+    rank, node, stop = rank[order], node[order], stop[order]
+    rows, counts = np.unique(rank, return_counts=True)
+    return Plan(
+        "by-row",
+        frozen(np.arange(len(rows) + 1)),
+        frozen(rows),
+        frozen(rows + 1),
+        frozen(offsets(counts)),
+        frozen(node),
+        frozen(np.zeros(len(node))),
+        frozen(stop),
+        frozen(np.zeros(len(node))),
+        frozen(np.ones(len(node))),
+    )
+
+
+def by_node(tree: Tree) -> Plan:
+    """One group per node with every row that sees any of it (DeFT, KV-guided grouping); masked only for rows inside."""
+    spans = tree.topology.spans
+    first = np.flatnonzero(np.append(True, spans.node[1:] != spans.node[:-1])[: len(spans)])
+    counts = np.diff(np.append(first, len(spans)))
+    lo = np.repeat(spans.lo[first], counts)
+    return Plan(
+        "by-node",
+        frozen(np.arange(len(first) + 1)),
+        frozen(spans.lo[first]),
+        frozen(spans.hi[first]),
+        frozen(np.append(first, len(spans))),
+        spans.node,
+        spans.start,
+        spans.stop,
+        frozen(spans.lo - lo),
+        frozen(spans.hi - lo),
+    )
+
+
+def whole_tree(tree: Tree) -> Plan:
+    """One group of all rows with all visible tokens in depth-first order, masked."""
+    spans = tree.topology.spans
+    groups = 1 if len(spans) else 0
+    everything = Plan(
+        "whole-tree",
+        frozen(np.arange(groups + 1)),
+        frozen(np.zeros(groups)),
+        frozen(np.full(groups, tree.num_rows)),
+        frozen(np.array([0, len(spans)])[: groups + 1]),
+        spans.node,
+        spans.start,
+        spans.stop,
+        spans.lo,
+        spans.hi,
+    )
+    return TrimRows().apply(everything, tree)

@@ -1,0 +1,85 @@
+"""The strategies that treegen ships, as functions of their options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.strategies import groupings
+from treegen.strategies.passes import Pass, SplitContext, TrimRows
+from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
+from treegen.targets import Target
+
+
+def query(split: int | None = None) -> Strategy:
+    """One row, its whole path: what FlashDecoding and radix attention read. `split`: tokens per work item."""
+    passes: tuple[Pass, ...] = () if split is None else (SplitContext(split),)
+    return Pipeline("query", groupings.by_row, passes, () if split is None else (("split", split),), proven=True)
+
+
+def deft_node() -> Strategy:
+    """Each node with all rows that see it (DeFT-Node)."""
+    return Pipeline("deft-node", groupings.by_node, proven=True)
+
+
+def deft_node_chunk(chunk: int = 128) -> Strategy:
+    """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
+    passes = (SplitContext(chunk), TrimRows())
+    return Pipeline("deft-node-chunk", groupings.by_node, passes, (("chunk", chunk),), proven=True)
+
+
+def deft_flatten(block: int = 128) -> Strategy:
+    """Tokens in depth-first order cut into equal blocks, each with the rows that see any of it, masked
+    (DeFT-Flatten).
+    """
+    passes = (SplitContext(block), TrimRows())
+    return Pipeline("deft-flatten", groupings.whole_tree, passes, (("block", block),), proven=True)
+
+
+@dataclass(frozen=True)
+class Auto(Strategy):
+    """Picks one of the named strategies by a fixed rule on the tree's sharing and on how many blocks the target holds.
+
+    1. Rows share less than a quarter of what they read (path tokens < 1.25 unique tokens): `query`, its context split
+       when the rows alone are too few for the target.
+    2. Nodes are short (fewer than 64 visible tokens on average): `deft-flatten`, which packs them into full tiles.
+    3. Otherwise `deft-node-chunk`, with the longest chunk of 1024, 512, 256, 128 that gives two blocks per SM.
+    """
+
+    name: str = "auto"
+    proven: bool = True
+
+    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+        """See Strategy."""
+        unique, total = tree.unique_tokens, tree.path_tokens
+        blocks = 2 * target.sms
+        if total < 1.25 * unique or unique == 0:
+            reason = f"rows share little: {total} tokens read by paths, {unique} unique"
+            if tree.num_rows * shape.num_kv_heads >= blocks or unique == 0:
+                return Choice(query(), reason)
+            length = _longest_split(total, shape, blocks)
+            return Choice(query(length), f"{reason}; too few rows for {target.sms} SMs, so contexts are split")
+        spans = tree.topology.spans
+        mean = unique / len(spans)
+        if mean < 64:
+            return Choice(deft_flatten(), f"nodes are short: {mean:.0f} visible tokens on average")
+        length = _longest_split(unique, shape, blocks)
+        return Choice(deft_node_chunk(length), f"nodes are long: {mean:.0f} visible tokens on average")
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """See Strategy."""
+        return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
+
+
+def _longest_split(tokens: int, shape: Shape, blocks: int) -> int:
+    """The longest of a few split lengths that gives at least `blocks` thread blocks over all KV heads, else the
+    shortest.
+    """
+    return next((n for n in (1024, 512, 256) if tokens // n * shape.num_kv_heads >= blocks), 128)
+
+
+def auto() -> Strategy:
+    """The default: a fixed rule among the named strategies (see Auto)."""
+    return Auto()

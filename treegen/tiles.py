@@ -1,0 +1,65 @@
+"""Tile classes: which kernel specialisation a plan's groups run in, for an attention shape and a target."""
+
+from __future__ import annotations
+
+from treegen.ir.errors import ShapeError
+from treegen.ir.schedule import TileClass
+from treegen.ir.shape import DTYPE_BYTES, Shape
+from treegen.targets import Target
+
+BLOCK_TOKENS = 16
+"""Granularity of packed runs: the smallest page that engines commonly use."""
+
+# (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
+# Hopper, where products come from registers, tiles of 64 tokens spill.
+_LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
+_LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
+_SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
+# fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
+_LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
+_SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
+_HOPPER = 90
+
+
+def padded(dim: int) -> int:
+    """The power of two at or above a head dim, at least 16 (the smallest a matrix instruction takes)."""
+    return max(16, 1 << (dim - 1).bit_length())
+
+
+def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape) -> int:
+    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
+    query = rows * padded(shape.head_dim) * DTYPE_BYTES[shape.dtype]
+    kv = tokens * (padded(shape.head_dim) + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
+    return query + stages * kv
+
+
+def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool, block: int = BLOCK_TOKENS) -> TileClass:
+    """The tile class for groups of at most `most_rows` rows: 16 head rows if all fit into them, else the large one.
+
+    Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Raises
+    ShapeError.
+    """
+    small = most_rows * shape.group <= 16
+    candidates: tuple[tuple[int, int, int, int], ...]
+    if shape.dtype == "fp32":
+        candidates = _SMALL_FP32 if small else _LARGE_FP32
+    elif small:
+        candidates = _SMALL
+    else:
+        candidates = _LARGE if target.capability >= _HOPPER else _LARGE_BEFORE_HOPPER
+    if padded(shape.head_dim_v) > 128:
+        # Twice the accumulator: half the tile and twice the warps keep it in registers.
+        candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
+    fitting = [c for c in candidates if shared_bytes(c[0], c[1], c[3], shape) <= target.shared_bytes]
+    if not fitting:
+        raise ShapeError(
+            "head_dim", shape.head_dim, f"needs too much shared memory for {target.name}", "use the torch backend"
+        )
+    twice = [c for c in fitting if 2 * (shared_bytes(c[0], c[1], c[3], shape) + 1024) <= target.shared_bytes_per_sm]
+    rows, tokens, warps, stages = (twice or fitting)[0]
+    return TileClass(rows, tokens, block, masked, warps, stages)
+
+
+def rows_per_tile(rows: int, group: int) -> int:
+    """Whole query rows in a tile of `rows` head rows; 1 when a row's heads need several tiles."""
+    return max(1, rows // group)
