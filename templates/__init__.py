@@ -1,0 +1,1 @@
+"""Jinja templates of the emitted kernels. They decide nothing: `treegen.emit` passes one frozen context."""

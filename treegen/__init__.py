@@ -1,0 +1,42 @@
+"""treegen: a kernel compiler for tree attention.
+
+`Tree` describes which query rows share which runs of KV; `compile` makes the attention kernel for it.
+"""
+
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if (_Path(__file__).parent.parent / "pyproject.toml").is_file():
+    # An uninstalled checkout: ir/, templates/ and autotune_cache/ are subpackages that lie beside this folder.
+    __path__.append(str(_Path(__file__).parent.parent))
+
+from treegen import strategies
+from treegen.ir.errors import TreegenError, TreegenWarning
+from treegen.ir.kv import KVRuns
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.strategies import register_strategy
+
+if _TYPE_CHECKING:
+    from treegen.compiler import Kernel, compile
+
+__all__ = [
+    "KVRuns",
+    "Kernel",
+    "Shape",
+    "Tree",
+    "TreegenError",
+    "TreegenWarning",
+    "compile",
+    "register_strategy",
+    "strategies",
+]
+
+
+def __getattr__(name: str) -> object:
+    # torch is imported when the first kernel is built, so that planning and explaining stay light.
+    if name in ("compile", "Kernel"):
+        from treegen import compiler
+
+        return getattr(compiler, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

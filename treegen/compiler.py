@@ -1,0 +1,254 @@
+"""compile(): a tree becomes a callable attention kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+
+from treegen import inputs, oracle
+from treegen.devices import backend_for, default_device, resolve_target
+from treegen.environment import checks_inputs
+from treegen.estimate import Estimate, account
+from treegen.explain import Entry, Explanation
+from treegen.ir.errors import InputError, TreeError
+from treegen.ir.plan import Plan
+from treegen.ir.schedule import Schedule
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.ir.tree import Tree
+from treegen.ir.verify import verify
+from treegen.lower import lower
+from treegen.strategies import Choice, Strategy, strategy_from
+from treegen.targets import Target
+from treegen.torch_backend import TorchProgram
+from treegen.trace import stage
+from treegen.triton_backend import TritonProgram, sources
+
+_LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
+
+
+def compile(
+    tree: Tree,
+    *,
+    strategy: str | Strategy = "auto",
+    shape: Shape | None = None,
+    target: str | Target | None = None,
+    backend: str | None = None,
+    sm_scale: float | None = None,
+) -> Kernel:
+    """A kernel for `tree`.
+
+    strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
+    bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
+    the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
+    the scores' factor, by default `1 / sqrt(head_dim)`. Raises a TreegenError for any argument that cannot be served.
+    """
+    if not isinstance(tree, Tree):
+        raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
+    if shape is not None and not isinstance(shape, Shape):
+        raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
+    if sm_scale is not None and not math.isfinite(sm_scale):
+        raise InputError("sm_scale", sm_scale, "is not finite", "give a number, or None for 1/sqrt(head_dim)")
+    return Kernel(tree, strategy_from(strategy), shape, resolve_target(target), backend, sm_scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A kernel's output measured against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse."""
+
+    out_error: float
+    lse_error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether both errors are within the tolerance of q's type."""
+        return self.out_error <= self.tolerance and self.lse_error <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        return (
+            f"{verdict}: out error {self.out_error:.2e}, lse error {self.lse_error:.2e}, tolerance {self.tolerance:.1e}"
+        )
+
+
+class Kernel:
+    """An attention kernel for one tree at a time. Made by `treegen.compile`."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        strategy: Strategy,
+        shape: Shape | None,
+        target: Target,
+        backend: str | None,
+        sm_scale: float | None,
+    ) -> None:
+        self._strategy = strategy
+        self._target = target
+        self._wanted_backend = backend
+        self._backend = backend_for(default_device(), backend)
+        self._sm_scale = sm_scale
+        self._shape = shape or DEFAULT_SHAPE
+        self._shape_is_assumed = shape is None
+        self._replan(tree)
+
+    def _replan(self, tree: Tree) -> None:
+        with stage("plan"):
+            choice = self._strategy.choose(tree, self._shape, self._target)
+            plan = choice.strategy.plan(tree, self._shape, self._target)
+            if not choice.strategy.proven:
+                verify(plan, tree)
+        with stage("lower"):
+            schedule = lower(plan, tree, self._shape, self._target)
+        self._tree, self._choice, self._plan, self._schedule = tree, choice, plan, schedule
+        self._programs: dict[tuple[str, torch.device], TritonProgram | TorchProgram] = {}
+
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: Literal[False] = False,
+        lse_base: str = "ln",
+    ) -> torch.Tensor: ...
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: Literal[True],
+        lse_base: str = "ln",
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        lse_base: str = "ln",
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of every row over the tokens that it sees.
+
+        q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
+        page_size, num_kv_heads, head_dim]`. Returns out like q (into `out` if given), and with `return_lse` also the
+        float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
+        gives 0 and -inf. Raises InputError before any launch.
+        """
+        if lse_base not in _LSE_SCALE:
+            raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
+        self._fit(q, k_cache, v_cache)
+        shape = self._shape
+        if out is None:
+            out = torch.empty(*q.shape[:2], shape.head_dim_v, dtype=q.dtype, device=q.device)
+        else:
+            inputs.check_output(out, q, shape.head_dim_v)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        if len(q):
+            scale = shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
+            program = self._program(q.device)
+            with stage(f"launch {self._backend}"):
+                program(q, k_cache, v_cache, out, lse, scale, _LSE_SCALE[lse_base])
+        return (out, lse) if return_lse else out
+
+    def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        found = inputs.shape_of(q, k_cache, v_cache)
+        if self._shape_is_assumed:
+            if found != self._shape:
+                self._shape = found
+                self._replan(self._tree)
+            self._shape_is_assumed = False
+        inputs.check_fits(self._tree, self._shape, q, found)
+        if checks_inputs():
+            inputs.check_values(self._tree, q, k_cache, v_cache)
+
+    def _program(self, device: torch.device) -> TritonProgram | TorchProgram:
+        backend = backend_for(device, self._wanted_backend)
+        program = self._programs.get((backend, device))
+        if program is None:
+            make = TritonProgram if backend == "triton" else TorchProgram
+            with stage(f"prepare {backend}"):
+                program = make(self._schedule, self._shape, device)
+            self._programs[backend, device] = program
+            self._backend = backend
+        return program
+
+    def update(self, tree: Tree) -> None:
+        """Plans for another tree; the kernels stay as they are, since they are specialised for nothing of the tree."""
+        if not isinstance(tree, Tree):
+            raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
+        self._replan(tree)
+
+    def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        """Raises InputError when tensors do not fit, a slot is outside the cache, or a value that is read is NaN.
+
+        Synchronises with the device; `TREEGEN_CHECK=1` does this on every call.
+        """
+        self._fit(q, k_cache, v_cache)
+        inputs.check_values(self._tree, q, k_cache, v_cache)
+
+    def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Verification:
+        """Runs the kernel on the caller's data and measures it against the float64 oracle."""
+        out, lse = self(q, k_cache, v_cache, return_lse=True)
+        expected_out, expected_lse = oracle.reference(self._tree, q, k_cache, v_cache, sm_scale=self._sm_scale)
+        tolerance = oracle.TOLERANCE[self._shape.dtype]
+        return Verification(oracle.error(out, expected_out), oracle.error(lse, expected_lse), tolerance)
+
+    @property
+    def tree(self) -> Tree:
+        """The tree that the next call serves."""
+        return self._tree
+
+    @property
+    def shape(self) -> Shape:
+        """The attention shape; assumed until the first call when none was given."""
+        return self._shape
+
+    @property
+    def plan(self) -> Plan:
+        """Who reads which KV together."""
+        return self._plan
+
+    @property
+    def schedule(self) -> Schedule:
+        """Work items, tiles and merge lists."""
+        return self._schedule
+
+    @property
+    def choice(self) -> Choice:
+        """The strategy that made the plan, and why it was taken."""
+        return self._choice
+
+    @property
+    def backend(self) -> str:
+        """What runs the schedule: "triton" or "torch"."""
+        return self._backend
+
+    @property
+    def source(self) -> str:
+        """The emitted Triton modules, for a cache addressed by slot."""
+        return "\n\n".join(source.text for source in sources(self._schedule, self._shape))
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the plan reads, writes and computes."""
+        return account(self._plan, self._schedule, self._tree, self._shape, self._target)
+
+    def explain(self) -> str:
+        """The tree, the plan and its account as text."""
+        choice, target = self._choice, self._target
+        entry = Entry.from_plan(
+            choice.strategy, choice.reason, self._plan, self._schedule, self._tree, self._shape, target
+        )
+        assumed = self._shape_is_assumed
+        return str(Explanation(self._tree, self._shape, assumed, target, (entry,), best=choice.strategy))

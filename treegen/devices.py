@@ -1,0 +1,73 @@
+"""What this machine can run: its default backend, and its GPU as a target."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import torch
+
+from treegen.ir.errors import BackendError
+from treegen.targets import Target, target_from, targets
+
+BACKENDS = ("triton", "torch")
+_LOWEST_CAPABILITY = 80
+
+
+def default_device() -> torch.device:
+    """The current CUDA device, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def backend_for(device: torch.device, wanted: str | None) -> str:
+    """The backend that serves tensors on `device`: the wanted one, else triton on CUDA from compute capability 8.0,
+    else torch.
+
+    Raises BackendError when the wanted backend is unknown or cannot run there.
+    """
+    if wanted is not None and wanted not in BACKENDS:
+        raise BackendError("backend", wanted, "is unknown", f"use one of {', '.join(BACKENDS)}")
+    obstacle = _obstacle_to_triton(device)
+    if wanted == "triton" and obstacle:
+        raise BackendError("backend", wanted, obstacle, "use backend='torch'")
+    return wanted or ("torch" if obstacle or device.type != "cuda" else "triton")
+
+
+def _obstacle_to_triton(device: torch.device) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if _interpreted():
+        return None
+    if device.type != "cuda":
+        return f"tensors are on {device.type} and TRITON_INTERPRET is not set"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major * 10 + minor < _LOWEST_CAPABILITY:
+        return f"compute capability {major}.{minor} is below 8.0"
+    return None
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)
+
+
+def current_target() -> Target:
+    """The current CUDA device as a target: a shipped one by name, else made from its properties; h200 without a GPU."""
+    if not torch.cuda.is_available():
+        return target_from(None)
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    name = properties.name.lower().replace(" ", "")
+    sms = properties.multi_processor_count
+    capability = properties.major * 10 + properties.minor
+    known = next((target for key, target in targets().items() if key in name and target.sms == sms), None)
+    if known is not None:
+        return known
+    # A device that is not shipped: shared memory is that of the shipped target with the nearest lower capability.
+    nearest = max((target for target in targets().values()), key=lambda t: (t.capability <= capability, t.capability))
+    return replace(nearest, name=properties.name, capability=capability, sms=sms)
+
+
+def resolve_target(target: str | Target | None) -> Target:
+    """A target by name, `current` or None (the current device), or as an object. Raises BackendError."""
+    return current_target() if target is None or target == "current" else target_from(target)

@@ -1,0 +1,140 @@
+"""Emission: a kernel key becomes the text of a complete Triton module."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+
+import jinja2
+
+from treegen.ir.schedule import TileClass
+from treegen.ir.shape import Shape
+from treegen.ir.signature import KernelKey, MergeKey
+from treegen.tiles import padded, rows_per_tile
+
+_MOST_UNROLLED = 8
+_MERGE_HEADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An emitted module: its key, its text, the digest of its text without the digest line, and its kernel's name."""
+
+    key: KernelKey | MergeKey
+    kernel: str
+    digest: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartialContext:
+    """What the stage-1 template reads: a kernel key with its consequences spelled out."""
+
+    rows: int
+    tokens: int
+    block: int
+    blocks_per_tile: int
+    unrolled: bool
+    run_fields: tuple[str, ...]
+    masked: bool
+    page_size: int
+    group: int
+    heads: int
+    head_tiles: int
+    head_dim: int
+    head_dim_v: int
+    dim: int
+    dim_v: int
+    dim_mask: bool
+    dim_v_mask: bool
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeContext:
+    """What the stage-2 template reads."""
+
+    heads: int
+    head_dim_v: int
+    dim_v: int
+    dim_v_mask: bool
+
+
+def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
+    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot."""
+    return KernelKey(
+        dtype=shape.dtype,
+        kv_dtype=shape.kv_dtype,
+        head_dim=shape.head_dim,
+        head_dim_v=shape.head_dim_v,
+        group=shape.group,
+        page_size=page_size,
+        masked=tile.masked,
+        tile_rows=tile.rows,
+        tile_tokens=tile.tokens,
+        block_tokens=tile.block,
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+
+
+def merge_key(shape: Shape) -> MergeKey:
+    """The key of the stage-2 kernel for an attention shape."""
+    heads = min(_MERGE_HEADS, 1 << (shape.num_qo_heads - 1).bit_length())
+    return MergeKey(dtype=shape.dtype, head_dim_v=shape.head_dim_v, heads=heads, warps=1)
+
+
+@cache
+def emit_partial(key: KernelKey) -> Source:
+    """The stage-1 module for a key."""
+    heads = min(key.group, key.tile_rows)
+    blocks_per_tile = key.tile_tokens // key.block_tokens
+    context = PartialContext(
+        rows=key.tile_rows,
+        tokens=key.tile_tokens,
+        block=key.block_tokens,
+        blocks_per_tile=blocks_per_tile,
+        unrolled=blocks_per_tile <= _MOST_UNROLLED,
+        run_fields=("slot", "length", "lo", "hi") if key.masked else ("slot", "length"),
+        masked=key.masked,
+        page_size=key.page_size,
+        group=key.group,
+        heads=heads,
+        head_tiles=-(-key.group // heads),
+        head_dim=key.head_dim,
+        head_dim_v=key.head_dim_v,
+        dim=padded(key.head_dim),
+        dim_v=padded(key.head_dim_v),
+        dim_mask=padded(key.head_dim) != key.head_dim,
+        dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
+        precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
+    )
+    assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows
+    return _render("partial_attention", key, context)
+
+
+@cache
+def emit_merge(key: MergeKey) -> Source:
+    """The stage-2 module for a key."""
+    dim_v = padded(key.head_dim_v)
+    return _render("merge", key, MergeContext(key.heads, key.head_dim_v, dim_v, dim_v != key.head_dim_v))
+
+
+def _render(kernel: str, key: KernelKey | MergeKey, context: PartialContext | MergeContext) -> Source:
+    template = _environment().get_template(f"{kernel}.py.jinja")
+    blank = template.render(c=context, key=key.text(), digest="")
+    digest = hashlib.sha256(blank.encode()).hexdigest()[:32]
+    return Source(key, kernel, digest, template.render(c=context, key=key.text(), digest=digest))
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("treegen.templates", "."),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )

@@ -1,0 +1,24 @@
+"""The environment variables that treegen reads, all here; arguments win over them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_root() -> Path:
+    """`TREEGEN_CACHE_DIR`, else `treegen` in the XDG cache home (~/.cache)."""
+    chosen = os.environ.get("TREEGEN_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "treegen"
+
+
+def checks_inputs() -> bool:
+    """`TREEGEN_CHECK=1`: every call checks slot ranges and NaN, at the cost of a device synchronisation."""
+    return os.environ.get("TREEGEN_CHECK") == "1"
+
+
+def traces_stages() -> bool:
+    """`TREEGEN_TRACE=1`: the time of every stage (plan, lower, emit, load, launch) is printed to stderr."""
+    return os.environ.get("TREEGEN_TRACE") == "1"

@@ -1,0 +1,91 @@
+"""Checks of the tensors handed to a kernel, before any launch."""
+
+from __future__ import annotations
+
+import torch
+
+from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape, dtype_name
+from treegen.ir.tree import Tree
+
+
+def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Shape:
+    """The attention shape that three tensors have. Raises InputError when they do not fit one another, else
+    ShapeError.
+    """
+    for name, tensor, dims in (("q", q, (3,)), ("k_cache", k_cache, (3, 4)), ("v_cache", v_cache, (3, 4))):
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(name, type(tensor).__name__, "is not a tensor", "give a torch.Tensor")
+        if tensor.dim() not in dims:
+            form = "[rows, num_qo_heads, head_dim]" if name == "q" else "[slots, num_kv_heads, head_dim] or with pages"
+            raise InputError(name, f"shape {tuple(tensor.shape)}", f"has {tensor.dim()} dimensions", f"give {form}")
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise InputError(
+                name,
+                f"strides {tensor.stride()}",
+                "is not contiguous in its last dimension",
+                f"call {name}.contiguous()",
+            )
+        if tensor.device != q.device:
+            raise InputError(name, tensor.device, f"is not on q's device {q.device}", "move it there")
+        if tensor.dtype != q.dtype:
+            raise InputError(name, tensor.dtype, f"is not of q's type {q.dtype}", "convert it")
+    if v_cache.shape != k_cache.shape:
+        shapes = f"shape {tuple(v_cache.shape)}"
+        raise InputError("v_cache", shapes, f"differs from k_cache's {tuple(k_cache.shape)}", "give equal shapes")
+    if k_cache.shape[-1] != q.shape[-1]:
+        raise InputError(
+            "k_cache", f"head_dim {k_cache.shape[-1]}", f"differs from q's {q.shape[-1]}", "give one head_dim"
+        )
+    heads, kv_heads = q.shape[1], k_cache.shape[-2]
+    if kv_heads == 0 or heads % kv_heads:
+        reason = f"is not a multiple of the cache's {kv_heads} heads"
+        raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
+    page_size = k_cache.shape[1] if k_cache.dim() == 4 else 1
+    return Shape(heads, kv_heads, q.shape[2], dtype=dtype_name("q", q.dtype), page_size=page_size)
+
+
+def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
+    """Raises InputError unless `out` can take the result for `q`."""
+    expected = (*q.shape[:2], head_dim_v)
+    if not isinstance(out, torch.Tensor):
+        raise InputError("out", type(out).__name__, "is not a tensor", "give a torch.Tensor")
+    if tuple(out.shape) != expected or out.dtype != q.dtype or out.device != q.device:
+        found = f"{tuple(out.shape)} {out.dtype} on {out.device}"
+        raise InputError("out", found, f"needs {expected} {q.dtype} on {q.device}", "allocate it like q")
+    if out.stride(-1) != 1:
+        raise InputError(
+            "out", f"strides {out.stride()}", "is not contiguous in its last dimension", "allocate it like q"
+        )
+
+
+def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape) -> None:
+    """Raises InputError unless q has a row per row of the tree and the tensors have the kernel's shape."""
+    if len(q) != tree.num_rows:
+        raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give one row per row of the tree")
+    if found != shape:
+        raise InputError("q, k_cache, v_cache", str(found), f"the kernel serves {shape}", "compile another kernel")
+
+
+def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Raises InputError when a slot of the tree is outside the cache, or when q or the tree's K or V hold NaN.
+
+    Synchronises with the device: meant for debugging, not for the hot path.
+    """
+    slots = k_cache.shape[0] * (k_cache.shape[1] if k_cache.dim() == 4 else 1)
+    if tree.kv.last_slot >= slots:
+        raise InputError(
+            "k_cache",
+            f"{slots} slots",
+            f"the tree refers to slot {tree.kv.last_slot}",
+            "give a larger cache or correct kv",
+        )
+    if bool(q.isnan().any()):
+        raise InputError("q", "NaN", "is not a number", "look for the layer that made it")
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        flat = cache.flatten(0, -3) if cache.dim() == 4 else cache
+        for start, length in zip(tree.kv.start.tolist(), tree.kv.length.tolist(), strict=True):
+            run = flat[start : start + length]
+            if bool(run.isnan().any()):
+                place = start + int(run.isnan().flatten(1).any(1).int().argmax())
+                raise InputError(name, "NaN", f"slot {place} is not a number", "write the slot before it is read")

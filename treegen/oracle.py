@@ -1,0 +1,54 @@
+"""The oracle: tree attention in float64, one row at a time, straight from the tree's definition."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from treegen.ir.tree import Tree
+
+
+def reference(
+    tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, sm_scale: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
+
+    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or `[pages, page_size, ...]`. Returns
+    float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing.
+    """
+    keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+    rows, heads, head_dim = q.shape
+    kv_heads = keys.shape[1]
+    scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    out = torch.zeros(rows, heads, values.shape[2], dtype=torch.float64, device=q.device)
+    lse = torch.full((rows, heads), -math.inf, dtype=torch.float64, device=q.device)
+    for row in range(rows):
+        slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
+        if len(slots) == 0:
+            continue
+        query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
+        scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
+        lse[row] = scores.logsumexp(-1).flatten()
+        out[row] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values[slots].double()).flatten(0, 1)
+    return out, lse
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """`max |found - expected| / max |expected|`; infinite when either is not finite where the other is.
+
+    Elements that are infinite in both in the same way agree (lse of a row that sees nothing).
+    """
+    found, expected = found.double(), expected.double()
+    finite = expected.isfinite()
+    if not torch.equal(found[~finite], expected[~finite]) or not bool(found[finite].isfinite().all()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    largest = float(expected[finite].abs().max())
+    difference = float((found[finite] - expected[finite]).abs().max())
+    return difference / largest if largest > 0 else difference
+
+
+TOLERANCE = {"fp16": 2e-3, "bf16": 1.5e-2, "fp32": 1e-5}
+"""Largest acceptable error by type of q, for standard-normal inputs."""

@@ -1,0 +1,165 @@
+"""The torch backend: executes a Schedule, item by item as a kernel would, in plain PyTorch on any device.
+
+Items are processed in batches of similar length; every batch is one gather and two matrix products over all its items
+and KV heads. It reads the same tables as the Triton kernels, so it proves schedules without a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
+from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
+from treegen.ir.shape import Shape
+
+_BATCH_ELEMENTS = 1 << 22
+"""Gathered keys of one batch, in elements, at most (a single longer item is a batch of its own)."""
+
+
+class TorchProgram:
+    """A schedule prepared for execution on one device."""
+
+    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device) -> None:
+        self._schedule = schedule
+        self._shape = shape
+        self._device = device
+        self._batches = [
+            self._tensors(batch)
+            for c, tile in enumerate(schedule.classes)
+            for batch in _batches(schedule, tile, range(schedule.class_indptr[c], schedule.class_indptr[c + 1]), shape)
+        ]
+        counts = np.diff(schedule.merge_indptr)
+        position = np.arange(counts.max(initial=0))
+        listed = position[None, :] < counts[:, None]
+        # One slot more than there are stands for "no partial": its lse is -inf.
+        table = np.full(listed.shape, schedule.num_slots)
+        table[listed] = schedule.merge_slots
+        self._merge_rows = self._tensor(schedule.merge_rows)
+        self._merge_table = self._tensor(table)
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        kind = array.dtype if array.dtype == np.bool_ else np.int64
+        return torch.from_numpy(array.astype(kind)).to(self._device)
+
+    def _tensors(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        return {name: self._tensor(array) for name, array in batch.items()}
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> None:
+        """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
+        shape = self._shape
+        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
+        part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=torch.float32, device=q.device)
+        part_lse = torch.full((slots, heads), -math.inf, dtype=torch.float32, device=q.device)
+        for batch in self._batches:
+            result, log_sum = self._attend(batch, q, keys, values, sm_scale)
+            row, slot = batch["row"][batch["live"]], batch["slot"][batch["live"]]
+            result, log_sum = result[batch["live"]], log_sum[batch["live"]]
+            final = slot < 0
+            out[row[final]] = result[final].to(out.dtype)
+            lse[row[final]] = log_sum[final] * lse_scale
+            part_out[slot[~final]] = result[~final]
+            part_lse[slot[~final]] = log_sum[~final]
+        if len(self._merge_rows):
+            log_sums = part_lse[self._merge_table]
+            total = (
+                torch.logsumexp(log_sums, 1)
+                if log_sums.shape[1]
+                else part_lse.new_full(log_sums[:, 0:0].sum(1).shape, -math.inf)
+            )
+            weights = torch.exp(log_sums - _finite(total)[:, None])
+            merged = torch.einsum("rph,rphd->rhd", weights, part_out[self._merge_table])
+            out[self._merge_rows] = merged.to(out.dtype)
+            lse[self._merge_rows] = total * lse_scale
+
+    def _attend(
+        self, batch: dict[str, torch.Tensor], q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(out [items, rows, heads, dim], natural-log lse [items, rows, heads]) of a batch, in float32."""
+        group, kv_heads = self._shape.group, self._shape.num_kv_heads
+        items, rows = batch["row"].shape
+        query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
+        key, value = keys[batch["kv"]].float(), values[batch["kv"]].float()
+        scores = torch.einsum("irhgd,ithd->ihrgt", query, key) * sm_scale
+        scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
+        log_sum = torch.logsumexp(scores, -1)
+        weights = torch.exp(scores - _finite(log_sum)[..., None])
+        result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
+        return result.flatten(2, 3), log_sum.permute(0, 2, 1, 3).flatten(2, 3)
+
+
+def _finite(log_sum: torch.Tensor) -> torch.Tensor:
+    """`log_sum` with 0 for -inf, so that a row that sees nothing subtracts no infinity."""
+    return torch.where(log_sum == -math.inf, torch.zeros_like(log_sum), log_sum)
+
+
+def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
+    """Index arrays of batches of items: row, live and slot [items, rows]; kv [items, tokens]; sees [items, rows,
+    tokens].
+    """
+    table = schedule.items[items.start : items.stop].astype(np.int64)
+    row0, rows, tile0, tiles, block0, block_tiles, slot0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
+    entries = tiles + block_tiles * tile.blocks_per_tile
+    tokens = tiles * tile.tokens + block_tiles * tile.tokens
+    order = np.argsort(tokens, kind="stable")
+    per_token = shape.num_kv_heads * shape.head_dim
+    result = []
+    begin = 0
+    while begin < len(order):
+        shortest = tokens[order[begin]]
+        end = begin + 1
+        while end < len(order) and tokens[order[end]] <= 2 * shortest:
+            if (end + 1 - begin) * tokens[order[end]] * per_token > _BATCH_ELEMENTS:
+                break
+            end += 1
+        chosen = order[begin:end]
+        begin = end
+        runs = _runs(schedule, chosen, tile0, tiles, block0, block_tiles * tile.blocks_per_tile)
+        result.append(_batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen]))
+    return result
+
+
+def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, block0: Longs, blocks: Longs) -> np.ndarray:
+    """The run entries of the chosen items, each item's full tiles before its blocks."""
+    both = np.concatenate([schedule.tiles, schedule.blocks])
+    starts = np.stack([tile0[chosen], len(schedule.tiles) + block0[chosen]], axis=1).ravel()
+    lengths = np.stack([tiles[chosen], blocks[chosen]], axis=1).ravel()
+    return both[ragged_ranges(starts, lengths)].astype(np.int64)
+
+
+def _batch(
+    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs
+) -> dict[str, np.ndarray]:
+    slot, length, lo, hi = (runs[:, column] for column in range(4))
+    owner = np.repeat(np.arange(len(entries)), entries)
+    run, step = ragged(length)
+    counts = np.bincount(owner, length, len(entries)).astype(np.int64)
+    item = owner[run]
+    place = np.arange(len(item)) - offsets(counts)[item]
+    width, height = int(counts.max(initial=0)), int(rows.max(initial=0))
+    kv, lowest, highest = (np.zeros((len(entries), width), np.int64) for _ in range(3))
+    kv[item, place] = slot[run] + step
+    lowest[item, place], highest[item, place] = lo[run], hi[run]
+    number = np.arange(height)
+    live = number[None, :] < rows[:, None]
+    row = schedule.rows[np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)]
+    sees = (number[None, :, None] >= lowest[:, None, :]) & (number[None, :, None] < highest[:, None, :])
+    return {
+        "row": row,
+        "live": live,
+        "slot": np.where(slot0[:, None] < 0, -1, slot0[:, None] + number[None, :]),
+        "kv": kv,
+        "sees": sees,
+    }

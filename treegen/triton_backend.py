@@ -1,0 +1,134 @@
+"""The triton backend: a schedule's tables on a device, and the launches of its kernels."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from types import ModuleType
+
+import torch
+
+from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.errors import PerformanceWarning
+from treegen.ir.schedule import ALIGNMENT, Capacity, Schedule
+from treegen.ir.shape import Shape
+from treegen.modules import load_module
+from treegen.trace import stage
+
+_ALIGNED_BYTES = 16
+
+
+def sources(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
+    """The modules that a schedule launches, in launch order; `page_size` 1 addresses the cache by slot."""
+    emitted = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
+    if len(schedule.merge_rows):
+        emitted.append(emit_merge(merge_key(shape)))
+    return emitted
+
+
+class TritonProgram:
+    """A schedule prepared for execution on one device. Calls share no scratch memory, so streams may overlap.
+
+    Kernels launch on `capacity` (default: exactly the schedule); blocks beyond the counts in device memory exit at
+    once.
+    """
+
+    def __init__(
+        self, schedule: Schedule, shape: Shape, device: torch.device, capacity: Capacity | None = None
+    ) -> None:
+        self._schedule = schedule
+        self._shape = shape
+        self._capacity = capacity or schedule.size
+        arena = schedule.pack(self._capacity)
+        host = torch.from_numpy(arena.array.copy())
+        table = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+        self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
+        self._items = [table[place:] for place in arena.items]
+        self._counts = [table[arena.counts + c * ALIGNMENT :] for c in range(len(schedule.classes) + 1)]
+        self._merge_tables = table[arena.merge_rows :], table[arena.merge_indptr :], table[arena.merge_slots :]
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> None:
+        """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
+        shape = self._shape
+        heads = shape.num_qo_heads
+        k_strides, v_strides = _cache_strides(k_cache), _cache_strides(v_cache)
+        by_slot = all(page == token * shape.page_size for page, token, _ in (k_strides, v_strides))
+        _warn_unaligned(q, k_cache, v_cache, out)
+        slots = self._capacity.merge_slots
+        part_out = torch.empty(slots * heads * shape.head_dim_v, dtype=torch.float32, device=q.device)
+        part_lse = torch.empty(slots * heads, dtype=torch.float32, device=q.device)
+        lse_unit = lse_scale * math.log(2)
+        for c, tile in enumerate(self._schedule.classes):
+            if self._capacity.items[c] == 0:
+                continue
+            key = kernel_key(tile, shape, 1 if by_slot else shape.page_size)
+            module = _module(emit_partial(key))
+            head_tiles = -(-shape.group // tile.rows)
+            module.partial_attention[(self._capacity.items[c] * shape.num_kv_heads * head_tiles,)](
+                q, k_cache, v_cache, out, lse, part_out, part_lse,
+                self._counts[c], self._items[c], *self._tables,
+                shape.num_kv_heads,
+                q.stride(0), q.stride(1),
+                *k_strides, *v_strides,
+                out.stride(0), out.stride(1),
+                sm_scale / math.log(2), lse_unit,
+                INTERPRETED=_is_interpreted(module.partial_attention),
+                num_warps=key.warps, num_stages=key.stages,
+            )  # fmt: skip
+        merges = self._capacity.merges
+        if merges:
+            merging = merge_key(shape)
+            _module(emit_merge(merging)).merge[(merges * -(-heads // merging.heads),)](
+                out, lse, part_out, part_lse,
+                self._counts[-1], *self._merge_tables,
+                heads,
+                out.stride(0), out.stride(1),
+                lse_unit,
+                num_warps=merging.warps,
+            )  # fmt: skip
+
+
+def _module(source: Source) -> ModuleType:
+    with stage(f"load {source.kernel} {source.digest}"):
+        return load_module(source)
+
+
+def _is_interpreted(kernel: object) -> bool:
+    return type(kernel).__name__ == "InterpretedFunction"
+
+
+def _cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:
+    """(page, token, head) strides in elements; with one token per page, both of the first are the page's."""
+    if cache.dim() == 4 and cache.shape[1] > 1:
+        return cache.stride(0), cache.stride(1), cache.stride(2)
+    return cache.stride(0), cache.stride(0), cache.stride(-2)
+
+
+_warned_unaligned = False
+
+
+def _warn_unaligned(*tensors: torch.Tensor) -> None:
+    global _warned_unaligned
+    if _warned_unaligned:
+        return
+    for tensor in tensors:
+        per_vector = _ALIGNED_BYTES // tensor.element_size()
+        strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1][:-1]
+        if tensor.data_ptr() % _ALIGNED_BYTES or any(stride % per_vector for stride in strides):
+            _warned_unaligned = True
+            warnings.warn(
+                f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not aligned to 16 bytes: "
+                "the result is right but slower; align storage offset and strides (said once)",
+                PerformanceWarning,
+                stacklevel=4,
+            )
+            return
