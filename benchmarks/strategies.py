@@ -1,0 +1,181 @@
+"""Every strategy on every tree of a table: errors against the float64 oracle and times, on the current CUDA device.
+
+    python benchmarks/strategies.py fasttree_kernel_bench.json reasoning_*.json --json result.json
+
+Arguments are a table of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`)
+or files of reasoning templates, of which every fifth is taken in the middle of its decoding. A time is the median of
+`--repeats` calls on a cold L2 cache (256 MB are overwritten before each), between events on the stream, behind a pause
+that hides the host's launch time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+import treegen
+from treegen import oracle
+from treegen.strategies import strategy_names
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+REASONING_HEADS = (32, 8)
+HEAD_DIM = 128
+FLUSH_BYTES = 256 << 20
+PAUSE_CYCLES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tree with one head setting; `steps`: what to print beside the name."""
+
+    name: str
+    tree: treegen.Tree
+    heads: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One strategy on one case: errors relative to the oracle's largest value, microseconds, launches."""
+
+    case: str
+    heads: str
+    dtype: str
+    strategy: str
+    out_error: float
+    lse_error: float
+    passed: bool
+    repeatable: bool
+    microseconds: float
+    launches: int
+
+
+def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
+    """The cases of all files."""
+    templates = []
+    for path in paths:
+        table = json.loads(path.read_text())
+        if isinstance(table, dict):
+            for heads in table["heads"]:
+                for entry in table["trees"]:
+                    tree = treegen.Tree.from_levels(entry["nodes_per_level"], entry["tokens_per_node"])
+                    yield Case(tree.text or "", tree, (heads[0], heads[1]))
+        else:
+            from treegen.files import load_templates
+
+            listed = load_templates(path)
+            templates += [(f"{path.stem}#{index}", listed[index]) for index in range(0, len(listed), 5)]
+    for name, template in templates[:: max(1, len(templates) // reasoning_trees)][:reasoning_trees]:
+        yield Case(name, template.at(template.middle), REASONING_HEADS)
+
+
+def inputs(case: Case, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Standard-normal q, k and v for a case."""
+    heads, kv_heads = case.heads
+    generator = torch.Generator("cuda").manual_seed(0)
+    slots = case.tree.kv.last_slot + 1
+    shapes = ((case.tree.num_rows, heads, HEAD_DIM), (slots, kv_heads, HEAD_DIM), (slots, kv_heads, HEAD_DIM))
+    q, k, v = (
+        torch.randn(s, generator=generator, device="cuda", dtype=torch.float32).to(DTYPES[dtype]) for s in shapes
+    )
+    return q, k, v
+
+
+def median_microseconds(call: object, repeats: int) -> float:
+    """The median time of `call()` on the stream, L2 cold, host time hidden."""
+    assert callable(call)
+    flush = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    for _ in range(3):
+        call()
+    pairs = []
+    for _ in range(repeats):
+        flush.zero_()
+        torch.cuda._sleep(PAUSE_CYCLES)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return statistics.median(1e3 * begin.elapsed_time(end) for begin, end in pairs)
+
+
+def measure(case: Case, dtype: str, repeats: int) -> list[Result]:
+    """All strategies on one case and type."""
+    q, k, v = inputs(case, dtype)
+    expected_out, expected_lse = oracle.reference(case.tree, q, k, v)
+    results = []
+    for strategy in (*strategy_names(), "auto"):
+        kernel = treegen.compile(case.tree, strategy=strategy)
+        out, lse = kernel(q, k, v, return_lse=True)
+        again = kernel(q, k, v)
+        errors = oracle.error(out, expected_out), oracle.error(lse, expected_lse)
+        name = strategy if strategy != "auto" else f"auto: {kernel.choice.strategy}"
+        results.append(
+            Result(
+                case.name,
+                f"{case.heads[0]}/{case.heads[1]}",
+                dtype,
+                name,
+                *errors,
+                max(errors) <= oracle.TOLERANCE[dtype],
+                torch.equal(out, again),
+                median_microseconds(lambda kernel=kernel, out=out: kernel(q, k, v, out=out), repeats),
+                kernel.schedule.launches,
+            )
+        )
+    return results
+
+
+def compile_kernels(argument: tuple[tuple[int, int], str, str]) -> None:
+    """Runs one small tree of every kind, so that its kernels are in Triton's cache."""
+    heads, dtype, strategy = argument
+    for text in ("1,16/100,3", "1,2/100,100", "1,64/100,100", "100*3", "3*3"):
+        case = Case(text, treegen.Tree.parse(text), heads)
+        treegen.compile(case.tree, strategy=strategy)(*inputs(case, dtype))
+
+
+def main() -> None:
+    """Measures, prints one line per case and writes all results as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--reasoning-trees", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    arguments = parser.parse_args()
+
+    listed = list(cases(arguments.files, arguments.reasoning_trees))
+    settings = {case.heads for case in listed}
+    jobs = [(heads, dtype, name) for heads in sorted(settings) for dtype in DTYPES for name in strategy_names()]
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_kernels, jobs))
+    results = [r for case in listed for dtype in DTYPES for r in measure(case, dtype, arguments.repeats)]
+    if arguments.json:
+        device = torch.cuda.get_device_name()
+        arguments.json.write_text(
+            json.dumps(
+                {"device": device, "torch": torch.__version__, "results": [asdict(r) for r in results]}, indent=1
+            )
+        )
+    names = [*strategy_names(), "auto"]
+    print(f"{'tree':44} {'heads':6}{'type':5}" + "".join(f"{name:>16}" for name in names) + "  worst error")
+    for begin in range(0, len(results), len(names)):
+        row = results[begin : begin + len(names)]
+        marks = ["" if r.passed and r.repeatable else "!" for r in row]
+        times = "".join(f"{mark + format(r.microseconds, '.1f'):>16}" for mark, r in zip(marks, row, strict=True))
+        worst = max(max(r.out_error, r.lse_error) for r in row)
+        print(f"{row[0].case[:43]:44} {row[0].heads:6}{row[0].dtype:5}{times}  {worst:.1e}  {row[-1].strategy}")
+    wrong = [r for r in results if not (r.passed and r.repeatable)]
+    print(f"{len(results)} results, {len(wrong)} wrong or not repeatable")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Ahead-of-time compilation of kernel variants for sm_80, sm_90 and sm_100: they compile, do not spill, and fit."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from treegen.ir.signature import KernelKey, MergeKey
+
+from treegen import Shape
+from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
+from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.targets import targets
+from treegen.tiles import tile_class
+
+TARGETS = {80: "a100", 90: "h200", 100: "b200"}
+HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}
+
+
+def partial_key(
+    architecture: int, dtype: str, head_dim: int, group: int, large: bool, masked: bool, block: int, page_size: int
+) -> KernelKey:
+    """The key that compile would use on this architecture."""
+    shape = Shape(*HEADS[group], head_dim, dtype=dtype)
+    rows = 64 if large else 1
+    tile = tile_class(shape, targets()[TARGETS[architecture]], rows, masked=masked, block=block)
+    return kernel_key(tile, shape, page_size)
+
+
+DTYPES, DIMS, GROUPS = ("fp16", "bf16", "fp32"), (64, 80, 96, 128, 256), (1, 3, 4, 8)
+FLAGS = ((False, True), (False, True), (16, 1), (1, 16))
+EVERY = list(itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS))
+
+
+def covering() -> list[tuple[int, KernelKey | MergeKey]]:
+    """At most 120 (architecture, key) pairs: every pair of values of two parameters occurs, per architecture."""
+    chosen: list[tuple[int, KernelKey | MergeKey]] = []
+    for architecture in ARCHITECTURES:
+        rest = [case for case in EVERY if case[0] == architecture]
+        missing = {pair for case in rest for pair in pairs(case)}
+        while missing:
+            best = max(rest, key=lambda case: len(missing & pairs(case)))
+            missing -= pairs(best)
+            chosen.append((architecture, partial_key(*best)))
+        chosen += [(architecture, merge_key(Shape(8, 8, dim, dtype=dtype))) for dim in (80, 128) for dtype in DTYPES]
+    return chosen
+
+
+def pairs(case: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
+    """All pairs of parameter values in a case, with their places."""
+    return {(i, case[i], j, case[j]) for i, j in itertools.combinations(range(1, len(case)), 2)}
+
+
+def compile_one(job: tuple[int, KernelKey | MergeKey]) -> Resources:
+    """Compiles one variant; runs in a process of its own kind, without TRITON_INTERPRET."""
+    architecture, key = job
+    source = emit_partial(key) if isinstance(key, KernelKey) else emit_merge(key)
+    return compile_ahead(source, architecture)
+
+
+def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int, KernelKey | MergeKey, Resources]]:
+    """The resources of all jobs, from two processes in which kernels are really compiled."""
+    interpreted = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            for (architecture, key), resources in zip(jobs, pool.map(compile_one, jobs), strict=True):
+                yield architecture, key, resources
+    finally:
+        if interpreted is not None:
+            os.environ["TRITON_INTERPRET"] = interpreted
+
+
+def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
+    """Prints what every variant takes; no stack for 16-bit types up to head dim 128, and shared memory within the
+    target.
+    """
+    for architecture, key, resources in compiled(jobs):
+        print(
+            f"sm_{architecture} registers {resources.registers} stack {resources.stack} shared {resources.shared} {key}"
+        )
+        assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
+        if key.dtype != "fp32" and key.head_dim_v <= 128:
+            assert resources.stack == 0, f"sm_{architecture} {key}"
+
+
+def test_the_usual_variants_compile_for_every_architecture() -> None:
+    check([(arch, partial_key(arch, "bf16", 128, 4, True, True, 16, 1)) for arch in ARCHITECTURES])
+
+
+def test_the_covering_set_is_small_and_covers() -> None:
+    jobs = covering()
+    assert len(jobs) <= 120
+    for architecture in ARCHITECTURES:
+        keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
+        assert {(key.dtype, key.head_dim) for key in keys} == set(itertools.product(DTYPES, DIMS))
+        flags = {(key.masked, key.page_size) for key in keys} | {(key.page_size, key.block_tokens) for key in keys}
+        assert flags == set(itertools.product((False, True), (1, 16))) | set(itertools.product((1, 16), (1, 16)))
+
+
+@pytest.mark.full
+def test_the_covering_set_compiles() -> None:
+    check(covering())
+
+
+@pytest.mark.aot_all
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", DIMS)
+def test_every_variant_compiles(architecture: int, dtype: str, head_dim: int) -> None:
+    cases = [case for case in EVERY if case[:3] == (architecture, dtype, head_dim)]
+    check([(architecture, partial_key(*case)) for case in cases])

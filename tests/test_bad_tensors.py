@@ -1,0 +1,135 @@
+"""Bad tensors and arguments of a kernel call: one-line errors that name argument, value, reason and fix, before any
+launch.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
+
+import treegen
+from treegen import Shape, Tree, TreegenError
+
+TREE = Tree.parse("10(5,3)")
+
+
+def good() -> dict[str, torch.Tensor]:
+    """Tensors that fit TREE."""
+    return {"q": torch.randn(2, 4, 16), "k_cache": torch.randn(18, 2, 16), "v_cache": torch.randn(18, 2, 16)}
+
+
+BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], dict[str, object]], type[TreegenError], list[str]]] = {
+    "q of rank 2": (lambda t: {**t, "q": t["q"][0]}, InputError, ["q = shape (4, 16)", "2 dimensions", "give [rows"]),
+    "k of rank 2": (lambda t: {**t, "k_cache": t["k_cache"][0]}, InputError, ["k_cache", "2 dimensions"]),
+    "v of rank 5": (lambda t: {**t, "v_cache": t["v_cache"][None, None]}, InputError, ["v_cache", "5 dimensions"]),
+    "not a tensor": (lambda t: {**t, "q": [1.0]}, InputError, ["q = list", "is not a tensor"]),
+    "heads do not divide": (lambda t: {**t, "q": torch.randn(2, 3, 16)}, InputError, ["q = 3 heads", "multiple of"]),
+    "mixed types": (
+        lambda t: {**t, "k_cache": t["k_cache"].half()},
+        InputError,
+        ["k_cache = torch.float16", "q's type"],
+    ),
+    "unsupported type": (lambda t: {n: x.double() for n, x in t.items()}, ShapeError, ["float64", "fp16, bf16, fp32"]),
+    "mixed devices": (lambda t: {**t, "v_cache": t["v_cache"].to("meta")}, InputError, ["v_cache", "meta", "move it"]),
+    "other head_dim": (lambda t: {**t, "q": torch.randn(2, 4, 32)}, InputError, ["head_dim 16", "q's 32"]),
+    "k and v differ": (lambda t: {**t, "v_cache": t["v_cache"][:9]}, InputError, ["v_cache", "k_cache's (18, 2, 16)"]),
+    "head_dim not of 8": (lambda t: {n: x[..., :12].contiguous() for n, x in t.items()}, ShapeError, ["head_dim = 12"]),
+    "last dimension strided": (
+        lambda t: {**t, "k_cache": torch.randn(18, 2, 32)[..., ::2]},
+        InputError,
+        ["k_cache = strides", "not contiguous in its last dimension", "k_cache.contiguous()"],
+    ),
+    "rows of another tree": (lambda t: {**t, "q": torch.randn(3, 4, 16)}, InputError, ["q = 3 rows", "the tree has 2"]),
+    "out of wrong shape": (lambda t: {**t, "out": torch.empty(2, 4, 8)}, InputError, ["out", "needs (2, 4, 16)"]),
+    "out of wrong type": (lambda t: {**t, "out": torch.empty(2, 4, 16).half()}, InputError, ["out", "torch.float32"]),
+    "out strided": (lambda t: {**t, "out": torch.empty(2, 4, 32)[..., ::2]}, InputError, ["out", "not contiguous"]),
+    "lse base": (lambda t: {**t, "lse_base": "e"}, InputError, ["lse_base = e", "ln, log2"]),
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", BAD_TENSORS)
+def test_bad_tensors_are_refused_before_any_launch(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil, expected, pieces = BAD_TENSORS[name]
+    kernel = treegen.compile(TREE, backend=backend)
+    monkeypatch.setattr(kernel, "_program", lambda device: pytest.fail("launched"))
+    with pytest.raises(expected) as caught:
+        kernel(**spoil(good()))
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(piece in message for piece in pieces), message
+
+
+def test_a_refused_call_loses_nothing() -> None:
+    kernel = treegen.compile(TREE)
+    tensors = good()
+    expected = kernel(**tensors)
+    with pytest.raises(InputError):
+        kernel(tensors["q"][0], tensors["k_cache"], tensors["v_cache"])
+    assert torch.equal(kernel(**tensors), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "pieces"),
+    [
+        ({"strategy": "best"}, StrategyError, ["strategy = best", "query, deft-node"]),
+        ({"backend": "cuda"}, BackendError, ["backend = cuda", "triton, torch"]),
+        ({"target": "h800x"}, BackendError, ["target = h800x", "h200"]),
+        ({"shape": (32, 8, 128)}, InputError, ["shape", "treegen.Shape"]),
+        ({"sm_scale": math.nan}, InputError, ["sm_scale = nan", "not finite"]),
+    ],
+)
+def test_bad_compile_arguments(arguments: dict[str, object], expected: type[TreegenError], pieces: list[str]) -> None:
+    with pytest.raises(expected) as caught:
+        treegen.compile(TREE, **arguments)
+    assert all(piece in str(caught.value) for piece in pieces), str(caught.value)
+
+
+def test_unknown_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="window_left"):
+        treegen.compile(TREE, window_left=3)
+    with pytest.raises(TreeError, match="is not a Tree"):
+        treegen.compile([1, 2])
+    with pytest.raises(TreeError, match="is not a Tree"):
+        treegen.compile(TREE).update("10(5,3)")
+
+
+def test_a_kernel_serves_the_shape_of_its_first_call_only() -> None:
+    kernel = treegen.compile(TREE)
+    assert "assum" in kernel.explain()
+    kernel(**good())
+    assert kernel.shape == Shape(4, 2, 16, dtype="fp32")
+    assert "assum" not in kernel.explain()
+    with pytest.raises(InputError, match="compile another kernel"):
+        kernel(*(tensor.half() for tensor in good().values()))
+    given = treegen.compile(TREE, shape=Shape(4, 2, 16, dtype=torch.bfloat16))
+    with pytest.raises(InputError, match="compile another kernel"):
+        given(**good())
+
+
+def test_slots_outside_the_cache_and_nan_are_found_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = treegen.compile(TREE)
+    tensors = good()
+    kernel.check_inputs(**tensors)
+    with pytest.raises(InputError, match="refers to slot 17"):
+        kernel.check_inputs(tensors["q"], tensors["k_cache"][:17], tensors["v_cache"][:17])
+    spoiled = good()
+    spoiled["v_cache"][12, 1, 3] = math.nan
+    with pytest.raises(InputError, match=r"v_cache = NaN: slot 12"):
+        kernel.check_inputs(**spoiled)
+    monkeypatch.setenv("TREEGEN_CHECK", "1")
+    with pytest.raises(InputError, match=r"v_cache = NaN: slot 12"):
+        kernel(**spoiled)
+
+
+def test_no_rows_and_no_tokens() -> None:
+    empty = Tree.from_parents([-1, 0], [4, 2], rows=[])
+    out, lse = treegen.compile(empty)(torch.randn(0, 4, 16), *list(good().values())[1:], return_lse=True)
+    assert out.shape == (0, 4, 16)
+    assert lse.shape == (0, 4)
+    blank = Tree.from_parents([-1], [0])
+    out, lse = treegen.compile(blank)(torch.randn(1, 4, 16), *list(good().values())[1:], return_lse=True)
+    assert (out == 0).all()
+    assert (lse == -math.inf).all()
