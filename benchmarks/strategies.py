@@ -23,6 +23,7 @@ import torch
 
 import treegen
 from treegen import oracle
+from treegen.files import load_templates
 from treegen.strategies import strategy_names
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -68,8 +69,6 @@ def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
                     tree = treegen.Tree.from_levels(entry["nodes_per_level"], entry["tokens_per_node"])
                     yield Case(tree.text or "", tree, (heads[0], heads[1]))
         else:
-            from treegen.files import load_templates
-
             listed = load_templates(path)
             templates += [(f"{path.stem}#{index}", listed[index]) for index in range(0, len(listed), 5)]
     for name, template in templates[:: max(1, len(templates) // reasoning_trees)][:reasoning_trees]:
