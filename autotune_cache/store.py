@@ -10,9 +10,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
-from treegen.ir.errors import CacheWarning
-
 from treegen.environment import cache_root
+from treegen.ir.errors import CacheWarning
 
 
 @cache

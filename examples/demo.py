@@ -1,6 +1,7 @@
 """Compiles a reasoning tree, runs the kernel on whatever this machine has, checks it and explains it."""
 
 import torch
+
 import treegen
 from treegen.generate import reasoning
 

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
+
 from treegen.ir.errors import TreeError, TreegenError
 
 Ints: TypeAlias = npt.NDArray[np.int32]

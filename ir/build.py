@@ -6,6 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
 from treegen.ir.arrays import Ints, IntsLike, frozen, int32_array, offsets
 from treegen.ir.errors import TreeError
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, frozen, int32_array, offsets, ragged_ranges
 from treegen.ir.errors import TreeError
 
@@ -83,6 +84,11 @@ class KVRuns:
             frozen(start[first]),
             frozen(np.diff(np.append(ends[first], ends[-1]))),
         )
+
+    def check_fits(self, tokens: Ints) -> None:
+        """Raises TreeError unless every node has exactly as many slots as tokens."""
+        ends = offsets(self.length)
+        _check_lengths("kv", tokens, np.diff(ends[self.indptr]).tolist())
 
     def slots(self, node: int) -> Ints:
         """The slots of a node's tokens, in token order."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int32_array, offsets, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.json_form import read_object, write_object

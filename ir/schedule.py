@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
+
 from treegen.ir.arrays import Ints, LazySequence, frozen
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
@@ -119,9 +120,11 @@ class Schedule:
         for name, width in (("items", len(ITEM_FIELDS)), ("tiles", len(RUN_FIELDS)), ("blocks", len(RUN_FIELDS))):
             if getattr(self, name).ndim != 2 or getattr(self, name).shape[1] != width:
                 raise PlanError(name, f"shape {getattr(self, name).shape}", f"needs {width} columns", "add the columns")
-        if len(self.class_indptr) != len(self.classes) + 1 or self.class_indptr[-1] != len(self.items):
-            raise PlanError("class_indptr", self.class_indptr.tolist(), "does not match items", "give class offsets")
-        if len(self.merge_indptr) != len(self.merge_rows) + 1 or self.merge_indptr[-1] != len(self.merge_slots):
+        indptr = self.class_indptr
+        if len(indptr) != len(self.classes) + 1 or indptr[0] != 0 or indptr[-1] != len(self.items):
+            raise PlanError("class_indptr", indptr.tolist(), "does not match items", "give class offsets")
+        indptr = self.merge_indptr
+        if len(indptr) != len(self.merge_rows) + 1 or indptr[0] != 0 or indptr[-1] != len(self.merge_slots):
             raise PlanError("merge_indptr", f"{len(self.merge_indptr)} entries", "does not match", "give row offsets")
 
     def column(self, name: str) -> Ints:
@@ -230,9 +233,10 @@ class Schedule:
             raise FormatError("schedule.classes", value["classes"], str(cause), "give tile classes") from cause
         arrays = {name: checked_ints(f"schedule.{name}", value[name]) for name in _FLAT}
         for name, width in _TABLES.items():
-            if not isinstance(value[name], list) or any(len(row) != width for row in value[name]):
-                raise FormatError(f"schedule.{name}", value[name], f"needs {width} columns", "complete the rows")
-            flat = checked_ints(f"schedule.{name}", [entry for row in value[name] for entry in row])
+            rows = value[name]
+            if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
+                raise FormatError(f"schedule.{name}", rows, f"is not a list of rows of {width}", "complete the rows")
+            flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
         return cls(classes, **arrays)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from treegen.ir.arrays import Ints, Longs, frozen
 from treegen.ir.errors import TreeError
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from treegen.ir import build, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
@@ -75,11 +76,8 @@ class Tree:
         else:
             row_node, row_sees = _checked_rows(rows, length)
         topology = derive(parent, length, row_node, row_sees)
-        if kv is None:
-            kv = KVRuns.contiguous(length)
-        elif not isinstance(kv, KVRuns):
-            kv = KVRuns.from_slots(length, kv)
-        return cls(parent, length, row_node, row_sees, kv, topology)
+        runs = KVRuns.contiguous(length) if kv is None else _checked_kv(kv, length)
+        return cls(parent, length, row_node, row_sees, runs, topology)
 
     @classmethod
     def from_levels(cls, nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Tree:
@@ -150,9 +148,8 @@ class Tree:
 
     def with_kv(self, kv: KVRuns | Sequence[IntsLike]) -> Tree:
         """The same topology with its tokens elsewhere."""
-        if not isinstance(kv, KVRuns):
-            kv = KVRuns.from_slots(self.tokens, kv)
-        return Tree(self.parent, self.tokens, self.row_node, self.row_sees, kv, self.topology)
+        runs = _checked_kv(kv, self.tokens)
+        return Tree(self.parent, self.tokens, self.row_node, self.row_sees, runs, self.topology)
 
     @property
     def nodes(self) -> Sequence[Node]:
@@ -211,6 +208,13 @@ class Tree:
             f"tree {shown} | nodes {len(self.parent)}, rows {self.num_rows}, "
             f"unique tokens {self.unique_tokens}, path tokens {self.path_tokens}"
         )
+
+
+def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
+    if not isinstance(kv, KVRuns):
+        return KVRuns.from_slots(tokens, kv)
+    kv.check_fits(tokens)
+    return kv
 
 
 def _checked_rows(rows: Iterable[tuple[int, int]], tokens: Ints) -> tuple[Ints, Ints]:

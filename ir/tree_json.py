@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from treegen.ir.build import Parts
 from treegen.ir.errors import FormatError
 from treegen.ir.json_form import read_object, write_object

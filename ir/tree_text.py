@@ -9,10 +9,10 @@ NODE   = INT ["(" NODE{","NODE} ")"] ["*" INT]        tokens, children, copies o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
 from treegen.ir import build
 from treegen.ir.arrays import Longs, frozen, offsets
 from treegen.ir.errors import FormatError
@@ -41,72 +41,87 @@ def parse(text: str) -> build.Parts:
     return _parse_nested(stripped)
 
 
-@dataclass
-class _Open:
+class _Reader:
+    """The tokens of a nested text, one after another."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
+        self._cursor = 0
+        place = 0
+        for word, start in self._tokens:
+            if start != place:
+                break
+            place += len(word)
+        # What lies behind the first foreign character is never reached: `expected` reports the character.
+        self._tokens = [token for token in self._tokens if token[1] < place]
+        self._end = place
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the whole text is read."""
+        return self._cursor == len(self._tokens) and self._end == len(self._text)
+
+    def take(self, symbol: str) -> bool:
+        """Steps over `symbol` if it comes next."""
+        found = self._cursor < len(self._tokens) and self._tokens[self._cursor][0] == symbol
+        self._cursor += found
+        return found
+
+    def number(self, what: str, low: int) -> int:
+        """The number that comes next. Raises FormatError."""
+        word = self._tokens[self._cursor][0] if self._cursor < len(self._tokens) else ""
+        if not word.isdigit() or int(word[:11]) < low:
+            raise self.expected(what)
+        self._cursor += 1
+        return _integer(word, self._text)
+
+    def expected(self, what: str) -> FormatError:
+        """The error for a text that goes on differently."""
+        place = self._tokens[self._cursor][1] if self._cursor < len(self._tokens) else self._end
+        found = f"{self._text[place]!r} at position {place}" if place < len(self._text) else "the end"
+        fix = "write levels 1,4/100,10 or nodes 100(10*4)"
+        return FormatError("tree", self._text, f"expected {what}, found {found}", fix)
+
+
+class _Siblings:
     """Siblings being read: the tokens of the current one, and the finished blocks of those before it."""
 
-    tokens: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.blocks: list[Block] = []
+        self._nodes = 0
+
+    def close(self, children: list[Block], copies: int, text: str) -> None:
+        """Finishes the current sibling with these children and appends its copies to the blocks before it."""
+        parents, tokens = _joined(children, 0, 1)
+        block = (np.append(-1, parents), np.append(self.tokens, tokens))
+        self._nodes += copies * len(block[0])
+        _check_size(self._nodes, text)
+        self.blocks += [block] * copies
 
 
 def _parse_nested(text: str) -> build.Parts:
-    def expected(what: str, place: int) -> FormatError:
-        found = f"{text[place]!r} at position {place}" if place < len(text) else "the end"
-        return FormatError(
-            "tree", text, f"expected {what}, found {found}", "write levels 1,4/100,10 or nodes 100(10*4)"
-        )
-
-    places = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
-    end = ("", len(text))
-    if not places or places[0][1] != 0:
-        raise expected("a number of tokens", 0)
-    for (word, start), (_, following) in zip(places, [*places[1:], end], strict=True):
-        if start + len(word) != following:
-            raise expected("a number or one of ( ) , * +", start + len(word))
-
-    stack = [_Open()]  # one entry per open parenthesis, the roots' first
-    cursor = 0
+    reader = _Reader(text)
+    stack = [_Siblings()]  # one entry per open parenthesis, the roots' first
     while True:
-        word, place = places[cursor] if cursor < len(places) else end
-        if not word.isdigit():
-            raise expected("a number of tokens", place)
-        stack[-1].tokens = _integer(word, text)
-        cursor += 1
-        word, place = places[cursor] if cursor < len(places) else end
-        if word == "(":
-            stack.append(_Open())
-            cursor += 1
+        stack[-1].tokens = reader.number("a number of tokens", low=0)
+        if reader.take("("):
+            stack.append(_Siblings())
             continue
         children: list[Block] = []
+        # The node is complete, and with it every parent whose parenthesis closes behind it.
         while True:
-            copies = 1
-            if word == "*":
-                word, place = places[cursor + 1] if cursor + 1 < len(places) else end
-                if not word.isdigit() or int(word) == 0:
-                    raise expected("a positive number of copies", place)
-                copies = _integer(word, text)
-                cursor += 2
-                word, place = places[cursor] if cursor < len(places) else end
-            _close(stack[-1], children, copies, text)
-            if word != ")" or len(stack) == 1:
+            copies = reader.number("a positive number of copies", low=1) if reader.take("*") else 1
+            stack[-1].close(children, copies, text)
+            if len(stack) == 1 or not reader.take(")"):
                 break
             children = stack.pop().blocks
-            cursor += 1
-            word, place = places[cursor] if cursor < len(places) else end
-        if not word and len(stack) == 1:
+        if len(stack) == 1 and reader.at_end:
             parents, tokens = _joined(stack[0].blocks, -1, 0)
             return build.Parts(frozen(parents), frozen(tokens), None)
-        if word != ("+" if len(stack) == 1 else ","):
-            raise expected("'+' or the end" if len(stack) == 1 else "',' or ')'", place)
-        cursor += 1
-
-
-def _close(node: _Open, children: list[Block], copies: int, text: str) -> None:
-    """Finishes the current sibling with these children and appends its copies to the blocks before it."""
-    parents, tokens = _joined(children, 0, 1)
-    block = (np.append(-1, parents), np.append(node.tokens, tokens))
-    _check_size(copies * len(block[0]) + sum(len(other[0]) for other in node.blocks), text)
-    node.blocks += [block] * copies
+        if not reader.take("+" if len(stack) == 1 else ","):
+            raise reader.expected("'+' or the end" if len(stack) == 1 else "',' or ')'")
 
 
 def _joined(blocks: list[Block], root: int, first: int) -> Block:

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import numpy.typing as npt
+
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan

@@ -7,11 +7,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
-from treegen.ir.signature import KernelKey, MergeKey
 
 from treegen import Shape
 from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.signature import KernelKey, MergeKey
 from treegen.targets import targets
 from treegen.tiles import tile_class
 

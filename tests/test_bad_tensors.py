@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
 
 import treegen
 from treegen import Shape, Tree, TreegenError
+from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
 
 TREE = Tree.parse("10(5,3)")
 

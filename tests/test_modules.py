@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from treegen.autotune_cache import store
-from treegen.ir.errors import CacheWarning
-from treegen.ir.schedule import TileClass
 
 from treegen import Shape, modules
+from treegen.autotune_cache import store
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.errors import CacheWarning
+from treegen.ir.schedule import TileClass
 
 SHAPE = Shape(12, 4, 80, dtype="bf16")
 MASKED = TileClass(64, 64, 16, True, 4, 3)

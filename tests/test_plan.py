@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from treegen.ir.errors import FormatError, PlanError
-from treegen.ir.plan import Group, Plan, Segment
-from treegen.ir.verify import verify
 
 from forests import examples, forests, obeys_law, plan_by_row_classes, visible
 from treegen import Shape, Tree, strategies
+from treegen.ir.errors import FormatError, PlanError
+from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.verify import verify
 from treegen.strategies import strategy_from, strategy_names
 from treegen.targets import target_from
 
@@ -410,11 +410,11 @@ def test_verify_agrees_with_brute_force_on_mutated_plans(make: str, tree: Tree, 
 
 def test_some_mutations_are_lawful() -> None:
     """So that the test above cannot pass by rejecting everything."""
-    tree = Tree.from_parents([-1, 0], [4, 3], rows=[(0, 2), (1, 3), (1, 0)])
+    tree = Tree.parse("9*4")
     source = random.Random(0)
     outcomes = set()
-    for seed in range(40):
-        plan = plan_by_row_classes(tree, seed, 2, unseen=True)
+    for seed in range(60):
+        plan = plan_by_row_classes(tree, seed, 3, unseen=True)
         groups = mutated(list(plan.groups), source)
         if not malformed(groups):
             outcomes.add(obeys_law(Plan.from_groups("mutated", groups), tree))

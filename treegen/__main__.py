@@ -1,5 +1,7 @@
 """`python -m treegen` is the command line."""
 
+import sys
+
 from treegen.cli import main
 
-main()
+sys.exit(main())

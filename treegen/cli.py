@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import io
+import os
+import re
 import sys
-from enum import Enum
+import traceback as tracebacks
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -14,50 +19,67 @@ from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
 from treegen.explain import DEFAULT_GROUPS, Explanation
 from treegen.explain import explain as explained
 from treegen.files import save_text, tree_from_argument
-from treegen.ir.errors import ShapeError, TreegenError
+from treegen.ir.errors import FormatError, ShapeError, TreegenError
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
-from treegen.strategies import strategy_from, strategy_names
+from treegen.ir.tree import Tree
+from treegen.strategies import named, strategy_from, strategy_names
 from treegen.targets import DEFAULT_TARGET, targets
 
-app = typer.Typer(
-    help="A kernel compiler for tree attention.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+# The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
+_UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
-TreeArgument = Annotated[
-    str, typer.Argument(metavar="TREE", help="Levels 1,16/1000,50, nested 1000(50*16), or a .json or .txt file.")
-]
-StrategyOption = Annotated[str, typer.Option(help="A strategy's name, auto, or all.")]
-HeadsOption = Annotated[str, typer.Option(help="Query heads and KV heads, as 32:8 or 32/8.")]
-HeadDimOption = Annotated[int, typer.Option(help="Head dimension.")]
-DtypeOption = Annotated[str, typer.Option(help="Element type: fp16, bf16 or fp32.")]
-TargetOption = Annotated[str, typer.Option(help="Device to plan for; see `treegen targets`.")]
-DEFAULT_HEADS = f"{DEFAULT_SHAPE.num_qo_heads}:{DEFAULT_SHAPE.num_kv_heads}"
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+generate = typer.Typer(no_args_is_help=True, help="Make a tree as decoding systems do, as treegen JSON.")
+app.add_typer(generate, name="generate")
 
 
 @app.callback()
-def options(
-    context: typer.Context, traceback: Annotated[bool, typer.Option(help="Show where an error comes from.")] = False
+def program(
+    context: typer.Context,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print where an error comes from as well.")] = False,
 ) -> None:
     """A kernel compiler for tree attention."""
-    context.obj = traceback
+    if isinstance(context.obj, dict):
+        context.obj["traceback"] = traceback
+
+
+TreeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TREE",
+        help="Levels 1,16/1000,50; nodes 1000(50*16); or a .json or .txt file, of templates FILE#INDEX@STEP.",
+        show_default=False,
+    ),
+]
+StrategyOption = Annotated[str, typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.")]
+HeadsOption = Annotated[
+    str | None,
+    typer.Option(metavar="QUERY:KV", help="Numbers of query heads and KV heads, as 32:8 or 32/8.", show_default="32:8"),
+]
+HeadDimOption = Annotated[int | None, typer.Option(help="Head dimension.", show_default="128")]
+DtypeOption = Annotated[str | None, typer.Option(help="Element type: fp16, bf16 or fp32.", show_default="bf16")]
+PageSizeOption = Annotated[int | None, typer.Option(help="Tokens of a page of the KV cache.", show_default="1")]
+TargetOption = Annotated[str, typer.Option(metavar="NAME", help="What to plan for; see `treegen targets`.")]
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the tree here.", show_default="print it")
+]
+SeedOption = Annotated[int, typer.Option(help="Equal seeds give equal trees.")]
 
 
 @app.command()
 def explain(
     tree: TreeArgument,
     strategy: StrategyOption = "auto",
-    heads: HeadsOption = DEFAULT_HEADS,
-    head_dim: HeadDimOption = DEFAULT_SHAPE.head_dim,
-    dtype: DtypeOption = DEFAULT_SHAPE.dtype,
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    groups: Annotated[int, typer.Option(min=0, help="Groups of a plan to list at most.")] = DEFAULT_GROUPS,
+    groups: Annotated[int, typer.Option(min=0, help="Groups of a plan that the text lists at most.")] = DEFAULT_GROUPS,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Draw a tree, list what each work group reads, and account for bytes, padding and launches."""
-    explanation = _explain(tree, strategy, heads, head_dim, dtype, target)
+    """Draw a tree, list who reads what together, and account for bytes, padding and launches."""
+    explanation = _explanation(tree, strategy, _shape(heads, head_dim, dtype, page_size), target)
     print(explanation.to_json() if json else explanation.text(groups))
 
 
@@ -65,102 +87,178 @@ def explain(
 def emit(
     tree: TreeArgument,
     strategy: StrategyOption = "auto",
-    heads: HeadsOption = DEFAULT_HEADS,
-    head_dim: HeadDimOption = DEFAULT_SHAPE.head_dim,
-    dtype: DtypeOption = DEFAULT_SHAPE.dtype,
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write DIGEST.py files here.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Write <digest>.py files here.", show_default="print"),
+    ] = None,
 ) -> None:
-    """Print the Triton modules that a tree's kernel launches."""
-    explanation = _explain(tree, strategy, heads, head_dim, dtype, target)
-    sources: dict[str, Source] = {}
-    for entry in explanation.entries:
-        keys = [kernel_key(tile, explanation.shape) for tile in entry.schedule.classes]
-        emitted = [emit_partial(key) for key in keys]
-        if len(entry.schedule.merge_rows):
-            emitted.append(emit_merge(merge_key(explanation.shape)))
-        sources |= {source.digest: source for source in emitted}
-    for digest, source in sources.items():
-        if output is None:
-            print(source.text)
-        else:
+    """Print the Triton modules that a tree's kernel launches.
+
+    A page size other than 1 gives the modules for pages that lie apart; a cache without gaps is addressed by slot.
+    """
+    explanation = _explanation(tree, strategy, _shape(heads, head_dim, dtype, page_size), target)
+    if output is not None:
+        try:
             output.mkdir(parents=True, exist_ok=True)
-            save_text(output / f"{digest}.py", source.text)
-            print(output / f"{digest}.py")
+        except OSError as cause:
+            reason = f"cannot be made ({cause.strerror})"
+            raise FormatError("output", str(output), reason, "name another folder") from cause
+    for source in _sources(explanation):
+        if output is None:
+            print(f"# {source.digest}.py\n{source.text}")
+        else:
+            save_text(output / f"{source.digest}.py", source.text)
+            print(output / f"{source.digest}.py")
 
 
 @app.command()
 def strategies() -> None:
-    """List the registered strategies with their default options."""
-    for name in (*strategy_names(), "auto"):
-        print(strategy_from(name))
+    """List the strategies with their default options."""
+    names = [*strategy_names(), "auto"]
+    summaries = [
+        (inspect.getdoc(getattr(named, name.replace("-", "_"), None)) or "").split("\n\n")[0] for name in names
+    ]
+    _print_table(
+        [(str(strategy_from(name)), " ".join(text.split())) for name, text in zip(names, summaries, strict=True)]
+    )
 
 
-@app.command(name="targets")
+@app.command("targets")
 def list_targets() -> None:
     """List the devices that plans can be made for."""
-    for target in targets().values():
-        capability = f"sm_{target.capability}" if target.capability else "no GPU"
-        print(f"{target.name:8} {capability:7} {target.sms:4} SMs, {target.shared_bytes // 1024} KiB shared memory per block")
+    titles = ("name", "capability", "SMs", "shared memory per block")
+    rows = [
+        (t.name, f"sm_{t.capability}" if t.capability else "no GPU", str(t.sms), f"{t.shared_bytes / 1024:g} KiB")
+        for t in targets().values()
+    ]
+    _print_table([titles, *rows])
 
 
-class Workload(str, Enum):
-    """What `generate` makes."""
-
-    few_shot = "few-shot"
-    reasoning = "reasoning"
-    speculative = "speculative"
-
-
-@app.command()
-def generate(
-    workload: Workload,
-    seed: Annotated[int, typer.Option(help="Seed of reasoning and speculative trees.")] = 0,
-    width: Annotated[int, typer.Option(help="Branches of a few-shot tree, thoughts per round of a reasoning tree.")] = 10,
-    tokens: Annotated[int, typer.Option(help="Rows of a speculative tree.")] = 32,
-    prompt: Annotated[int, typer.Option(help="Prompt of a few-shot or prefix of a speculative tree, in tokens.")] = 1000,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the tree's JSON here.")] = None,
+@generate.command("few-shot")
+def few_shot(
+    prompt: Annotated[int, typer.Option(help="Tokens of the shared prompt.")] = 4000,
+    width: Annotated[int, typer.Option(help="Branches.")] = 20,
+    step: Annotated[int, typer.Option(help="Tokens of every branch.")] = 200,
+    output: OutputOption = None,
 ) -> None:
-    """Make a tree as a decoding system would, as JSON."""
-    if workload is Workload.few_shot:
-        tree = generator.few_shot(prompt=prompt, width=width)
-    elif workload is Workload.reasoning:
-        tree = generator.reasoning(seed, width=width)
-    else:
-        tree = generator.speculative(seed, tokens=tokens, prefix=prompt)
+    """A prompt shared by branches of one length."""
+    _deliver(generator.few_shot(prompt, width, step), output)
+
+
+@generate.command()
+def reasoning(
+    seed: SeedOption = 0,
+    depth: Annotated[int, typer.Option(help="Rounds of thoughts.")] = 5,
+    width: Annotated[int, typer.Option(help="Thoughts of a round.")] = 10,
+    prompt: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 1000,
+    thought: Annotated[int, typer.Option(help="Tokens of a thought, about.")] = 300,
+    step: Annotated[int | None, typer.Option(help="Decoding step.", show_default="the middle one")] = None,
+    output: OutputOption = None,
+) -> None:
+    """A tree-of-thoughts search during decoding: branches of uneven lengths, losers pruned."""
+    _deliver(generator.reasoning(seed, depth, width, prompt, thought, step), output)
+
+
+@generate.command()
+def speculative(
+    seed: SeedOption = 0,
+    tokens: Annotated[int, typer.Option(help="Rows, the root token's included.")] = 32,
+    prefix: Annotated[int, typer.Option(help="Tokens of the context.")] = 1000,
+    output: OutputOption = None,
+) -> None:
+    """A draft token tree over a context."""
+    _deliver(generator.speculative(seed, tokens, prefix), output)
+
+
+def _deliver(tree: Tree, output: Path | None) -> None:
     if output is None:
         print(tree.to_json())
     else:
-        save_text(output, tree.to_json())
+        save_text(output, tree.to_json() + "\n")
 
 
-def _explain(tree: str, strategy: str, heads: str, head_dim: int, dtype: str, target: str) -> Explanation:
-    names = strategy_names() if strategy == "all" else (strategy,)
-    shape = Shape(*_heads(heads), head_dim, dtype=dtype)
+def _explanation(tree: str, strategy: str, shape: Shape | None, target: str) -> Explanation:
+    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
     return explained(tree_from_argument(tree), names, shape, target)
 
 
+def _shape(heads: str | None, head_dim: int | None, dtype: str | None, page_size: int | None) -> Shape | None:
+    """The shape that the options describe, DEFAULT_SHAPE's parts where they are silent; None when all are."""
+    if heads is None and head_dim is None and dtype is None and page_size is None:
+        return None
+    default = DEFAULT_SHAPE
+    query, kv = (default.num_qo_heads, default.num_kv_heads) if heads is None else _heads(heads)
+    return Shape(
+        query,
+        kv,
+        default.head_dim if head_dim is None else head_dim,
+        dtype=default.dtype if dtype is None else dtype,
+        page_size=default.page_size if page_size is None else page_size,
+    )
+
+
 def _heads(text: str) -> tuple[int, int]:
-    query, separator, kv = text.replace("/", ":").partition(":")
-    if not (separator and query.isdigit() and kv.isdigit()):
+    pair = re.fullmatch(r"(\d{1,6})[:/](\d{1,6})", text)
+    if pair is None:
         raise ShapeError("heads", text, "is not a pair of head counts", "give query and KV heads as 32:8")
-    return int(query), int(kv)
+    return int(pair[1]), int(pair[2])
 
 
-def main() -> None:
-    """Runs the command line; a TreegenError becomes one line on stderr and exit code 2."""
+def _sources(explanation: Explanation) -> Iterable[Source]:
+    """The modules behind all plans of an explanation, each once."""
+    shape = explanation.shape
+    found: dict[str, Source] = {}
+    for entry in explanation.entries:
+        emitted = [emit_partial(kernel_key(tile, shape, shape.page_size)) for tile in entry.schedule.classes]
+        if len(entry.schedule.merge_rows):
+            emitted.append(emit_merge(merge_key(shape)))
+        found.update((source.digest, source) for source in emitted)
+    return found.values()
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 2, and one line on stderr, when something is wrong with the
+    arguments or with what they name.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a drawing, where the encoding has no lines
+    settings: dict[str, Any] = {}
     try:
-        app()
+        code = app(args=arguments, prog_name="treegen", standalone_mode=False, obj=settings)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except TreegenError as error:
-        if "--traceback" in sys.argv:
-            raise
-        print(f"treegen: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except BrokenPipeError:
-        # The reader of our output is gone: nothing is left to say, not even at interpreter exit.
-        sys.stderr.close()
-        sys.exit(0)
+        if settings.get("traceback"):
+            tracebacks.print_exc()
+        message = str(error)
+    except _UsageError as error:
+        # Without a command the message is the help: all of it, or nothing when it is printed already.
+        message = error.format_message()
+        if not message or "\n" in message:
+            print(message, end="", file=sys.stderr)
+            return 2
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output has gone (`| head`), which typer may have noticed first. What is still buffered goes
+        # nowhere, so that the interpreter does not fail on it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        message = f"output cannot be written: {error.strerror}"
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"treegen: error: {message}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

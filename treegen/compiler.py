@@ -184,7 +184,12 @@ class Kernel:
         return program
 
     def update(self, tree: Tree) -> None:
-        """Plans for another tree; the kernels stay as they are, since they are specialised for nothing of the tree."""
+        """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as
+        well.
+
+        Only a tree that calls for another tile class (masked or not, few or many rows, short or long runs) loads one
+        more.
+        """
         if not isinstance(tree, Tree):
             raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
         self._replan(tree)

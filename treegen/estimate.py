@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
+from treegen.ir.arrays import offsets
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -13,68 +14,74 @@ from treegen.ir.tree import Tree
 from treegen.targets import Target
 from treegen.tiles import padded
 
-_LSE_BYTES = 4
-_PARTIAL_BYTES = 4
-_MASK_BYTES = 8  # two int32 per run of tokens
 BLOCKS_PER_SM = 2
+"""Thread blocks that one SM is taken to hold at a time; tile classes are chosen so that they fit."""
+_FP32_BYTES = 4
+_MASK_BYTES = 8  # lo and hi, int32
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one call moves and computes; sums over calls with `+`."""
+    """What one call moves and computes; estimates of several calls add up with `+`."""
 
-    kv_unique_bytes: int  # bytes; keys and values that some row sees, once
-    kv_hbm_bytes: int  # bytes; every group's read range once (the papers' count)
+    kv_unique_bytes: int  # bytes; keys and values of tokens that some row sees, each once
+    kv_hbm_bytes: int  # bytes; every group's read range once (as the papers count)
     kv_l2_bytes: int  # bytes; loaded by work items beyond kv_unique_bytes: re-reads by row tiles and by other groups
     q_bytes: int  # bytes; queries loaded by work items
-    out_bytes: int  # bytes; out and lse written
-    partial_bytes: int  # bytes; partial out and lse, written once and read once
-    mask_bytes: int  # bytes; row intervals of masked runs
-    useful_flops: int  # floating-point operations on visible (row, token) pairs
+    out_bytes: int  # bytes; out and lse of every row, written
+    partial_bytes: int  # bytes; partial out and lse in float32, written once and read once
+    mask_bytes: int  # bytes; row interval of every run of tokens in masked work items
+    useful_flops: int  # floating-point operations on visible (row, head, token) triples
     padded_flops: int  # floating-point operations of whole tiles, padding included
     items: int  # thread blocks of all stage-1 launches
     launches: int  # kernel launches
-    waves: float  # items over the thread blocks that the target holds, two per SM
+    waves: float  # items / thread blocks that the target holds at a time (BLOCKS_PER_SM per SM)
 
     def __add__(self, other: Estimate) -> Estimate:
         return Estimate(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def padding_waste(self) -> float:
-        """The fraction of executed operations that no visible pair needs."""
+        """The fraction of the executed operations that no visible token needs; 0 when nothing is executed."""
         return 1 - self.useful_flops / self.padded_flops if self.padded_flops else 0.0
 
 
 def account(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target) -> Estimate:
-    """Counts bytes, operations, thread blocks and launches of a plan and its schedule for an attention shape."""
-    loaded = blocks = query_rows = masked_runs = 0
-    padded_flops = 0
-    per_pair = 2 * (padded(shape.head_dim) + padded(shape.head_dim_v))
-    for c, tile in enumerate(schedule.classes):
-        chosen = slice(schedule.class_indptr[c], schedule.class_indptr[c + 1])
-        full, packed, rows = (schedule.column(name)[chosen] for name in ("tiles", "block_tiles", "rows"))
-        full_tiles, packed_tiles = int(full.sum()), int(packed.sum())
+    """The account of a plan and of its schedule, for an attention shape.
+
+    Two matrix products are counted, and every load that a work item does, whether or not L2 serves it. `waves` assumes
+    that BLOCKS_PER_SM thread blocks are resident on every SM.
+    """
+    full, packed, rows = (schedule.column(name).astype(np.int64) for name in ("tiles", "block_tiles", "rows"))
+    tile0, block0 = schedule.column("tile0"), schedule.column("block0")
+    tile_ends = offsets(schedule.tiles[:, 1])
+    block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
+    loaded = mask_runs = padded_flops = blocks = 0
+    for index, tile in enumerate(schedule.classes):
+        of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])
+        begin = block0[of_class]
+        end = begin + packed[of_class] * tile.blocks_per_tile
+        tokens = tile_ends[tile0[of_class] + full[of_class]] - tile_ends[tile0[of_class]]
+        tokens += block_ends[end] - block_ends[begin]
+        # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
         head_tiles = -(-shape.group // tile.rows)
-        blocks += len(rows) * shape.num_kv_heads * head_tiles
-        query_rows += int(rows.sum())
-        padded_flops += (
-            (full_tiles + packed_tiles) * tile.rows * tile.tokens * shape.num_kv_heads * head_tiles * per_pair
-        )
-        # Blocks are numbered through all classes in item order, so each class owns one stretch of them.
-        begin = int(schedule.column("block0")[chosen].min(initial=0)) if packed_tiles else 0
-        lengths = schedule.blocks[begin : begin + packed_tiles * tile.blocks_per_tile, 1]
-        loaded += (full_tiles * tile.tokens + int(lengths.sum())) * head_tiles
-        masked_runs += (full_tiles + int(np.count_nonzero(lengths))) if tile.masked else 0
-    unique = tree.unique_tokens * shape.kv_token_bytes
-    heads = shape.num_qo_heads
+        per_item = shape.num_kv_heads * head_tiles
+        loaded += int(tokens.sum()) * head_tiles
+        blocks += len(tokens) * per_item
+        steps = int((full[of_class] + packed[of_class]).sum())
+        per_step = tile.rows * tile.tokens * 2 * (padded(shape.head_dim) + padded(shape.head_dim_v))
+        padded_flops += steps * per_step * per_item
+        if tile.masked:
+            mask_runs += int((full[of_class] + block_runs[end] - block_runs[begin]).sum())
+    heads, unique = shape.num_qo_heads, tree.unique_tokens
     return Estimate(
-        kv_unique_bytes=unique,
+        kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,
-        kv_l2_bytes=max(0, loaded * shape.kv_token_bytes - unique),
-        q_bytes=query_rows * heads * shape.head_dim * shape.dtype_bytes,
-        out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + _LSE_BYTES),
-        partial_bytes=2 * schedule.num_slots * heads * (shape.head_dim_v * _PARTIAL_BYTES + _LSE_BYTES),
-        mask_bytes=masked_runs * _MASK_BYTES,
+        kv_l2_bytes=(loaded - unique) * shape.kv_token_bytes,
+        q_bytes=int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes,
+        out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + _FP32_BYTES),
+        partial_bytes=2 * schedule.num_slots * heads * (shape.head_dim_v + 1) * _FP32_BYTES,
+        mask_bytes=mask_runs * _MASK_BYTES,
         useful_flops=tree.path_tokens * heads * 2 * (shape.head_dim + shape.head_dim_v),
         padded_flops=padded_flops,
         items=blocks,

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from treegen.estimate import Estimate, account
+from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
-from treegen.ir.plan import Plan
+from treegen.ir.plan import Group, Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
-from treegen.strategies import Strategy, auto, strategy_from
+from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.targets import Target, target_from
 
 DEFAULT_GROUPS = 12
+_MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One strategy's plan and account; `reason` says why the strategy is here."""
+    """What one strategy makes of a tree; `reason` says why this strategy was taken."""
 
     name: str
     options: dict[str, object]
@@ -43,7 +45,7 @@ class Entry:
         shape: Shape,
         target: Target,
     ) -> Entry:
-        """The entry of a plan that is already made."""
+        """The entry of a plan that is already made and lowered."""
         estimate = account(plan, schedule, tree, shape, target)
         return cls(strategy.name, strategy.options, reason, plan, schedule, estimate)
 
@@ -56,7 +58,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A tree on a target, and what strategies make of it. best: the strategy that `auto` takes."""
+    """A tree, and what strategies make of it for a shape and a target. best: the strategy that `auto` takes."""
 
     tree: Tree
     shape: Shape
@@ -66,45 +68,48 @@ class Explanation:
     best: Strategy
 
     def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
-        """The explanation as plain, stable text; at most `most_groups` groups of every plan are listed."""
-        tree = self.tree
+        """Plain, stable text; of every plan at most `most_groups` groups are listed."""
+        tree, pages = self.tree, f", page_size {self.shape.page_size}" if self.shape.page_size > 1 else ""
         assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
         lines = [
             str(tree),
             f"signature {tree.signature()}",
-            f"shape {self.shape}{assumed}; target {self.target.name}",
+            f"shape {self.shape}{pages}{assumed}",
+            f"target {self.target.name}: {self.target.sms} SMs",
             "",
             draw(tree),
         ]
         for entry in self.entries:
-            lines += ["", *_describe(entry, most_groups)]
+            lines += ["", *_entry_lines(entry, most_groups)]
         if len(self.entries) > 1:
-            lines += ["", *_compare(self.entries), f"auto takes {self.best}"]
-        return "\n".join(lines)
+            lines += ["", *_comparison(self.entries)]
+        lines += ["", f"auto takes {self.best}"]
+        return "\n".join(line.rstrip() for line in lines)
 
     def __str__(self) -> str:
         return self.text()
 
     def to_json(self) -> str:
-        """The explanation as JSON, all groups included."""
+        """One JSON object with all groups of all plans; its parts are named as in the text."""
         tree = self.tree
+        facts = {
+            "text": tree.text,
+            "signature": tree.signature(),
+            "nodes": len(tree.nodes),
+            "rows": tree.num_rows,
+            "unique_tokens": tree.unique_tokens,
+            "path_tokens": tree.path_tokens,
+        }
         return json.dumps(
             {
                 "format": FORMAT,
-                "tree": {
-                    "text": tree.text,
-                    "signature": tree.signature(),
-                    "nodes": len(tree.nodes),
-                    "rows": tree.num_rows,
-                    "unique_tokens": tree.unique_tokens,
-                    "path_tokens": tree.path_tokens,
-                },
+                "tree": facts,
                 "shape": asdict(self.shape),
                 "target": self.target.name,
-                "strategies": [_as_json(entry) for entry in self.entries],
+                "strategies": [_entry_json(entry) for entry in self.entries],
                 "best": self.best.name,
             },
-            indent=1,
+            default=str,
         )
 
 
@@ -114,88 +119,144 @@ def explain(
     shape: Shape | None = None,
     target: str | Target | None = None,
 ) -> Explanation:
-    """Plans a tree with every strategy given; needs no torch and no GPU. Raises a TreegenError for unknown names."""
-    resolved_target, resolved_shape = target_from(target), shape or DEFAULT_SHAPE
-    best = auto().choose(tree, resolved_shape, resolved_target).strategy
+    """Plans a tree with every strategy and verifies the plans; needs neither torch nor a GPU.
+
+    A strategy that picks another, as `auto` does, stands for its pick; a pick that is listed already is not repeated.
+    Without a shape, DEFAULT_SHAPE is assumed. Raises a TreegenError for what is unknown or cannot be planned.
+    """
+    on_target, of_shape = target_from(target), shape or DEFAULT_SHAPE
+    if not strategies:
+        raise StrategyError("strategies", strategies, "is empty", "give at least one name")
+    choices: dict[str, Choice] = {}
+    for strategy in map(strategy_from, strategies):
+        choice = strategy.choose(tree, of_shape, on_target)
+        if choice.strategy is not strategy:
+            choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
+            choices[str(choice.strategy)] = choice
+        choices.setdefault(str(choice.strategy), choice)
     entries = []
-    for wanted in strategies:
-        choice = strategy_from(wanted).choose(tree, resolved_shape, resolved_target)
-        plan = choice.strategy.plan(tree, resolved_shape, resolved_target)
+    for choice in choices.values():
+        plan = choice.strategy.plan(tree, of_shape, on_target)
         verify(plan, tree)
-        schedule = lower(plan, tree, resolved_shape, resolved_target)
-        entries.append(
-            Entry.from_plan(choice.strategy, choice.reason, plan, schedule, tree, resolved_shape, resolved_target)
-        )
-    return Explanation(tree, resolved_shape, shape is None, resolved_target, tuple(entries), best)
+        schedule = lower(plan, tree, of_shape, on_target)
+        entries.append(Entry.from_plan(choice.strategy, choice.reason, plan, schedule, tree, of_shape, on_target))
+    best = auto().choose(tree, of_shape, on_target).strategy
+    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best)
 
 
-def _as_json(entry: Entry) -> dict[str, object]:
+def _entry_json(entry: Entry) -> dict[str, object]:
+    plan = entry.plan
+    intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
+    columns = (column.tolist() for column in (plan.node, plan.start, plan.stop, plan.seen_lo, plan.seen_hi))
+    segments = [
+        {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
+        for node, start, stop, lo, hi in zip(*columns, strict=True)
+    ]
+    masked = plan.masked.tolist()
+    rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
+    groups = [
+        {
+            "rows": intervals[rows[g] : rows[g + 1]],
+            "segments": segments[pieces[g] : pieces[g + 1]],
+            "mask": "interval" if any(masked[pieces[g] : pieces[g + 1]]) else "none",
+        }
+        for g in range(len(plan))
+    ]
     return {
         "name": entry.name,
         "options": entry.options,
-        "groups": [
-            {
-                "rows": [list(interval) for interval in group.rows],
-                "segments": [asdict(segment) for segment in group.segments],
-                "mask": "interval" if group.masked else "none",
-            }
-            for group in entry.plan.groups
-        ],
+        "groups": groups,
         "tile_classes": [asdict(tile) for tile in entry.schedule.classes],
-        "estimate": asdict(entry.estimate),
+        "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
     }
 
 
-_ROWS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
-    ("KV, each token once", lambda e: size(e.kv_unique_bytes)),
-    ("KV the plan reads", lambda e: size(e.kv_hbm_bytes)),
-    ("KV re-read by row tiles and groups", lambda e: size(e.kv_l2_bytes)),
-    ("queries read", lambda e: size(e.q_bytes)),
-    ("output written", lambda e: size(e.out_bytes)),
-    ("partials written and read", lambda e: size(e.partial_bytes)),
-    ("masks", lambda e: size(e.mask_bytes)),
-    ("padding waste", lambda e: f"{100 * e.padding_waste:.1f} % of {count(e.padded_flops)}FLOP"),
-    ("thread blocks", lambda e: f"{e.items} ({e.waves:.2f} waves)"),
+_ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+    ("KV, each visible token once", lambda e: byte_text(e.kv_unique_bytes)),
+    ("KV that the groups read", lambda e: byte_text(e.kv_hbm_bytes)),
+    ("KV re-read by tiles and groups", lambda e: byte_text(e.kv_l2_bytes)),
+    ("queries", lambda e: byte_text(e.q_bytes)),
+    ("out and lse", lambda e: byte_text(e.out_bytes)),
+    ("partials, written and read", lambda e: byte_text(e.partial_bytes)),
+    ("masks", lambda e: byte_text(e.mask_bytes)),
+    ("useful work", lambda e: count_text(e.useful_flops) + "FLOP"),
+    ("executed work", lambda e: count_text(e.padded_flops) + "FLOP"),
+    ("padding waste", lambda e: f"{100 * e.padding_waste:.1f} %"),
+    ("items (thread blocks)", lambda e: str(e.items)),
+    ("waves", lambda e: f"{e.waves:.2f}"),
     ("launches", lambda e: str(e.launches)),
 )
 
 
-def _describe(entry: Entry, most_groups: int) -> list[str]:
-    plan = entry.plan.text(most_groups).splitlines()
-    classes = [f"tile class {tile}" for tile in entry.schedule.classes]
-    table = [f"  {name:36}{value(entry.estimate):>24}" for name, value in _ROWS]
-    return [f"strategy {entry.label}: {entry.reason}", *plan, *classes, *table]
+def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
+    plan, schedule = entry.plan, entry.schedule
+    shown = min(most_groups, len(plan))
+    lines = [f"strategy {entry.label}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
+    lines += [f"    group {index}: {_group_text(plan.groups[index])}" for index in range(shown)]
+    if shown < len(plan):
+        lines.append(f"    ... {len(plan) - shown} more groups")
+    partial = int((schedule.column("slot0") >= 0).sum())
+    counts = f"{len(schedule.items) - partial} final, {partial} partial"
+    merges = f"{schedule.num_slots} partial rows, {len(schedule.merge_rows)} merged rows"
+    lines.append(f"  {len(schedule.items)} work items ({counts}), {merges}")
+    for index, tile in enumerate(schedule.classes):
+        items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
+        lines.append(f"    tile class {tile}: {items} work items")
+    return [*lines, *(f"  {name:32}{value(entry.estimate):>12}" for name, value in _ACCOUNT)]
 
 
-def _compare(entries: Sequence[Entry]) -> list[str]:
-    width = max(len(entry.label) for entry in entries) + 2
-    titles = ("KV read", 12), ("KV re-read", 12), ("partials", 12), ("padding", 9), ("blocks", 8), ("launches", 9)
-    lines = [f"{'strategy':{width}}" + "".join(f"{title:>{room}}" for title, room in titles)]
-    for entry in entries:
-        e = entry.estimate
-        lines.append(
-            f"{entry.label:{width}}{size(e.kv_hbm_bytes):>12}{size(e.kv_l2_bytes):>12}{size(e.partial_bytes):>12}"
-            f"{100 * e.padding_waste:>7.1f} %{e.items:>8}{e.launches:>9}"
-        )
-    return lines
+def _group_text(group: Group) -> str:
+    """The group's own text, cut where it has very many rank intervals or segments."""
+    rows = [f"{lo}-{hi - 1}" for lo, hi in group.rows]
+    segments = str(Group(group.rows, group.segments[:_MOST_PIECES])).partition(" | ")[2]
+    return f"rows {_cut(rows, ',')} | {segments}{_more(len(group.segments), ', ')}"
 
 
-def size(value: int) -> str:
-    """Bytes with a binary unit and four digits at most: `1.5 MiB`."""
-    amount, unit = float(value), "B"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024 or unit == "TiB":
-            break
-        amount /= 1024
-    return f"{amount:.0f} B" if unit == "B" else f"{amount:.1f} {unit}"
+def _cut(pieces: Sequence[str], separator: str) -> str:
+    return separator.join(pieces[:_MOST_PIECES]) + _more(len(pieces), separator)
 
 
-def count(value: int) -> str:
-    """A number with a decimal prefix: `3.2 G`."""
-    amount, prefix = float(value), ""
-    for prefix in ("", "K", "M", "G", "T"):
-        if amount < 1000 or prefix == "T":
-            break
-        amount /= 1000
-    return f"{amount:.1f} {prefix}" if prefix else f"{amount:.0f} "
+def _more(count: int, separator: str) -> str:
+    return f"{separator}... {count - _MOST_PIECES} more" if count > _MOST_PIECES else ""
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+    ("KV read", lambda e: byte_text(e.kv_hbm_bytes)),
+    ("KV re-read", lambda e: byte_text(e.kv_l2_bytes)),
+    ("queries", lambda e: byte_text(e.q_bytes)),
+    ("partials", lambda e: byte_text(e.partial_bytes)),
+    ("masks", lambda e: byte_text(e.mask_bytes)),
+    ("padding", lambda e: f"{100 * e.padding_waste:.1f} %"),
+    ("items", lambda e: str(e.items)),
+    ("waves", lambda e: f"{e.waves:.2f}"),
+    ("launches", lambda e: str(e.launches)),
+)
+
+
+def _comparison(entries: Sequence[Entry]) -> Iterable[str]:
+    """One line per strategy, under a line of titles."""
+    rows = [["strategy", *(title for title, _ in _COLUMNS)]]
+    rows += [[entry.label, *(value(entry.estimate) for _, value in _COLUMNS)] for entry in entries]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join((row[0].ljust(widths[0]), *cells))
+
+
+def byte_text(amount: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1: `1.5 MiB`."""
+    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{amount} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def count_text(amount: int) -> str:
+    """A number in the largest decimal prefix that leaves at least 1: `3.2 G`."""
+    value, prefixes = float(amount), ["", "k", "M", "G", "T", "P"]
+    while value >= 1000 and len(prefixes) > 1:
+        value /= 1000
+        del prefixes[0]
+    return f"{value:.1f} {prefixes[0]}" if prefixes[0] else f"{amount} "

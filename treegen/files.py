@@ -1,153 +1,261 @@
-"""Trees in files: treegen JSON, FastTree's node list, TREE texts, and recorded reasoning templates."""
+"""Trees in files: treegen JSON, FastTree's node list, TREE texts, and templates of reasoning trees."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Ints, int32_array
-from treegen.ir.errors import FormatError
+from treegen.ir.arrays import INT32_MAX, Ints, frozen, int32_array
+from treegen.ir.errors import FormatError, TreeError, TreegenError
 from treegen.ir.tree import Tree
 from treegen.ir.tree_text import parse_node_list
 
-_TEMPLATE_FIELDS = frozenset({"parent", "tokens", "start", "end"})
-_SELECTED = re.compile(r"(?P<path>.+?)#(?P<index>\d+)(?:@(?P<step>\d+))?")
+_TEMPLATE_FIELDS = ("parent", "tokens", "start", "end")
+_ONLY_IN_TEMPLATES = frozenset({"parent", "start", "end"})
+_SELECTION = re.compile(r"(?P<path>.+)#(?P<index>\d{1,9})(?:@(?P<step>\d{1,9}))?", re.DOTALL)
+_NODE_LIST = re.compile(r"\s*\d{1,9}[ \t]*\n\s*\S")
+_FILE_ENDINGS = (".json", ".txt")
+_LONGEST_SHOWN = 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A recorded reasoning tree: every node grows by one token per step from step `start` to step `end`, inclusive.
+    """The whole course of a decoding tree: node v grows by one token in every step `start[v]..end[v]`, inclusive.
 
-    The root is the prompt (`end` at most 0). A node has a query row exactly in the steps in which it grows (DeFT, section
-    4 and appendix; Graph-of-Thoughts runs).
+    A node's query row is alive in exactly these steps; a node without tokens ends at `start - 1`. The prompt, a root,
+    grows in steps up to 0; decoding begins with step 1. (DeFT, section 4: templates from Graph-of-Thoughts runs.)
+    Raises FormatError.
     """
 
     parent: Ints
     start: Ints
     end: Ints
 
+    def __post_init__(self) -> None:
+        nodes = len(self.parent)
+        for name, low, high in (("parent", -1, nodes - 1), ("start", -INT32_MAX, INT32_MAX), ("end", 0, INT32_MAX)):
+            object.__setattr__(
+                self, name, int32_array(name, getattr(self, name), low=low, high=high, error=FormatError)
+            )
+            if len(getattr(self, name)) != nodes or nodes == 0:
+                reason = f"does not match {nodes} nodes" if nodes else "a template needs at least one node"
+                raise FormatError(name, f"{len(getattr(self, name))} entries", reason, "give one entry per node")
+        if (self.end < self.start).all():
+            raise FormatError("end", f"{nodes} entries", "leaves every node without tokens", "give one node a token")
+        above = np.maximum(self.parent, 0)
+        later = self.parent >= np.arange(nodes)
+        self._reject("parent", later, "does not come before the node", "number parents before their children")
+        empty = self.end.astype(np.int64) < self.start.astype(np.int64) - 1
+        self._reject("end", empty, "lies before the node's start", "end a node that has no tokens at start - 1")
+        late = (self.parent >= 0) & (self.start <= self.end[above])
+        self._reject("start", late, "is not after its parent's end", "start a node when its parent is complete")
+
+    def _reject(self, name: str, wrong: np.ndarray[Any, np.dtype[np.bool_]], reason: str, fix: str) -> None:
+        if wrong.any():
+            node = int(wrong.argmax())
+            raise FormatError(f"{name}[{node}]", int(getattr(self, name)[node]), reason, fix)
+
     @property
     def steps(self) -> range:
-        """The decoding steps at which some row is alive."""
-        return range(1, int(self.end.max(initial=0)) + 1)
+        """From the first to the last decoding step; step 0 alone when there is nothing but a prompt."""
+        last = int(self.end.max())
+        return range(min(max(1, int(self.start[self.end > 0].min(initial=last))), last), last + 1)
 
-    @cached_property
+    @property
     def middle(self) -> int:
-        """The middle step."""
-        return self.steps[len(self.steps) // 2] if self.steps else 1
+        """The middle of `steps`, or the next step at which a row is alive."""
+        step = (self.steps[0] + self.steps[-1]) // 2
+        return max(step, int(self.start[(self.end >= step) & (self.end >= self.start)].min()))
+
+    def nodes_at(self, step: int) -> Ints:
+        """The template's nodes that are nodes 0, 1, ... of `at(step)`: those with an alive row and their ancestors.
+
+        Raises TreeError when no row is alive.
+        """
+        kept = self._alive(step)
+        if not kept.any():
+            first, last = self.steps[0], self.steps[-1]
+            raise TreeError("step", step, "has no row that is alive", f"choose a step of {first}..{last}")
+        above = self.parent[kept]
+        while len(above := np.unique(above[above >= 0])):
+            above = above[~kept[above]]
+            kept[above] = True
+            above = self.parent[above]
+        return frozen(np.flatnonzero(kept))
 
     def at(self, step: int) -> Tree:
-        """The tree at a step: alive rows with the tokens that they have so far, and whole ancestors; the rest is pruned.
+        """The tree at a step: alive nodes with the tokens that they have by then, a row at the end of each, and their
+        whole ancestors.
 
-        Nodes keep their order. Raises FormatError when no row is alive.
+        Branches without an alive row are pruned; the others keep their order. Rows are in node order. Raises TreeError
+        when no row is alive.
         """
-        alive = (self.start <= step) & (step <= self.end) & (self.end > 0)
-        if not alive.any():
-            raise FormatError("step", step, "has no alive row", f"choose a step of 1..{len(self.steps)}")
-        needed = alive.copy()
-        frontier = np.flatnonzero(alive)
-        while len(frontier):
-            above = self.parent[frontier]
-            frontier = np.unique(above[above >= 0])
-            frontier = frontier[~needed[frontier]]
-            needed[frontier] = True
-        kept = np.flatnonzero(needed)
-        number = np.cumsum(needed) - 1
-        parent = np.where(self.parent[kept] >= 0, number[np.maximum(self.parent[kept], 0)], -1)
-        grown = np.minimum(self.end, step) - self.start + 1
-        rows = [(int(number[node]), int(grown[node])) for node in np.flatnonzero(alive)]
-        return Tree.from_parents(parent, grown[kept], rows)
+        kept = self.nodes_at(step)
+        number = np.full(len(self.parent) + 1, -1)  # one more, so that a root's parent -1 stays -1
+        number[kept] = np.arange(len(kept))
+        tokens = (np.minimum(self.end, step).astype(np.int64) - self.start + 1)[kept]
+        rows = np.flatnonzero(self._alive(step)[kept])
+        pairs = zip(rows.tolist(), tokens[rows].tolist(), strict=True)
+        return Tree.from_parents(number[self.parent[kept]], tokens, list(pairs))
+
+    def _alive(self, step: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        alive: np.ndarray[Any, np.dtype[np.bool_]] = (self.start <= step) & (step <= self.end)
+        return alive
 
 
 def load_templates(path: str | Path) -> list[Template]:
-    """The recorded trees of a JSON file: one object or a list of objects. Raises FormatError."""
-    return _templates(_read_json(Path(path)), str(path))
+    """The templates in a JSON file: one object with parent, tokens, start and end per node, or a list of such objects.
+
+    Raises FormatError.
+    """
+    return _templates(_parsed(_text(path), path), path)
 
 
 def load_tree(path: str | Path) -> Tree:
-    """A tree from a file; `FILE#INDEX@STEP` picks a template and a step (default: the first, in the middle).
+    """The tree in a file.
 
-    Raises FormatError for a file that cannot be read, TreeError for an impossible tree.
+    treegen JSON, a template, FastTree's node list (a node count on the first line) or a TREE text. Of a template file,
+    `FILE#INDEX@STEP` or `FILE#INDEX` takes one tree at one step; by default the first, in the middle of its decoding.
+    Raises FormatError, or TreeError for a tree that is impossible; both name the file.
     """
-    index, step = 0, None
-    selected = _SELECTED.fullmatch(str(path))
-    if selected and not Path(path).exists():
-        path, index = selected["path"], int(selected["index"])
-        step = None if selected["step"] is None else int(selected["step"])
-    file = Path(path)
-    if file.suffix == ".json":
-        value = _read_json(file)
-        if isinstance(value, dict) and not _TEMPLATE_FIELDS <= value.keys():
-            return Tree.from_json(_read_text(file))
-        templates = _templates(value, str(file))
-        if index >= len(templates):
-            raise FormatError("path", f"{file}#{index}", f"has {len(templates)} trees", "choose a lower index")
-        template = templates[index]
-        return template.at(template.middle if step is None else step)
-    text = _read_text(file)
-    if "\n" in text.strip():
-        return Tree.from_parents(*parse_node_list(text))
-    return Tree.parse(text)
+    selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
+    file = selection["path"] if selection else path
+    text = _text(file)
+    is_json = _ending(file) == ".json" or (_ending(file) != ".txt" and text.lstrip()[:1] in ("{", "["))
+    value = _parsed(text, file) if is_json else None
+    if isinstance(value, list) or (
+        isinstance(value, dict) and "format" not in value and _ONLY_IN_TEMPLATES & set(value)
+    ):
+        return _selected(_templates(value, file), file, selection)
+    if selection:
+        raise FormatError("path", _shown(path), "selects from a file that holds a single tree", f"give {file}")
+    with _inside(file):
+        if is_json:
+            return Tree.from_json(text)
+        return Tree.from_parents(*parse_node_list(text)) if _NODE_LIST.match(text) else Tree.parse(text)
 
 
-def tree_from_argument(argument: str) -> Tree:
-    """The tree that a command-line argument means: a file if it names one or ends in .json or .txt, else a TREE text."""
-    path = argument.partition("#")[0]
-    if path.endswith((".json", ".txt")) or Path(argument).is_file():
-        return load_tree(argument)
-    return Tree.parse(argument)
+def tree_from_argument(text: str) -> Tree:
+    """The tree that an argument means: a file if it names one or ends in .json or .txt, else a TREE text.
+
+    A file may carry the selection `#INDEX@STEP`. Raises FormatError, TreeError.
+    """
+    selection = _SELECTION.fullmatch(text)
+    names = (text, selection["path"]) if selection else (text,)
+    # os.path, unlike pathlib, takes a TREE text that is too long for a file's name.
+    is_file = any(
+        _ending(name) in _FILE_ENDINGS or (os.path.exists(name) and not os.path.isdir(name)) for name in names
+    )
+    return load_tree(text) if is_file else Tree.parse(text)
 
 
 def save_text(path: str | Path, text: str) -> None:
-    """Writes a text file."""
-    Path(path).write_text(text, encoding="utf-8")
-
-
-def _read_text(path: Path) -> str:
+    """Writes a file as a whole: readers see the old text or the new. Raises FormatError when it cannot be written."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as cause:
-        reason = cause.strerror if isinstance(cause, OSError) else "is not UTF-8 text"
-        raise FormatError("path", str(path), f"cannot be read: {reason}", "name a readable file") from cause
+        if os.path.exists(path) and not os.path.isfile(path):
+            # A pipe or a device takes the text as it comes and must not be replaced.
+            Path(path).write_text(text, encoding="utf-8")
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+            os.replace(temporary, target)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as cause:
+        raise FormatError("path", _shown(path), f"cannot be written ({cause.strerror})", "name another file") from cause
 
 
-def _read_json(path: Path) -> Any:
-    text = _read_text(path)
+def _ending(path: str | Path) -> str:
+    return os.path.splitext(path)[1].lower()
+
+
+def _shown(path: str | Path) -> str:
+    """A path that fits into an error whole, or its end: that is where files differ."""
+    text = str(path)
+    return text if len(text) <= _LONGEST_SHOWN else f"...{text[3 - _LONGEST_SHOWN :]}"
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as cause:
+        raise FormatError("path", _shown(path), "does not exist", "name a file") from cause
+    except OSError as cause:
+        raise FormatError("path", _shown(path), f"cannot be read ({cause.strerror})", "name a readable file") from cause
+    except ValueError as cause:
+        reason = "is not UTF-8 text" if isinstance(cause, UnicodeDecodeError) else "is not the name of a file"
+        raise FormatError("path", _shown(path), reason, "name a text file") from cause
+
+
+def _parsed(text: str, path: str | Path) -> Any:
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as cause:
-        raise FormatError("path", str(path), f"is not complete JSON ({cause})", "write the file again") from cause
+    except (ValueError, RecursionError) as cause:  # ValueError: also an integer of thousands of digits
+        raise FormatError("path", _shown(path), f"is not complete JSON ({cause})", "write the file again") from cause
 
 
-def _templates(value: Any, path: str) -> list[Template]:
+@contextmanager
+def _inside(place: str | Path) -> Iterator[None]:
+    """Puts the file in front of the argument that an error names."""
+    try:
+        yield
+    except TreegenError as error:
+        raise type(error)(f"{place}: {error.argument}", error.value, error.reason, error.fix) from error
+
+
+def _selected(templates: list[Template], path: str | Path, selection: re.Match[str] | None) -> Tree:
+    index = int(selection["index"]) if selection else 0
+    if index >= len(templates):
+        raise FormatError(
+            "path", _shown(f"{path}#{index}"), f"holds {len(templates)} templates", "choose a lower index"
+        )
+    template = templates[index]
+    with _inside(f"{path}#{index}"):
+        return template.at(int(selection["step"]) if selection and selection["step"] else template.middle)
+
+
+def _templates(value: Any, path: str | Path) -> list[Template]:
     listed = value if isinstance(value, list) else [value]
     if not listed:
-        raise FormatError("path", path, "holds no trees", "name another file")
-    return [_template(entry, f"{path}#{index}") for index, entry in enumerate(listed)]
+        raise FormatError("path", _shown(path), "holds no templates", "name another file")
+    result = []
+    for index, entry in enumerate(listed):
+        with _inside(f"{path}#{index}"):
+            result.append(_template(entry))
+    return result
 
 
-def _template(entry: Any, name: str) -> Template:
-    if not isinstance(entry, dict) or entry.keys() != _TEMPLATE_FIELDS:
-        found = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
-        fields = ", ".join(sorted(_TEMPLATE_FIELDS))
-        raise FormatError(name, found, "is not a recorded tree", f"give exactly the fields {fields}")
-    if not all(isinstance(entry[field], list) for field in _TEMPLATE_FIELDS):
-        raise FormatError(name, sorted(entry), "has a field that is not a list", "give one integer per node")
-    columns = {
-        field: int32_array(f"{name} {field}", entry[field], low=-INT32_MAX, error=FormatError)
-        for field in _TEMPLATE_FIELDS
-    }
-    parent, tokens, start, end = (columns[field] for field in ("parent", "tokens", "start", "end"))
-    if len({len(parent), len(tokens), len(start), len(end)}) != 1 or len(parent) == 0:
-        raise FormatError(name, len(parent), "has fields of different lengths or no nodes", "give one entry per node")
-    wrong = np.flatnonzero((end.astype(np.int64) - start + 1 != tokens) | (parent >= len(parent)) | (parent < -1))
+def _template(entry: Any) -> Template:
+    if not isinstance(entry, dict):
+        fields = ", ".join(_TEMPLATE_FIELDS)
+        raise FormatError("template", entry, "is not a JSON object", f"give an object with {fields}")
+    for name in (*_TEMPLATE_FIELDS, *entry):
+        if name not in entry:
+            raise FormatError(name, None, "is missing", f"give all of {', '.join(_TEMPLATE_FIELDS)}")
+        if name not in _TEMPLATE_FIELDS:
+            raise FormatError(name, entry[name], "is an unknown field", f"use {', '.join(_TEMPLATE_FIELDS)}")
+        if not isinstance(entry[name], list):
+            raise FormatError(name, entry[name], "is not a list", "give one integer per node")
+    template = Template(entry["parent"], entry["start"], entry["end"])
+    tokens = int32_array("tokens", entry["tokens"], low=0, error=FormatError)
+    expected = template.end.astype(np.int64) - template.start + 1
+    if len(tokens) != len(expected):
+        raise FormatError("tokens", f"{len(tokens)} entries", f"does not match {len(expected)} nodes", "complete it")
+    wrong = np.flatnonzero(tokens != expected)
     if len(wrong):
-        reason = "its parent is out of range, or its tokens are not end - start + 1"
-        raise FormatError(f"{name} node {wrong[0]}", int(tokens[wrong[0]]), reason, "correct the node")
-    return Template(parent, start, end)
+        node = int(wrong[0])
+        reason = f"differs from end - start + 1 = {expected[node]}"
+        raise FormatError(f"tokens[{node}]", int(tokens[node]), reason, "correct the node")
+    return template

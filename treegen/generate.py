@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import math
 import random
 
 import numpy as np
@@ -11,63 +13,87 @@ from treegen.ir.arrays import frozen
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
 
+_LARGEST = 1_000_000
+_DRAFT_DEPTH = 4  # Medusa's heads: tokens below the root token
+_RANK_CHANCES = (0.6, 0.15)  # that a head's first guess, and its second, is the token that will be accepted
+
 
 def few_shot(prompt: int = 4000, width: int = 20, step: int = 200) -> Tree:
-    """A prompt shared by `width` branches that have grown by `step` tokens each (DeFT, table 6: few-shot prompting)."""
+    """A prompt shared by `width` branches that have grown by `step` tokens each (DeFT, table 6). Raises TreeError."""
     _check(prompt=prompt, width=width, step=step)
     return Tree.from_levels([1, width], [prompt, step])
 
 
-def reasoning(seed: int = 0, depth: int = 4, width: int = 10, step: int | None = None) -> Tree:
-    """A tree-of-thoughts search in the middle of decoding, or at `step`.
+def reasoning(
+    seed: int = 0, depth: int = 5, width: int = 10, prompt: int = 1000, thought: int = 300, step: int | None = None
+) -> Tree:
+    """A tree-of-thoughts search at a decoding step, by default in the middle (see `reasoning_template`).
 
-    A prompt, then `depth` rounds: every surviving thought branches into new ones, up to `width` in a round, of uneven
-    lengths; one or a few survive a round, and the next starts when the longest of its parent's generation has ended.
+    Raises TreeError.
     """
-    template = reasoning_template(seed, depth, width)
+    template = reasoning_template(seed, depth, width, prompt, thought)
+    if step is not None:
+        _check(step=step)
     return template.at(template.middle if step is None else step)
 
 
-def reasoning_template(seed: int = 0, depth: int = 4, width: int = 10) -> Template:
-    """The whole course of the search behind `reasoning`."""
-    _check(depth=depth, width=width)
-    chance = random.Random(seed)
-    prompt = chance.randint(700, 1500)
+def reasoning_template(
+    seed: int = 0, depth: int = 5, width: int = 10, prompt: int = 1000, thought: int = 300
+) -> Template:
+    """The whole course of a breadth-first tree-of-thoughts search (DeFT, section 4).
+
+    In each of `depth` rounds the surviving thoughts branch into `width` new ones altogether, about `thought` tokens
+    long but uneven: some stop early, some run twice as long. One to three of them survive, the others are pruned when
+    they end. A round's thoughts start when their own parent ends, so rounds overlap. Raises TreeError.
+    """
+    _check(depth=depth, width=width, prompt=prompt, thought=thought)
+    if depth * width > _LARGEST:
+        raise TreeError("depth * width", depth * width, f"exceeds {_LARGEST} nodes", "make fewer or smaller rounds")
+    source = _random(seed)
     parent, start, end = [-1], [1 - prompt], [0]
     survivors = [0]
     for _ in range(depth):
-        usual = chance.randint(80, 1000)
-        thoughts = []
-        for node in survivors:
-            for _ in range(max(1, width // len(survivors))):
-                length = max(1, round(chance.gauss(usual, usual / 5)))
-                thoughts.append(len(parent))
+        usual = thought * source.uniform(0.5, 1.5)
+        children = []
+        for place, node in enumerate(survivors):
+            for _ in range(width // len(survivors) + (place < width % len(survivors))):
+                spread = source.uniform(0.02, 0.5) if source.random() < 0.15 else source.gauss(1, 0.2)
+                children.append(len(parent))
                 parent.append(node)
                 start.append(end[node] + 1)
-                end.append(end[node] + length)
-        survivors = sorted(chance.sample(thoughts, min(len(thoughts), chance.randint(1, 3))))
+                end.append(end[node] + max(1, round(usual * min(max(spread, 0.02), 2))))
+        survivors = sorted(source.sample(children, min(len(children), source.randint(1, 3))))
     return Template(*(frozen(np.array(column)) for column in (parent, start, end)))
 
 
 def speculative(seed: int = 0, tokens: int = 32, prefix: int = 1000) -> Tree:
-    """A draft token tree of `tokens` rows, root token included, over a prefix (Medusa; DeFT, table 6).
+    """A draft token tree of `tokens` rows, the root token's included, over `prefix` tokens.
 
-    Every further token hangs under a random earlier one, more likely under one that is near the root and of low rank.
+    Grown as Medusa's sparse trees are: the guess most likely to be accepted next, by rank and depth, joins first; here
+    likelihoods are random around a geometric law. KV lies in order of depth. Raises TreeError.
     """
     _check(tokens=tokens, prefix=prefix)
-    chance = random.Random(seed)
-    paths: list[tuple[int, ...]] = [()]
-    children = [0]
-    while len(paths) < tokens:
-        weights = [1 / (1 + len(path) + sum(path) + children[i]) for i, path in enumerate(paths)]
-        node = chance.choices(range(len(paths)), weights)[0]
-        paths.append((*paths[node], children[node]))
-        children[node] += 1
-        children.append(0)
-    return Tree.from_token_tree(sorted(paths[1:], key=lambda path: (len(path), path)), prefix)
+    source = _random(seed)
+    paths: list[tuple[int, ...]] = []
+    # Each entry stands for the guesses of one rank and higher below one token; losses are negative log likelihoods.
+    waiting: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
+    while len(paths) < tokens - 1:
+        loss, path = heapq.heappop(waiting)
+        paths.append(path)
+        first, next_rank = (-math.log(chance) * source.uniform(0.5, 1.5) for chance in _RANK_CHANCES)
+        heapq.heappush(waiting, (loss + next_rank / (1 + path[-1]), (*path[:-1], path[-1] + 1)))
+        if len(path) < _DRAFT_DEPTH:
+            heapq.heappush(waiting, (loss + first, (*path, 0)))
+    return Tree.from_token_tree(sorted(paths, key=lambda path: (len(path), path)), prefix)
 
 
 def _check(**numbers: int) -> None:
     for name, value in numbers.items():
-        if type(value) is not int or value < 1:
-            raise TreeError(name, value, "is not a positive integer", "give a whole number of at least 1")
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            raise TreeError(name, value, "is not a positive integer", f"give a whole number of 1..{_LARGEST}")
+
+
+def _random(seed: int) -> random.Random:
+    if type(seed) is not int:
+        raise TreeError("seed", seed, "is not an integer", "give a whole number")
+    return random.Random(seed)

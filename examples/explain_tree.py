@@ -1,0 +1,21 @@
+"""Compares all strategies on a few-shot batch, without torch and without a GPU."""
+
+from treegen import Shape
+from treegen.explain import explain
+from treegen.generate import few_shot
+from treegen.strategies import deft_node_chunk, strategy_names
+
+
+def main() -> None:
+    """Prints what each named strategy would read, write and waste, and the one that treegen takes by itself."""
+    tree = few_shot(prompt=4000, width=20, step=200)
+    strategies = (*strategy_names(), deft_node_chunk(chunk=512), "auto")
+    explanation = explain(tree, strategies, Shape(32, 8, 128, dtype="fp16"), "a100")
+    print(explanation.text(most_groups=3))
+    moved = {entry.label: entry.estimate.kv_hbm_bytes + entry.estimate.partial_bytes for entry in explanation.entries}
+    least = min(moved, key=lambda label: moved[label])
+    print(f"{least} moves the fewest bytes of KV and partials: {moved[least] / 1e6:.1f} MB per layer")
+
+
+if __name__ == "__main__":
+    main()
