@@ -235,7 +235,9 @@ class Schedule:
         for name, width in _TABLES.items():
             rows = value[name]
             if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
-                raise FormatError(f"schedule.{name}", rows, f"is not a list of rows of {width}", "complete the rows")
+                raise FormatError(
+                    f"schedule.{name}", rows, f"is not a list of rows with {width} columns", "complete the rows"
+                )
             flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
         return cls(classes, **arrays)

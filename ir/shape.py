@@ -8,7 +8,7 @@ from treegen.ir.errors import ShapeError
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 1024
 
 

@@ -4,6 +4,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import pytest
@@ -25,8 +26,8 @@ def partial_key(
     """The key that compile would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
-    tile = tile_class(shape, targets()[TARGETS[architecture]], rows, masked=masked, block=block)
-    return kernel_key(tile, shape, page_size)
+    tile = tile_class(shape, targets()[TARGETS[architecture]], rows, masked=masked)
+    return kernel_key(replace(tile, block=block), shape, page_size)
 
 
 DTYPES, DIMS, GROUPS = ("fp16", "bf16", "fp32"), (64, 80, 96, 128, 256), (1, 3, 4, 8)

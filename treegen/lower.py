@@ -4,14 +4,14 @@ tokens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import Schedule
+from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.targets import Target
@@ -31,8 +31,8 @@ class _Runs(NamedTuple):
 class _Tables(NamedTuple):
     """Tile and block tables, and per item where its part begins and how many tiles it has."""
 
-    tiles: npt.NDArray[np.int64]
-    blocks: npt.NDArray[np.int64]
+    tiles: Ints
+    blocks: Ints
     tile0: Longs
     tile_count: Longs
     block0: Longs
@@ -45,16 +45,15 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
     Raises ShapeError when no tile class fits the shape.
     """
-    masked = bool(plan.masked.any())
-    tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=masked)
+    most_rows = int(plan.group_rows.max(initial=1))
+    tile = tile_class(shape, target, most_rows, masked=bool(plan.masked.any()))
     height = rows_per_tile(tile.rows, shape.group)
     item_group, step = ragged(-(-plan.group_rows // height))
     begin = step * height
     rows = np.minimum(plan.group_rows[item_group] - begin, height).astype(np.int64)
 
     runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
-    block = _block_tokens(runs.length, tile.tokens)
-    tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=masked, block=block)
+    tile = replace(tile, block=_block_tokens(runs.length, tile.tokens))
 
     # Drop items that see nothing, and launch the longest first.
     work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
@@ -63,8 +62,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     number = np.full(len(rows), -1, np.int64)
     number[order] = np.arange(len(order))
     runs = _Runs(number[runs.owner], *runs[1:])
-    resorted = np.argsort(runs.owner, kind="stable")
-    tables = _tabulate(_Runs(*(column[resorted] for column in runs)), len(order), tile.tokens, block)
+    by_item = np.argsort(runs.owner, kind="stable")
+    tables = _tabulate(_Runs(*(column[by_item] for column in runs)), len(order), tile.tokens, tile.block)
 
     item_group, rows = item_group[order], rows[order]
     row_table, row0 = _row_table(plan, tree)
@@ -81,11 +80,11 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     by_row = np.argsort(partial_row, kind="stable")
     partials = np.bincount(partial_row, minlength=tree.num_rows)
     merge_rows = np.flatnonzero((partials > 0) | (items_of_row == 0))
-    columns = (row0, rows, tables.tile0, tables.tile_count, tables.block0, tables.block_tiles, slot0, item_group)
+    walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule(
         classes=(tile,),
         class_indptr=frozen(np.array([0, len(rows)])),
-        items=frozen(np.stack(columns, axis=1)),
+        items=frozen(_table(row0, rows, *walk, slot0, item_group)),
         rows=row_table,
         tiles=frozen(tables.tiles),
         blocks=frozen(tables.blocks),
@@ -142,31 +141,32 @@ def _block_tokens(lengths: Longs, tile_tokens: int) -> int:
 def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:
     """Cuts every run into full tiles and a rest in blocks; an item's blocks are packed into tiles one after another."""
     full = runs.length // tokens
-    owner, step = ragged(full)
-    tiles = np.stack(
-        [runs.slot[owner] + step * tokens, np.full(len(owner), tokens), runs.lo[owner], runs.hi[owner]], axis=1
-    )
+    run, step = ragged(full)
+    tiles = _table(runs.slot[run] + step * tokens, tokens, runs.lo[run], runs.hi[run])
     tile_count = np.bincount(runs.owner, full, items).astype(np.int64)
 
     rest = runs.length - full * tokens
-    owner, step = ragged(-(-rest // block))
-    block_count = np.bincount(runs.owner[owner], minlength=items)
+    run, step = ragged(-(-rest // block))
+    item = runs.owner[run]
+    block_count = np.bincount(item, minlength=items)
     per_tile = tokens // block
     block_tiles = -(-block_count // per_tile)
     block0 = offsets(block_tiles * per_tile)
-    item = runs.owner[owner]
-    place = block0[item] + np.arange(len(item)) - offsets(block_count)[item]
-    blocks = np.zeros((block0[-1], 4), np.int64)
-    blocks[place] = np.stack(
-        [
-            runs.slot[owner] + full[owner] * tokens + step * block,
-            np.minimum(rest[owner] - step * block, block),
-            runs.lo[owner],
-            runs.hi[owner],
-        ],
-        axis=1,
-    )
+    blocks = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
+    if len(run):
+        slot = runs.slot[run] + full[run] * tokens + step * block
+        length = np.minimum(rest[run] - step * block, block)
+        place = np.arange(len(item)) + (block0[:-1] - offsets(block_count)[:-1])[item]
+        blocks[place] = _table(slot, length, runs.lo[run], runs.hi[run])
     return _Tables(tiles, blocks, offsets(tile_count)[:-1], tile_count, block0[:-1], block_tiles)
+
+
+def _table(first: Longs, *others: Longs | int) -> Ints:
+    """An int32 table of these columns."""
+    table = np.empty((len(first), 1 + len(others)), np.int32)
+    for column, values in enumerate((first, *others)):
+        table[:, column] = values
+    return table
 
 
 def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import DTYPE_BYTES, Shape
@@ -18,7 +20,9 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
-_HOPPER = 90
+_HOPPER, _BLACKWELL = 90, 100
+_RESERVED = 1024  # shared memory that the driver keeps per block
+_BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
 
 def padded(dim: int) -> int:
@@ -26,18 +30,19 @@ def padded(dim: int) -> int:
     return max(16, 1 << (dim - 1).bit_length())
 
 
-def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape) -> int:
+def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
     """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
     query = rows * padded(shape.head_dim) * DTYPE_BYTES[shape.dtype]
     kv = tokens * (padded(shape.head_dim) + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
-    return query + stages * kv
+    return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
-def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool, block: int = BLOCK_TOKENS) -> TileClass:
+@cache
+def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool) -> TileClass:
     """The tile class for groups of at most `most_rows` rows: 16 head rows if all fit into them, else the large one.
 
-    Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Raises
-    ShapeError.
+    Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Packed runs
+    have blocks of BLOCK_TOKENS. Raises ShapeError.
     """
     small = most_rows * shape.group <= 16
     candidates: tuple[tuple[int, int, int, int], ...]
@@ -50,14 +55,17 @@ def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool, bl
     if padded(shape.head_dim_v) > 128:
         # Twice the accumulator: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
-    fitting = [c for c in candidates if shared_bytes(c[0], c[1], c[3], shape) <= target.shared_bytes]
-    if not fitting:
-        raise ShapeError(
-            "head_dim", shape.head_dim, f"needs too much shared memory for {target.name}", "use the torch backend"
-        )
-    twice = [c for c in fitting if 2 * (shared_bytes(c[0], c[1], c[3], shape) + 1024) <= target.shared_bytes_per_sm]
-    rows, tokens, warps, stages = (twice or fitting)[0]
-    return TileClass(rows, tokens, block, masked, warps, stages)
+
+    def fits(rows: int, tokens: int, stages: int, blocks: int) -> bool:
+        needed = shared_bytes(rows, tokens, stages, shape, target)
+        return needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm
+
+    for blocks in (2, 1):
+        for rows, tokens, warps, stages in candidates:
+            if fits(rows, tokens, stages, blocks):
+                return TileClass(rows, tokens, BLOCK_TOKENS, masked, warps, stages)
+    reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
+    raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
 
 
 def rows_per_tile(rows: int, group: int) -> int:
