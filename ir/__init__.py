@@ -2,10 +2,10 @@
 
 Glossary
     node      a run of tokens; its children extend it. A tree may be a forest; a node may have no tokens.
-    row       a query attached to a node: it sees all tokens of the node's ancestors and the first `sees` of the node's.
+    row       a query attached to a node: it sees all tokens of the node's ancestors and `sees` of its own.
     slot      a token's place in the KV cache; a run is consecutive slots (KVRuns).
-    rank      a row's number in depth-first preorder, within a node by `sees`. The rows that see a token are one interval
-              of ranks, so a mask is never more than two integers per run of tokens.
+    rank      a row's number in depth-first preorder, within a node by `sees`. The rows that see a token are one
+              interval of ranks, so a mask is never more than two integers per run of tokens.
     span      a maximal run of one node's tokens that the same rows see.
     group     rows (ascending rank intervals) that read the same segments together.
     segment   a run of one node's tokens that a group reads, and the interval of the group's rows that see it.
@@ -14,6 +14,6 @@ Glossary
     partial   an item's result for a row that other items work on too; it goes to a slot of the partial buffer.
     schedule  items in launch order, the KV tiles they walk, and per row the partials to merge.
 
-Modules, in the order of the flow: errors, arrays, kv, topology, build, tree_text, tree_json, signature, tree, shape, plan,
-schedule, verify.
+Modules, in the order of the flow: errors, arrays, kv, topology, build, tree_text, tree_json, signature, tree, shape,
+plan, schedule, verify.
 """
