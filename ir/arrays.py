@@ -36,17 +36,27 @@ def int32_array(
     except (ValueError, OverflowError) as cause:
         raise error(argument, values, "is not a flat sequence of integers", "give one integer per entry") from cause
     if array.ndim != 1:
-        raise error(argument, f"shape {array.shape}", "has to be one-dimensional", "give one integer per entry")
+        raise error(argument, f"shape {array.shape}" if array.ndim else values, "has to be one-dimensional", "give one integer per entry")
     if array.size == 0:
         return frozen(np.empty(0, np.int32))
-    if array.dtype.kind not in "iu":
-        index = next((i for i, value in enumerate(values) if not _is_integer(value)), 0)
+    if array.dtype.kind not in "iu" or (array is not values and any(isinstance(value, bool) for value in values)):
+        index = next((i for i, value in enumerate(values) if not _is_integer(value)), None)
+        if index is None:  # whole numbers, but some do not fit into 64 bits
+            index = next(i for i, value in enumerate(values) if not low <= value <= high)
+            raise error(f"{argument}[{index}]", values[index], f"is outside {low}..{high}", "correct the value")
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     outside = (array < low) | (array > high)
     if outside.any():
         index = int(outside.argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
     return frozen(array.astype(np.int32))
+
+
+def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
+    """`value` if it is an integer of at least 1; raises `error` otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise error(argument, value, "is not a positive integer", "give a whole number of at least 1")
+    return value
 
 
 def _is_integer(value: object) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, IntsLike, frozen, int32_array, offsets
+from treegen.ir.arrays import Ints, IntsLike, Longs, frozen, int32_array, offsets, positive_int
 from treegen.ir.errors import TreeError
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Parts(NamedTuple):
     """What a tree is made of. `rows`: (node, sees) in the caller's order, None for one row per leaf."""
 
-    parents: list[int] | Ints
-    tokens: list[int] | Ints
+    parents: list[int] | Ints | Longs
+    tokens: list[int] | Ints | Longs
     rows: list[tuple[int, int]] | None
 
 
@@ -38,18 +38,25 @@ def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
     return Parts(frozen(np.concatenate(parents)), frozen(np.repeat(lengths, counts)), None)
 
 
-def from_paths(paths: Sequence[Sequence[Hashable]], block_size: int) -> Parts:
+def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
     """Radix-merge paths: row i is path i; a path that ends inside another's run becomes a row inside that node."""
-    if block_size < 1:
-        raise TreeError("block_size", block_size, "is not positive", "give the number of tokens of one path element")
-    if len(paths) == 0:
+    positive_int("block_size", block_size, TreeError)
+    listed = _checked_paths(paths, "give one sequence of tokens or hashes per row")
+    if len(listed) == 0:
         raise TreeError("paths", paths, "is empty", "give at least one path")
     identity: dict[Hashable, int] = {}
-    keys = [np.fromiter((identity.setdefault(x, len(identity)) for x in path), np.int64) for path in paths]
+    keys = []
+    for index, path in enumerate(listed):
+        try:
+            keys.append(np.fromiter((identity.setdefault(x, len(identity)) for x in path), np.int64))
+        except TypeError as cause:
+            raise TreeError(
+                f"paths[{index}]", path, f"has elements without a hash: {cause}", "give integers"
+            ) from cause
     parents: list[int] = []
     tokens: list[int] = []
-    rows: list[tuple[int, int]] = [(0, 0)] * len(paths)
-    pending = _families(keys, list(range(len(paths))), 0, -1)
+    rows: list[tuple[int, int]] = [(0, 0)] * len(listed)
+    pending = _families(keys, list(range(len(listed))), 0, -1)
     if any(len(key) == 0 for key in keys):
         # A path without tokens sees nothing: it hangs on a node of its own that has no tokens.
         parents.append(-1)
@@ -66,6 +73,17 @@ def from_paths(paths: Sequence[Sequence[Hashable]], block_size: int) -> Parts:
                 rows[path] = (node, (len(keys[path]) - begin) * block_size)
         pending += _families(keys, [path for path in members if len(keys[path]) > end], end, node)
     return Parts(parents, tokens, rows)
+
+
+def _checked_paths(paths: object, fix: str) -> list[Any]:
+    """The paths as a list. Raises TreeError naming what is not a sequence."""
+    if not isinstance(paths, Iterable) or isinstance(paths, str):
+        raise TreeError("paths", paths, "is not a list of paths", fix)
+    listed = list(paths)
+    for index, path in enumerate(listed):
+        if not isinstance(path, Sequence | np.ndarray):
+            raise TreeError(f"paths[{index}]", path, "is not a sequence", fix)
+    return listed
 
 
 def _agreement(path: Ints | Any, longest: Ints | Any, begin: int) -> int:
@@ -86,7 +104,8 @@ def _families(keys: list[Any], members: list[int], begin: int, parent: int) -> l
 def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
     """Medusa child-rank paths: node 0 is the prefix, node 1 the root token, then one one-token node per path."""
     numbers: dict[tuple[int, ...], int] = {(): 1}
-    listed = [tuple(int(rank) for rank in path) for path in paths]
+    given = _checked_paths(paths, "give the child ranks from the root for every token")
+    listed = [tuple(int32_array(f"paths[{i}]", path, low=0).tolist()) for i, path in enumerate(given)]
     for index, path in enumerate(listed):
         if not path or path in numbers:
             reason = "is empty (the root token is implied)" if not path else "occurs twice"
@@ -105,6 +124,10 @@ def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:
     """A directed forest (edges from parent to child) whose nodes carry `tokens` and, optionally, `rows` (list of
     sees).
     """
+    import networkx
+
+    if not isinstance(graph, networkx.DiGraph):
+        raise TreeError("graph", type(graph).__name__, "is not directed", "give a networkx.DiGraph, parent to child")
     names = list(graph.nodes)
     number = {name: index for index, name in enumerate(names)}
     parents = []
@@ -121,5 +144,10 @@ def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:
     tokens = [graph.nodes[name]["tokens"] for name in names]
     if not any("rows" in graph.nodes[name] for name in names):
         return Parts(parents, tokens, None)
+    for name in names:
+        if not isinstance(graph.nodes[name].get("rows", ()), Sequence | np.ndarray):
+            raise TreeError(
+                f"graph node {name!r}", graph.nodes[name]["rows"], "is not a list", "give the sees of its rows"
+            )
     rows = [(number[name], sees) for name in names for sees in graph.nodes[name].get("rows", ())]
     return Parts(parents, tokens, rows)

@@ -6,23 +6,28 @@ A message is one line that names the argument, the value, the reason and the fix
 from __future__ import annotations
 
 _LONGEST_VALUE = 60
+_LONGEST_PART = 160
 
 
 class TreegenError(ValueError):
     """Root of all treegen errors: `argument = value: reason; fix`."""
 
     def __init__(self, argument: str, value: object, reason: str, fix: str) -> None:
-        text = " ".join(str(value).split()) if isinstance(value, str) else " ".join(repr(value).split())
-        if len(text) > _LONGEST_VALUE:
-            text = text[: _LONGEST_VALUE - 3] + "..."
-        super().__init__(f"{argument} = {text}: {reason}; {fix}")
-        self.argument = argument
+        self.argument = _short(argument, _LONGEST_PART)
         self.value = value
-        self.reason = reason
-        self.fix = fix
+        self.reason = _short(reason, _LONGEST_PART)
+        self.fix = _short(fix, _LONGEST_PART)
+        shown = _short(value if isinstance(value, str) else repr(value), _LONGEST_VALUE)
+        super().__init__(f"{self.argument} = {shown}: {self.reason}; {self.fix}")
 
     def __reduce__(self) -> tuple[type[TreegenError], tuple[str, object, str, str]]:
         return type(self), (self.argument, self.value, self.reason, self.fix)
+
+
+def _short(text: str, longest: int) -> str:
+    """`text` on one line, its end cut off beyond `longest` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 3] + "..."
 
 
 class TreeError(TreegenError):

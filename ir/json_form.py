@@ -12,10 +12,14 @@ FORMAT = 1
 
 def read_object(text: str, kind: str, fields: frozenset[str], required: frozenset[str]) -> dict[str, Any]:
     """The fields of a JSON object of this kind; raises FormatError for anything else, a future version included."""
+    if not isinstance(text, str):
+        raise FormatError(kind, text, "is not a text", "give what to_json returned")
     try:
         value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as cause:
-        raise FormatError(kind, text[:40], f"is not complete JSON ({cause})", "write it again with to_json") from cause
+    except (ValueError, RecursionError) as cause:
+        # Not only broken text: nesting and numbers can be too deep and too long for Python to read.
+        where = f" ({cause.msg} at position {cause.pos})" if isinstance(cause, json.JSONDecodeError) else ""
+        raise FormatError(kind, text[:40], f"is not complete JSON{where}", "write it again with to_json") from cause
     if not isinstance(value, dict):
         raise FormatError(kind, text[:40], "is not a JSON object", "write it with to_json")
     version = value.pop("format", None)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, frozen, int32_array, offsets, ragged_ranges
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, frozen, int32_array, offsets, positive_int, ragged_ranges
 from treegen.ir.errors import TreeError
 
 
@@ -48,8 +48,7 @@ class KVRuns:
     @classmethod
     def from_pages(cls, tokens: Ints, pages: Sequence[IntsLike], page_size: int) -> KVRuns:
         """One sequence of page ids per node: token t of a node is in `pages[node][t // page_size]`."""
-        if page_size < 1:
-            raise TreeError("page_size", page_size, "is not positive", "give the number of tokens of one page")
+        positive_int("page_size", page_size, TreeError)
         high = INT32_MAX // page_size
         checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
         counts = -(-tokens // page_size)
@@ -64,9 +63,17 @@ class KVRuns:
     @classmethod
     def from_runs(cls, tokens: Ints, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
         """One sequence of (start, length) runs per node, in token order."""
+        pairs = [run for node_runs in runs for run in node_runs]
+        if not all(isinstance(run, Sequence) and len(run) == 2 for run in pairs):
+            raise TreeError("kv", pairs, "is not made of (start, length) runs", "give runs, or slots to from_slots")
         counts = np.array([len(node_runs) for node_runs in runs], np.int64)
-        start = int32_array("kv's starts", [run[0] for node_runs in runs for run in node_runs], low=0)
-        length = int32_array("kv's lengths", [run[1] for node_runs in runs for run in node_runs], low=1)
+        start = int32_array("kv's starts", [run[0] for run in pairs], low=0)
+        length = int32_array("kv's lengths", [run[1] for run in pairs], low=1)
+        beyond = np.flatnonzero(start.astype(np.int64) + length > INT32_MAX)
+        if len(beyond):
+            run = int(beyond[0])
+            reason = "ends beyond slot 2^31 - 1"
+            raise TreeError(f"kv's run {run}", (int(start[run]), int(length[run])), reason, "correct the run")
         node = np.repeat(np.arange(len(counts)), counts)
         totals = np.bincount(node, length, len(counts)).astype(np.int64)
         _check_lengths("kv", tokens, totals.tolist())

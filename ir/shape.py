@@ -53,7 +53,7 @@ class Shape:
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
         if self.head_dim > MAX_HEAD_DIM or self.head_dim % 8:
             reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
-            raise ShapeError("head_dim", self.head_dim, reason, "pad the head dimension")
+            raise ShapeError("head_dim", self.head_dim, reason, "pad or split the head dimension")
         if self.head_dim_v != self.head_dim:
             raise ShapeError("head_dim_v", self.head_dim_v, "differs from head_dim", "use equal head dims")
         if self.kv_dtype != self.dtype:

@@ -57,9 +57,7 @@ class KernelKey:
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
-    """Everything that a stage-2 kernel is specialised for. heads: heads per block (a power of two); chunk: partials
-    per step.
-    """
+    """Everything that a stage-2 kernel is specialised for. heads: heads per block, a power of two."""
 
     dtype: str
     head_dim_v: int

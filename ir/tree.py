@@ -211,6 +211,8 @@ class Tree:
 
 
 def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
+    if not isinstance(kv, KVRuns | Sequence | np.ndarray):
+        raise TreeError("kv", kv, "is neither KVRuns nor a list", "give one sequence of slots per node")
     if not isinstance(kv, KVRuns):
         return KVRuns.from_slots(tokens, kv)
     kv.check_fits(tokens)
@@ -218,6 +220,8 @@ def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
 
 
 def _checked_rows(rows: Iterable[tuple[int, int]], tokens: Ints) -> tuple[Ints, Ints]:
+    if not isinstance(rows, Iterable):
+        raise TreeError("rows", rows, "is not a list of (node, sees) pairs", "give node and sees for every row")
     pairs = list(rows)
     for index, pair in enumerate(pairs):
         if not isinstance(pair, Sequence | np.ndarray) or isinstance(pair, str) or len(pair) != 2:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from treegen.ir import build
-from treegen.ir.arrays import Longs, frozen, offsets
+from treegen.ir.arrays import Longs, offsets
 from treegen.ir.errors import FormatError
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ Shape: TypeAlias = tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]]
 
 def parse(text: str) -> build.Parts:
     """Parents, tokens and default rows of a TREE text; raises FormatError with the place of the first mistake."""
+    if not isinstance(text, str):
+        raise FormatError("tree", text, "is not a text", "write levels 1,4/100,10 or nodes 100(10*4)")
     stripped = text.strip()
     levels = _LEVELS.fullmatch(stripped)
     if levels:
@@ -119,7 +121,7 @@ def _parse_nested(text: str) -> build.Parts:
             children = stack.pop().blocks
         if len(stack) == 1 and reader.at_end:
             parents, tokens = _joined(stack[0].blocks, -1, 0)
-            return build.Parts(frozen(parents), frozen(tokens), None)
+            return build.Parts(parents, tokens, None)
         if not reader.take("+" if len(stack) == 1 else ","):
             raise reader.expected("'+' or the end" if len(stack) == 1 else "',' or ')'")
 
@@ -146,7 +148,7 @@ def _check_size(nodes: int, text: str) -> None:
 def parse_node_list(text: str) -> build.Parts:
     """FastTree's text: the node count, then one line `parent id seqlen children` per node."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
-    if not lines or len(lines[0]) != 1 or not lines[0][0].isdigit():
+    if not lines or len(lines[0]) != 1 or not re.fullmatch(r"[0-9]{1,9}", lines[0][0]):
         raise FormatError("tree", text[:40], "does not begin with a node count", "give the count on the first line")
     count, body = int(lines[0][0]), lines[1:]
     if count != len(body):
@@ -256,7 +258,8 @@ def draw(tree: Tree, most_lines: int = 40) -> str:
             break
         tokens, sees, children = shapes[shape]
         times = f" x{copies}" if copies > 1 else ""
-        lines.append(f"{lead}{tokens} tokens{times}{_rows_label(sees, tokens)}")
+        unit = "token" if tokens == 1 else "tokens"
+        lines.append(f"{lead}{tokens} {unit}{times}{_rows_label(sees, tokens)}")
         for index in reversed(range(len(children))):
             last = index == len(children) - 1
             pending.append((children[index], rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))

@@ -141,7 +141,7 @@ def forests(
     return st.builds(
         forest,
         nodes=st.sampled_from(
-            [1 + round((max_nodes - 1) * (step / 63) ** 2.0) for step in range(64)]
+            [1 + round((max_nodes - 1) * (step / 63) ** 2.5) for step in range(64)]
         ),  # more small ones
         most_tokens=st.sampled_from(range(max_tokens + 1)),
         seed=st.integers(salt << 24, (salt + 1 << 24) - 1),
@@ -165,11 +165,11 @@ def token_slots(tree: Tree) -> list[list[int]]:
 
 def path(tree: Tree, row: int) -> Iterator[tuple[int, int]]:
     """(node, tokens of it that the row sees), from the row's own node up to the root."""
-    node, sees = int(tree.row_node[row]), int(tree.row_sees[row])
+    node, sees = tree.row_node.item(row), tree.row_sees.item(row)
     while node >= 0:
         yield node, sees
-        node = int(tree.parent[node])
-        sees = int(tree.tokens[node])
+        node = tree.parent.item(node)
+        sees = tree.tokens.item(node)
 
 
 def visible_slots(tree: Tree, row: int) -> list[int]:
@@ -261,7 +261,7 @@ def schedule_counts(schedule: Schedule, num_rows: int, num_slots: int) -> Counts
 def visible_slot_counts(tree: Tree, num_slots: int) -> Counts:
     """What `schedule_counts` has to be: 1 where a row sees the token in a slot."""
     result = np.zeros((tree.num_rows, num_slots), np.int64)
-    slots = token_slots(tree)
+    slots = [np.array(node_slots, np.int64) for node_slots in token_slots(tree)]
     for row in range(tree.num_rows):
         for node, sees in path(tree, row):
             result[row, slots[node][:sees]] += 1

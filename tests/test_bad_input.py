@@ -142,7 +142,7 @@ TREES: dict[str, tuple[Make, type[TreegenError], tuple[str, ...]]] = {
     "no paths": (lambda: Tree.from_paths([]), TreeError, ("paths = []", "at least one path")),
     "paths that are numbers": (lambda: Tree.from_paths([3, 4]), TreeError, ("paths[0] = 3",)),
     "paths of lists": (lambda: Tree.from_paths([[[1], [2]]]), TreeError, ("paths[0]", "hash")),
-    "empty blocks": (lambda: Tree.from_paths(["ab"], block_size=0), TreeError, ("block_size = 0", "not positive")),
+    "empty blocks": (lambda: Tree.from_paths(["ab"], block_size=0), TreeError, ("block_size = 0", "not a positive")),
     "half blocks": (lambda: Tree.from_paths(["ab"], block_size=1.5), TreeError, ("block_size = 1.5",)),
     "huge blocks": (lambda: Tree.from_paths(["ab"], block_size=2**31), TreeError, ("tokens[0]", "outside")),
     "a token path without its parent": (
@@ -294,7 +294,7 @@ KV: dict[str, tuple[Make, tuple[str, ...]]] = {
         lambda: KVRuns.from_pages(TOKENS, [[1, 2**30], [4]], 2),
         ("kv[0][1] = 1073741824", "outside"),
     ),
-    "no page size": (lambda: KVRuns.from_pages(TOKENS, [[1], [2]], 0), ("page_size = 0", "not positive")),
+    "no page size": (lambda: KVRuns.from_pages(TOKENS, [[1], [2]], 0), ("page_size = 0", "not a positive")),
     "fractional page size": (lambda: KVRuns.from_pages(TOKENS, [[1], [2]], 4.5), ("page_size = 4.5",)),
     "runs that are too short": (
         lambda: KVRuns.from_runs(TOKENS, [[(0, 3)], [(3, 1)]]),
@@ -317,7 +317,7 @@ SHAPES = {
     "heads that are a flag": ((True, True, 64), {}, ("num_qo_heads = True", "positive integer")),
     "no head dim": ((8, 8, 0), {}, ("head_dim = 0", "positive integer")),
     "odd head dim": ((8, 8, 65), {}, ("head_dim = 65", "multiple of 8")),
-    "large head dim": ((8, 8, 1024), {}, ("head_dim = 1024", "512")),
+    "large head dim": ((8, 8, 1024), {}, ("head_dim = 1024", "256")),
     "other head dim of v": ((8, 8, 64), {"head_dim_v": 128}, ("head_dim_v = 128", "differs from head_dim")),
     "unknown dtype": ((8, 8, 64), {"dtype": "int8"}, ("dtype = int8", "not a supported type", "fp16, bf16, fp32")),
     "dtype that is no type": ((8, 8, 64), {"dtype": None}, ("dtype = None", "not a supported type")),

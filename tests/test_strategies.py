@@ -1,6 +1,6 @@
 """Strategies: every plan obeys the coverage law, every schedule writes what it should, the interpreter is right.
 
-The property tests of this file draw 2,080 random forests for the law of every strategy and for the interpreter.
+The property tests of this file draw 2,000 random forests for the law of every strategy and for the interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SMALL = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")
 TOLERANCE = 1e-5
 
-FORESTS_PER_FAMILY = 260
+FORESTS_PER_FAMILY = 250
 FAMILIES = {
     f"{place}-{number}": st.tuples(
         forests(kv=(place,), rows=rows, salt=2 * index + number),
@@ -83,6 +83,19 @@ def tensors(tree: Tree, page_size: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     return _QUERIES[: tree.num_rows], keys, values
 
 
+def masked_softmax(
+    tree: Tree, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over all slots at once in float64, under the brute-force mask of who sees which slot: (out, lse)."""
+    keys, values = (cache.reshape(-1, 2, 16).double().repeat_interleave(2, 1) for cache in (keys, values))
+    unseen = torch.from_numpy(visible_slot_counts(tree, len(keys)) == 0)
+    scores = torch.einsum("rhd,thd->rht", q.double(), keys) / 4
+    scores = scores.masked_fill(unseen[:, None], -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = torch.exp(scores - torch.nan_to_num(lse, neginf=0.0)[..., None])
+    return torch.einsum("rht,thd->rhd", weights, values), lse
+
+
 def run(schedule: Schedule, tree: Tree) -> tuple[torch.Tensor, torch.Tensor]:
     """out and lse of a schedule in the interpreter."""
     q, keys, values = tensors(tree)
@@ -92,7 +105,7 @@ def run(schedule: Schedule, tree: Tree) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def assert_computes_attention(schedule: Schedule, tree: Tree) -> None:
-    expected = oracle.reference(tree, *tensors(tree))
+    expected = masked_softmax(tree, *tensors(tree))
     for found, correct in zip(run(schedule, tree), expected, strict=True):
         assert oracle.error(found, correct) <= TOLERANCE
 
@@ -108,7 +121,7 @@ def test_every_strategy_obeys_the_law_and_computes_attention(family: str, data: 
     tree, option, page_size, target = data.draw(FAMILIES[family])
     shape = Shape(4, 2, 16, dtype="fp32", page_size=page_size)
     inputs = tensors(tree, page_size)
-    expected_out, expected_lse = oracle.reference(tree, *inputs)
+    expected_out, expected_lse = masked_softmax(tree, *inputs)
     for strategy in optioned(option):
         if strategy.name == "auto":  # it makes the plan of one of the others
             verify(strategy.plan(tree, shape, target_from(target)), tree)
@@ -225,18 +238,13 @@ def test_every_pass_of_a_pipeline_leaves_a_lawful_plan(tree: Tree) -> None:
         assert str(plan) == str(strategy.plan(tree, SMALL, H200))  # and it is a function of its arguments
 
 
-@examples(40)
-@given(tree=forests(12, 30, salt=600))
+@examples(150)
+@given(tree=forests(30, 60, salt=600))
 def test_oracle_is_softmax_over_the_visible_tokens(tree: Tree) -> None:
-    q, keys, values = tensors(tree)
-    mask = torch.from_numpy(visible_slot_counts(tree, tree.kv.last_slot + 1) > 0)
-    keys, values = (cache.double().repeat_interleave(2, 1) for cache in (keys, values))
-    scores = torch.einsum("rhd,thd->rht", q.double(), keys) / 4
-    scores = scores.masked_fill(~mask[:, None], -math.inf)
-    weights = torch.nan_to_num(scores.softmax(-1)) if scores.numel() else scores
-    out, lse = oracle.reference(tree, q, *tensors(tree)[1:])
-    torch.testing.assert_close(out, torch.einsum("rht,thd->rhd", weights, values))
-    torch.testing.assert_close(lse, scores.logsumexp(-1))
+    """The project's oracle, which goes row by row, agrees with the one that the tests above use for its speed."""
+    inputs = tensors(tree)
+    for found, correct in zip(oracle.reference(tree, *inputs), masked_softmax(tree, *inputs), strict=True):
+        torch.testing.assert_close(found, correct, rtol=1e-10, atol=1e-12)
 
 
 # Worked examples

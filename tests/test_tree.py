@@ -284,7 +284,7 @@ def test_drawing() -> None:
         [
             "100 tokens",
             "├─ 10 tokens",
-            "│  └─ 1 tokens x3, 1 row",
+            "│  └─ 1 token x3, 1 row",
             "└─ 20 tokens x2, 1 row",
             "7 tokens, 1 row",
         ]

@@ -14,8 +14,9 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from treegen import emit as emission
 from treegen import generate as generator
-from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.emit import Source
 from treegen.explain import DEFAULT_GROUPS, Explanation
 from treegen.explain import explain as explained
 from treegen.files import save_text, tree_from_argument
@@ -211,12 +212,9 @@ def _heads(text: str) -> tuple[int, int]:
 
 def _sources(explanation: Explanation) -> Iterable[Source]:
     """The modules behind all plans of an explanation, each once."""
-    shape = explanation.shape
     found: dict[str, Source] = {}
     for entry in explanation.entries:
-        emitted = [emit_partial(kernel_key(tile, shape, shape.page_size)) for tile in entry.schedule.classes]
-        if len(entry.schedule.merge_rows):
-            emitted.append(emit_merge(merge_key(shape)))
+        emitted = emission.emit(entry.schedule, explanation.shape, explanation.shape.page_size)
         found.update((source.digest, source) for source in emitted)
     return found.values()
 

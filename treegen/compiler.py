@@ -10,6 +10,7 @@ import torch
 
 from treegen import inputs, oracle
 from treegen.devices import backend_for, default_device, resolve_target
+from treegen.emit import emit
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation
@@ -24,7 +25,7 @@ from treegen.strategies import Choice, Strategy, strategy_from
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
 from treegen.trace import stage
-from treegen.triton_backend import TritonProgram, sources
+from treegen.triton_backend import TritonProgram
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
@@ -49,7 +50,7 @@ def compile(
         raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
     if shape is not None and not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if sm_scale is not None and not math.isfinite(sm_scale):
+    if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale)):
         raise InputError("sm_scale", sm_scale, "is not finite", "give a number, or None for 1/sqrt(head_dim)")
     return Kernel(tree, strategy_from(strategy), shape, resolve_target(target), backend, sm_scale)
 
@@ -242,7 +243,7 @@ class Kernel:
     @property
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
-        return "\n\n".join(source.text for source in sources(self._schedule, self._shape))
+        return "\n\n".join(source.text for source in emit(self._schedule, self._shape))
 
     @property
     def estimate(self) -> Estimate:

@@ -8,7 +8,7 @@ from functools import cache
 
 import jinja2
 
-from treegen.ir.schedule import TileClass
+from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.tiles import padded, rows_per_tile
@@ -83,6 +83,14 @@ def merge_key(shape: Shape) -> MergeKey:
     """The key of the stage-2 kernel for an attention shape."""
     heads = min(_MERGE_HEADS, 1 << (shape.num_qo_heads - 1).bit_length())
     return MergeKey(dtype=shape.dtype, head_dim_v=shape.head_dim_v, heads=heads, warps=1)
+
+
+def emit(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
+    """The modules that a schedule launches, in launch order; `page_size` 1 addresses the cache by slot."""
+    emitted = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
+    if len(schedule.merge_rows):
+        emitted.append(emit_merge(merge_key(shape)))
+    return emitted
 
 
 @cache

@@ -39,6 +39,6 @@ def target_from(target: str | Target | None) -> Target:
     if isinstance(target, Target):
         return target
     name = DEFAULT_TARGET if target is None else target
-    if name not in targets():
+    if not isinstance(name, str) or name not in targets():
         raise BackendError("target", name, "is not known", f"use one of {', '.join(targets())}")
     return targets()[name]

@@ -18,14 +18,6 @@ from treegen.trace import stage
 _ALIGNED_BYTES = 16
 
 
-def sources(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
-    """The modules that a schedule launches, in launch order; `page_size` 1 addresses the cache by slot."""
-    emitted = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
-    if len(schedule.merge_rows):
-        emitted.append(emit_merge(merge_key(shape)))
-    return emitted
-
-
 class TritonProgram:
     """A schedule prepared for execution on one device. Calls share no scratch memory, so streams may overlap.
 

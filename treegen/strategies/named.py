@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -15,7 +17,9 @@ from treegen.targets import Target
 
 def query(split: int | None = None) -> Strategy:
     """One row, its whole path: what FlashDecoding and radix attention read. `split`: tokens per work item."""
-    passes: tuple[Pass, ...] = () if split is None else (SplitContext(split),)
+    passes: tuple[Pass, ...] = ()
+    if split is not None:
+        passes = (SplitContext(positive_int("split", split, StrategyError)),)
     return Pipeline("query", groupings.by_row, passes, () if split is None else (("split", split),), proven=True)
 
 
@@ -26,7 +30,7 @@ def deft_node() -> Strategy:
 
 def deft_node_chunk(chunk: int = 128) -> Strategy:
     """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
-    passes = (SplitContext(chunk), TrimRows())
+    passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
     return Pipeline("deft-node-chunk", groupings.by_node, passes, (("chunk", chunk),), proven=True)
 
 
@@ -34,7 +38,7 @@ def deft_flatten(block: int = 128) -> Strategy:
     """Tokens in depth-first order cut into equal blocks, each with the rows that see any of it, masked
     (DeFT-Flatten).
     """
-    passes = (SplitContext(block), TrimRows())
+    passes = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
     return Pipeline("deft-flatten", groupings.whole_tree, passes, (("block", block),), proven=True)
 
 

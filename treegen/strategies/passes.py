@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from treegen.ir.arrays import frozen, offsets, ragged
+from treegen.ir.arrays import frozen, offsets, positive_int, ragged
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
@@ -31,8 +31,7 @@ class SplitContext:
     tokens: int
 
     def __post_init__(self) -> None:
-        if type(self.tokens) is not int or self.tokens < 1:
-            raise StrategyError("tokens", self.tokens, "is not a positive integer", "give a whole number of tokens")
+        positive_int("tokens", self.tokens, StrategyError)
 
     @property
     def name(self) -> str:
