@@ -36,7 +36,12 @@ def int32_array(
     except (ValueError, OverflowError) as cause:
         raise error(argument, values, "is not a flat sequence of integers", "give one integer per entry") from cause
     if array.ndim != 1:
-        raise error(argument, f"shape {array.shape}" if array.ndim else values, "has to be one-dimensional", "give one integer per entry")
+        raise error(
+            argument,
+            f"shape {array.shape}" if array.ndim else values,
+            "has to be one-dimensional",
+            "give one integer per entry",
+        )
     if array.size == 0:
         return frozen(np.empty(0, np.int32))
     if array.dtype.kind not in "iu" or (array is not values and any(isinstance(value, bool) for value in values)):

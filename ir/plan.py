@@ -59,7 +59,9 @@ class Plan:
 
     Group g has the rank intervals `row_lo[i]:row_hi[i]` for i in `row_indptr[g]:row_indptr[g + 1]`, ascending and
     disjoint, and the segments `segment_indptr[g]:segment_indptr[g + 1]`: tokens `start:stop` of `node`, seen by the
-    group's rows `seen_lo:seen_hi`, numbered from 0 in rank order. The constructor raises PlanError when arrays
+    group's rows `seen_lo:seen_hi`, numbered from 0 in rank order. `tiles`: the (query head rows, KV tokens) of the
+    tiles that the strategy wants, larger rows first, of which a row tile takes the last that holds it; without any,
+    lowering chooses. `group_rows` counts each group's rows. The constructor raises PlanError when arrays
     contradict one another; `treegen.ir.verify` checks the coverage law.
     """
 
@@ -73,6 +75,7 @@ class Plan:
     stop: Ints
     seen_lo: Ints
     seen_hi: Ints
+    tiles: tuple[tuple[int, int], ...] = ()
     group_rows: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +86,11 @@ class Plan:
         if len(self.row_indptr) != len(self.segment_indptr):
             reason = f"does not match {len(self.segment_indptr) - 1} groups of segments"
             raise PlanError("row_indptr", f"{len(self.row_indptr) - 1} groups", reason, "give both for every group")
+        for tile in self.tiles:
+            if len(tile) != 2 or not all(type(size) is int and size >= 16 and size & (size - 1) == 0 for size in tile):
+                raise PlanError("tiles", self.tiles, "has a size that is no power of two from 16", "give powers of two")
+        if [tile[0] for tile in self.tiles] != sorted({tile[0] for tile in self.tiles}, reverse=True):
+            raise PlanError("tiles", self.tiles, "is not in order of falling rows", "list larger tiles first")
         lengths = offsets(self.row_hi.astype(np.int64) - self.row_lo)
         object.__setattr__(self, "group_rows", frozen(np.diff(lengths[self.row_indptr])))
 
@@ -113,7 +121,11 @@ class Plan:
             frozen(rows[:, 0]),
             frozen(rows[:, 1]),
             frozen(offsets(np.array([len(group.segments) for group in groups], np.int64))),
-            *(frozen(segments[:, column]) for column in range(5)),
+            frozen(segments[:, 0]),
+            frozen(segments[:, 1]),
+            frozen(segments[:, 2]),
+            frozen(segments[:, 3]),
+            frozen(segments[:, 4]),
         )
 
     def __len__(self) -> int:
@@ -185,7 +197,12 @@ class Plan:
     def to_json(self) -> str:
         """A versioned JSON form that `from_json` reads back."""
         return write_object(
-            "plan", {"strategy": self.strategy, **{name: getattr(self, name).tolist() for name in _ARRAYS}}
+            "plan",
+            {
+                "strategy": self.strategy,
+                "tiles": self.tiles,
+                **{name: getattr(self, name).tolist() for name in _ARRAYS},
+            },
         )
 
     @classmethod
@@ -193,13 +210,15 @@ class Plan:
         """The inverse of `to_json`. Raises FormatError or PlanError."""
         value = read_object(text, "plan", _FIELDS, _FIELDS)
         arrays = {name: checked_ints(f"plan.{name}", value[name]) for name in _ARRAYS}
-        return cls(str(value["strategy"]), **arrays)
+        if not isinstance(value["tiles"], list) or not all(isinstance(tile, list) for tile in value["tiles"]):
+            raise PlanError("plan.tiles", value["tiles"], "is not a list of tiles", "give [rows, tokens] per tile")
+        return cls(str(value["strategy"]), **arrays, tiles=tuple(tuple(tile) for tile in value["tiles"]))
 
 
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS)
-_FIELDS = frozenset({"strategy", *_ARRAYS})
+_FIELDS = frozenset({"strategy", "tiles", *_ARRAYS})
 
 
 def checked_ints(argument: str, value: Any) -> Ints:

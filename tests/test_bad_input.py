@@ -102,7 +102,7 @@ TREES: dict[str, tuple[Make, type[TreegenError], tuple[str, ...]]] = {
         ("tokens = 2147483648", "split the forest"),
     ),
     "no nodes": (of_parents([], []), TreeError, ("tokens = []", "at least one node", "one length per node")),
-    "a scalar for tokens": (of_parents([-1], 3), TreeError, ("tokens = shape ()", "one-dimensional")),
+    "a scalar for tokens": (of_parents([-1], 3), TreeError, ("tokens = 3", "integer")),
     "a set for tokens": (of_parents([-1], {3}), TreeError, ("tokens",)),
     "a generator for tokens": (of_parents([-1], (count for count in [3])), TreeError, ("tokens",)),
     "ragged tokens": (of_parents([-1, 0], [[3], [1, 2]]), TreeError, ("tokens", "one integer per entry")),
@@ -156,7 +156,7 @@ TREES: dict[str, tuple[Make, type[TreegenError], tuple[str, ...]]] = {
     "a fractional prefix": (lambda: Tree.from_token_tree([[0]], 5.5), TreeError, ("prefix", "5.5", "not an integer")),
     "a fractional rank": (lambda: Tree.from_token_tree([[0], [1.5]], 5), TreeError, ("paths[1]", "1.5")),
     "a negative rank": (lambda: Tree.from_token_tree([[0], [-1]], 5), TreeError, ("paths[1]", "-1")),
-    "ranks that are words": (lambda: Tree.from_token_tree(["0"], 5), TreeError, ("paths[0]", "0")),
+    "ranks that are words": (lambda: Tree.from_token_tree(["0"], 5), TreeError, ("paths[0]",)),
     "token paths that are numbers": (lambda: Tree.from_token_tree([0], 5), TreeError, ("paths[0] = 0",)),
 }
 

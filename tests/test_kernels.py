@@ -13,11 +13,11 @@ import treegen
 from treegen import KVRuns, Shape, Tree, oracle, triton_backend
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Capacity
-from treegen.strategies import Strategy, deft_flatten, deft_node, deft_node_chunk, query
+from treegen.strategies import Strategy, deft_flatten, deft_node, deft_node_chunk, fasttree, query
 from treegen.triton_backend import TritonProgram
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-UNMASKED = (query(), deft_node(), deft_node_chunk(64))
+UNMASKED = (query(), deft_node(), deft_node_chunk(64), fasttree())
 MASKED = (deft_flatten(128), deft_flatten(40))
 MATRIX = list(itertools.product(DTYPES, (False, True), (1, 16), (1, 3, 4, 8), (64, 80, 128)))
 
@@ -61,7 +61,7 @@ def test_matches_the_oracle(dtype: str, masked: bool, page_size: int, group: int
     assert kernel.schedule.classes[0].masked == masked
 
 
-@pytest.mark.parametrize("strategy", [query(), deft_node(), deft_node_chunk(32), deft_flatten(32)], ids=str)
+@pytest.mark.parametrize("strategy", [query(), deft_node(), deft_node_chunk(32), deft_flatten(32), fasttree()], ids=str)
 def test_more_rows_than_a_tile_and_rows_inside_nodes(strategy: Strategy) -> None:
     rows = [(0, sees) for sees in range(20)] + [(1, 5)] * 30 + [(2, 0), (2, 33), (1, 40)]
     tree = Tree.from_parents([-1, 0, 0], [20, 40, 33], rows=rows)
@@ -103,7 +103,7 @@ def test_extreme_scores_stay_finite_and_right(backend: str, offset: float) -> No
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("strategy", ["query", "deft-node", "deft-node-chunk", "deft-flatten"])
+@pytest.mark.parametrize("strategy", ["query", "deft-node", "deft-node-chunk", "deft-flatten", "fasttree"])
 def test_a_row_that_sees_nothing_gives_zero_and_minus_infinity(backend: str, strategy: str) -> None:
     tree = Tree.from_parents([-1, -1, 1], [40, 0, 3], rows=[(0, 0), (1, 0), (0, 40), (2, 3)])
     q, k, v = tensors(tree, 43, 1, (2, 1), 64, torch.float32, pad_pages=False)

@@ -147,8 +147,8 @@ def test_json_round_trip(tree: Tree, seed: int, unseen: bool) -> None:
 
 
 def test_json_form() -> None:
-    form = {"format": 1, "kind": "plan", "strategy": "by-hand", **ARRAYS}
-    assert json.loads(Plan.from_groups("by-hand", GROUPS).to_json()) == form
+    form = json.loads(Plan.from_groups("by-hand", GROUPS).to_json())
+    assert {"format": 1, "kind": "plan", "strategy": "by-hand", **ARRAYS}.items() <= form.items()
     assert list(Plan.from_json(json.dumps(form)).groups) == GROUPS
 
 
@@ -228,9 +228,9 @@ def test_arrays_that_contradict_each_other_are_rejected(name: str, values: list[
     ],
 )
 def test_bad_json_is_rejected(change: dict[str, object], error: type[Exception], words: tuple[str, ...]) -> None:
-    form = {"format": 1, "kind": "plan", "strategy": "by-hand", **ARRAYS, **change}
+    form = json.loads(Plan.from_groups("by-hand", GROUPS).to_json())
     with pytest.raises(error) as caught:
-        Plan.from_json(json.dumps(form))
+        Plan.from_json(json.dumps({**form, **change}))
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
@@ -238,7 +238,7 @@ def test_bad_json_is_rejected(change: dict[str, object], error: type[Exception],
 
 @pytest.mark.parametrize("name", ["strategy", *ARRAYS])
 def test_missing_json_fields_are_named(name: str) -> None:
-    form = {"format": 1, "kind": "plan", "strategy": "by-hand", **ARRAYS}
+    form = json.loads(Plan.from_groups("by-hand", GROUPS).to_json())
     del form[name]
     with pytest.raises(FormatError, match=rf"plan\.{name} .*missing"):
         Plan.from_json(json.dumps(form))

@@ -269,7 +269,7 @@ def test_tiles_on_an_h200(shape: Shape, leaves: int, rows: int, tokens: int) -> 
 
 def test_shapes_that_fit_nowhere_are_rejected() -> None:
     tree, tiny = Tree.parse("900(9*100)"), dataclasses.replace(H200, name="tiny", shared_bytes=16_384)
-    with pytest.raises(ShapeError, match="head_dim = 128: needs too much shared memory for tiny"):
+    with pytest.raises(ShapeError, match="head_dim = 128: needs more than the 16384 bytes of shared memory of tiny"):
         lower(strategies.deft_node().plan(tree, SHAPE, tiny), tree, SHAPE, tiny)
 
 

@@ -60,16 +60,13 @@ _QUERIES = torch.randn(1_024, 4, 16, generator=_generator)
 
 
 def optioned(option: int | None) -> list[Strategy]:
-    """Every registered strategy; with an option, the ones that take one split there."""
-    if option is None:
-        return [strategy_from(name) for name in (*strategy_names(), "auto")]
-    return [
-        strategies.query(split=option),
-        strategies.deft_node(),
-        strategies.deft_node_chunk(chunk=option),
-        strategies.deft_flatten(block=option),
-        strategies.auto(),
-    ]
+    """Every registered strategy; those that take a length to split at get this one, if any."""
+    split: dict[str, Strategy] = {}
+    if option is not None:
+        split["query"] = strategies.query(split=option)
+        split["deft-node-chunk"] = strategies.deft_node_chunk(chunk=option)
+        split["deft-flatten"] = strategies.deft_flatten(block=option)
+    return [split.get(name) or strategy_from(name) for name in (*strategy_names(), "auto")]
 
 
 def tensors(tree: Tree, page_size: int = 1) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import RUN_FIELDS, Schedule
+from treegen.ir.schedule import RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class
+from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class, wanted_class
 
 
 class _Runs(NamedTuple):
@@ -40,32 +40,31 @@ class _Tables(NamedTuple):
 
 
 def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
-    """The schedule of `plan`: row tiles of its groups as items, longest first, and merge lists.
+    """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
     An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
     Raises ShapeError when no tile class fits the shape.
     """
-    most_rows = int(plan.group_rows.max(initial=1))
-    tile = tile_class(shape, target, most_rows, masked=bool(plan.masked.any()))
-    height = rows_per_tile(tile.rows, shape.group)
-    item_group, step = ragged(-(-plan.group_rows // height))
-    begin = step * height
-    rows = np.minimum(plan.group_rows[item_group] - begin, height).astype(np.int64)
-
+    sizes = _tile_sizes(plan, shape, target)
+    heights = [rows_per_tile(tile.rows, shape.group) for tile in sizes]
+    item_group, step = ragged(-(-plan.group_rows // heights[0]))
+    begin = step * heights[0]
+    rows = np.minimum(plan.group_rows[item_group] - begin, heights[0]).astype(np.int64)
     runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
-    tile = replace(tile, block=_block_tokens(runs.length, tile.tokens))
 
-    # Drop items that see nothing, and launch the longest first.
+    # Items that see nothing are dropped; the others are launched class by class, the longest first.
     work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
-    order = np.argsort(-work, kind="stable")
+    item_class = sum((rows <= height for height in heights[1:]), np.zeros(len(rows), np.int64))
+    order = np.lexsort((-work, item_class)) if len(sizes) > 1 else np.argsort(-work, kind="stable")
     order = order[work[order] > 0]
     number = np.full(len(rows), -1, np.int64)
     number[order] = np.arange(len(order))
     runs = _Runs(number[runs.owner], *runs[1:])
-    by_item = np.argsort(runs.owner, kind="stable")
-    tables = _tabulate(_Runs(*(column[by_item] for column in runs)), len(order), tile.tokens, tile.block)
-
+    runs = _Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
     item_group, rows = item_group[order], rows[order]
+    class_indptr = np.searchsorted(item_class[order], np.arange(len(sizes) + 1))
+    classes, tables = _tabulate_classes(runs, sizes, class_indptr, rows)
+
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[item_group] + begin[order]
     item, position = ragged(rows)
@@ -82,8 +81,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     merge_rows = np.flatnonzero((partials > 0) | (items_of_row == 0))
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule(
-        classes=(tile,),
-        class_indptr=frozen(np.array([0, len(rows)])),
+        classes=classes,
+        class_indptr=frozen(class_indptr),
         items=frozen(_table(row0, rows, *walk, slot0, item_group)),
         rows=row_table,
         tiles=frozen(tables.tiles),
@@ -92,6 +91,33 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         merge_indptr=frozen(offsets(partials[merge_rows])),
         merge_slots=frozen(slot[by_row]),
     )
+
+
+def _tile_sizes(plan: Plan, shape: Shape, target: Target) -> list[TileClass]:
+    """The tile classes that the plan wants, larger rows first, or the one that suits its largest group."""
+    if plan.tiles:
+        return [wanted_class(rows, tokens, shape, target, masked=False) for rows, tokens in plan.tiles]
+    return [tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=False)]
+
+
+def _tabulate_classes(
+    runs: _Runs, sizes: list[TileClass], class_indptr: Longs, rows: Longs
+) -> tuple[tuple[TileClass, ...], _Tables]:
+    """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
+    masked = (runs.lo > 0) | (runs.hi < rows[runs.owner])
+    first_run = np.searchsorted(runs.owner, class_indptr)
+    classes, tables = [], []
+    tiles_before = blocks_before = 0
+    for c, tile in enumerate(sizes):
+        chosen = slice(first_run[c], first_run[c + 1])
+        own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
+        tile = replace(tile, masked=bool(masked[chosen].any()), block=_block_tokens(own.length, tile.tokens))
+        made = _tabulate(own, class_indptr[c + 1] - class_indptr[c], tile.tokens, tile.block)
+        classes.append(tile)
+        tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
+        tiles_before += len(made.tiles)
+        blocks_before += len(made.blocks)
+    return tuple(classes), _Tables(*(np.concatenate(column) for column in zip(*tables, strict=True)))
 
 
 def _runs_of_groups(plan: Plan, tree: Tree) -> _Runs:

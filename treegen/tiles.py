@@ -68,6 +68,20 @@ def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool) ->
     raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
 
 
+def wanted_class(rows: int, tokens: int, shape: Shape, target: Target, *, masked: bool) -> TileClass:
+    """The tile class of exactly these sizes, with 2 warps for 16 rows and 4 for more, and as many stages as fit.
+
+    Three stages if two blocks then fit into an SM, else two. Raises ShapeError when not even that fits.
+    """
+    warps = (2 if rows <= 16 else 4) * (2 if padded(shape.head_dim_v) > 128 else 1)
+    for stages, blocks in ((3, 2), (2, 2), (2, 1)):
+        needed = shared_bytes(rows, tokens, stages, shape, target)
+        if needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm:
+            return TileClass(rows, tokens, BLOCK_TOKENS, masked, warps, stages)
+    reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
+    raise ShapeError("tile", (rows, tokens), reason, "choose smaller tiles")
+
+
 def rows_per_tile(rows: int, group: int) -> int:
     """Whole query rows in a tile of `rows` head rows; 1 when a row's heads need several tiles."""
     return max(1, rows // group)

@@ -1,6 +1,6 @@
 """Strategies: named pipelines that turn a tree into a plan, and their registry."""
 
-from treegen.strategies.named import auto, deft_flatten, deft_node, deft_node_chunk, query
+from treegen.strategies.named import auto, deft_flatten, deft_node, deft_node_chunk, fasttree, query
 from treegen.strategies.registry import register_strategy, strategy_from, strategy_names
 from treegen.strategies.strategy import Choice, Pipeline, Strategy
 
@@ -12,6 +12,7 @@ __all__ = [
     "deft_flatten",
     "deft_node",
     "deft_node_chunk",
+    "fasttree",
     "query",
     "register_strategy",
     "strategy_from",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
@@ -10,6 +11,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
+from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.passes import Pass, SplitContext, TrimRows
 from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
 from treegen.targets import Target
@@ -40,6 +42,15 @@ def deft_flatten(block: int = 128) -> Strategy:
     """
     passes = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
     return Pipeline("deft-flatten", groupings.whole_tree, passes, (("block", block),), proven=True)
+
+
+def fasttree(**options: Any) -> Strategy:
+    """Greedy edge assignment, long-context split and two tile phases (FastTree); options are the fields of FastTree."""
+    try:
+        return FastTree(**options)
+    except TypeError as cause:
+        known = ", ".join(field.name for field in fields(FastTree) if field.name not in ("name", "proven"))
+        raise StrategyError("fasttree", options, str(cause).partition(") ")[2], f"use {known}") from cause
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,18 @@ class Pass(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitContext:
-    """Cuts every group's KV, taken as one run of read tokens, every `tokens` tokens; rows stay as they are."""
+    """Cuts every group's KV, taken as one run of read tokens, every `tokens` tokens; rows stay as they are.
+
+    Groups of at most `small_rows` rows are cut every `small_tokens` tokens.
+    """
 
     tokens: int
+    small_rows: int = 0
+    small_tokens: int = 1
 
     def __post_init__(self) -> None:
         positive_int("tokens", self.tokens, StrategyError)
+        positive_int("small_tokens", self.small_tokens, StrategyError)
 
     @property
     def name(self) -> str:
@@ -44,11 +50,13 @@ class SplitContext:
         ends = offsets(plan.read_tokens)
         begin = ends[:-1] - ends[plan.segment_indptr[owner]]
         end = begin + plan.read_tokens
-        first_chunk = begin // self.tokens
-        segment, step = ragged((end - 1) // self.tokens - first_chunk + 1)
+        length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)[owner]
+        first_chunk = begin // length
+        segment, step = ragged((end - 1) // length - first_chunk + 1)
         chunk = first_chunk[segment] + step
-        start = plan.start[segment] + np.maximum(chunk * self.tokens - begin[segment], 0)
-        stop = plan.start[segment] + np.minimum((chunk + 1) * self.tokens, end[segment]) - begin[segment]
+        length = length[segment]
+        start = plan.start[segment] + np.maximum(chunk * length - begin[segment], 0)
+        stop = plan.start[segment] + np.minimum((chunk + 1) * length, end[segment]) - begin[segment]
 
         group = owner[segment]
         new = np.append(True, (group[1:] != group[:-1]) | (chunk[1:] != chunk[:-1]))[: len(group)]
@@ -68,6 +76,7 @@ class SplitContext:
             frozen(stop),
             frozen(plan.seen_lo[segment]),
             frozen(plan.seen_hi[segment]),
+            plan.tiles,
         )
 
 
@@ -112,5 +121,10 @@ class TrimRows:
             frozen(rank_lo),
             frozen(rank_hi),
             frozen(np.searchsorted(owner[kept], np.append(alive, len(plan)))),
-            *(frozen(column[kept]) for column in (plan.node, plan.start, plan.stop, seen_lo, seen_hi)),
+            frozen(plan.node[kept]),
+            frozen(plan.start[kept]),
+            frozen(plan.stop[kept]),
+            frozen(seen_lo[kept]),
+            frozen(seen_hi[kept]),
+            plan.tiles,
         )

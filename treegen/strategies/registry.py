@@ -16,6 +16,7 @@ _FACTORIES: dict[str, Factory] = {
     "deft-node": named.deft_node,
     "deft-node-chunk": named.deft_node_chunk,
     "deft-flatten": named.deft_flatten,
+    "fasttree": named.fasttree,
     "auto": named.auto,
 }
 
