@@ -2,10 +2,10 @@
 
     python benchmarks/strategies.py fasttree_kernel_bench.json reasoning_*.json --json result.json
 
-Arguments are a table of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`)
-or files of reasoning templates, of which every fifth is taken in the middle of its decoding. A time is the median of
-`--repeats` calls on a cold L2 cache (256 MB are overwritten before each), between events on the stream, behind a pause
-that hides the host's launch time.
+Arguments are a table of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`),
+speculative token trees (`{"paths": [...]}`), or files of reasoning templates, some of which are taken in the middle of
+their decoding. A time is the median of `--repeats` calls on a cold L2 cache (256 MB are overwritten before each),
+between events on the stream, behind a pause that hides the host's launch time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from treegen.files import load_templates
 from treegen.strategies import strategy_names
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-REASONING_HEADS = (32, 8)
+USUAL_HEADS = (32, 8)
+SPECULATIVE_PREFIXES = (1000, 8000)
 HEAD_DIM = 128
 FLUSH_BYTES = 256 << 20
 PAUSE_CYCLES = 1_000_000
@@ -63,7 +64,11 @@ def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
     templates = []
     for path in paths:
         table = json.loads(path.read_text())
-        if isinstance(table, dict):
+        if isinstance(table, dict) and "paths" in table:
+            for prefix in SPECULATIVE_PREFIXES:
+                tree = treegen.Tree.from_token_tree(table["paths"], prefix)
+                yield Case(f"{path.stem} over {prefix}", tree, USUAL_HEADS)
+        elif isinstance(table, dict):
             for heads in table["heads"]:
                 for entry in table["trees"]:
                     tree = treegen.Tree.from_levels(entry["nodes_per_level"], entry["tokens_per_node"])
@@ -72,7 +77,7 @@ def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
             listed = load_templates(path)
             templates += [(f"{path.stem}#{index}", listed[index]) for index in range(0, len(listed), 5)]
     for name, template in templates[:: max(1, len(templates) // reasoning_trees)][:reasoning_trees]:
-        yield Case(name, template.at(template.middle), REASONING_HEADS)
+        yield Case(name, template.at(template.middle), USUAL_HEADS)
 
 
 def inputs(case: Case, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -29,8 +29,9 @@ class KVRuns:
     length: Ints
 
     @classmethod
-    def contiguous(cls, tokens: Ints) -> KVRuns:
+    def contiguous(cls, tokens: IntsLike) -> KVRuns:
         """Nodes stored one after another in node order: one run per node that has tokens."""
+        tokens = int32_array("tokens", tokens, low=0)
         ends = offsets(tokens)
         if ends[-1] > INT32_MAX:
             raise TreeError("tokens", int(ends[-1]), "total exceeds 2^31 - 1 slots", "split the forest")
@@ -38,18 +39,20 @@ class KVRuns:
         return cls(frozen(offsets(filled)), frozen(ends[:-1][filled]), frozen(tokens[filled]))
 
     @classmethod
-    def from_slots(cls, tokens: Ints, slots: Sequence[IntsLike]) -> KVRuns:
+    def from_slots(cls, tokens: IntsLike, slots: Sequence[IntsLike]) -> KVRuns:
         """One sequence of slots per node, in token order; consecutive slots become one run."""
+        tokens = int32_array("tokens", tokens, low=0)
         checked = [int32_array(f"kv[{node}]", node_slots, low=0) for node, node_slots in enumerate(slots)]
         _check_lengths("kv", tokens, [len(node_slots) for node_slots in checked])
         flat = np.concatenate([np.empty(0, np.int32), *checked]).astype(np.int64)
         return cls._compressed(flat, np.ones(len(flat), np.int64), offsets(tokens))
 
     @classmethod
-    def from_pages(cls, tokens: Ints, pages: Sequence[IntsLike], page_size: int) -> KVRuns:
+    def from_pages(cls, tokens: IntsLike, pages: Sequence[IntsLike], page_size: int) -> KVRuns:
         """One sequence of page ids per node: token t of a node is in `pages[node][t // page_size]`."""
         positive_int("page_size", page_size, TreeError)
-        high = INT32_MAX // page_size
+        tokens = int32_array("tokens", tokens, low=0)
+        high = (INT32_MAX + 1) // page_size - 1
         checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
         counts = -(-tokens // page_size)
         _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
@@ -61,8 +64,9 @@ class KVRuns:
         return cls._compressed(flat, lengths, ends)
 
     @classmethod
-    def from_runs(cls, tokens: Ints, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
+    def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
         """One sequence of (start, length) runs per node, in token order."""
+        tokens = int32_array("tokens", tokens, low=0)
         pairs = [run for node_runs in runs for run in node_runs]
         if not all(isinstance(run, Sequence) and len(run) == 2 for run in pairs):
             raise TreeError("kv", pairs, "is not made of (start, length) runs", "give runs, or slots to from_slots")

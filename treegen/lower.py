@@ -111,8 +111,9 @@ def _tabulate_classes(
     for c, tile in enumerate(sizes):
         chosen = slice(first_run[c], first_run[c + 1])
         own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
-        tile = replace(tile, masked=bool(masked[chosen].any()), block=_block_tokens(own.length, tile.tokens))
-        made = _tabulate(own, class_indptr[c + 1] - class_indptr[c], tile.tokens, tile.block)
+        items = class_indptr[c + 1] - class_indptr[c]
+        tile = replace(tile, masked=bool(masked[chosen].any()), block=_block_tokens(own, items, tile.tokens))
+        made = _tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
         tiles_before += len(made.tiles)
@@ -157,11 +158,15 @@ def _runs_of_items(runs: _Runs, groups: int, item_group: Longs, begin: Longs, ro
     return _Runs(item[kept], runs.slot[run][kept], runs.length[run][kept], lo[kept], hi[kept])
 
 
-def _block_tokens(lengths: Longs, tile_tokens: int) -> int:
-    """16, or 1 (a slot per token) where blocks of 16 would be less than half full."""
-    rest = lengths % tile_tokens
-    padded = int((-(-rest // BLOCK_TOKENS) * BLOCK_TOKENS).sum())
-    return 1 if padded > 2 * int(rest.sum()) else BLOCK_TOKENS
+def _block_tokens(runs: _Runs, items: int, tile_tokens: int) -> int:
+    """16, or 1 (a slot per token) where packing in blocks of 16 makes a quarter more tiles, full ones counted."""
+    full = int((runs.length // tile_tokens).sum())
+    rest = runs.length % tile_tokens
+    blocks = np.bincount(runs.owner, -(-rest // BLOCK_TOKENS), items)
+    tokens = np.bincount(runs.owner, rest, items)
+    by_block = full + int(np.ceil(blocks * BLOCK_TOKENS / tile_tokens).sum())
+    by_token = full + int(np.ceil(tokens / tile_tokens).sum())
+    return 1 if by_block > 1.25 * by_token else BLOCK_TOKENS
 
 
 def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:

@@ -53,14 +53,21 @@ def fasttree(**options: Any) -> Strategy:
         raise StrategyError("fasttree", options, str(cause).partition(") ")[2], f"use {known}") from cause
 
 
+_FEW_ROWS = 32
+_SHORT_NODE = 64
+
+
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Picks one of the named strategies by a fixed rule on the tree's sharing and on how many blocks the target holds.
+    """Picks one of the named strategies by a fixed rule on the tree and on how many blocks the target holds.
 
     1. Rows share less than a quarter of what they read (path tokens < 1.25 unique tokens): `query`, its context split
        when the rows alone are too few for the target.
-    2. Nodes are short (fewer than 64 visible tokens on average): `deft-flatten`, which packs them into full tiles.
-    3. Otherwise `deft-node-chunk`, with the longest chunk of 1024, 512, 256, 128 that gives two blocks per SM.
+    2. Few rows (fewer than 32) or one query head per KV head, and short nodes (fewer than 64 visible tokens on
+       average): `deft-flatten`, which packs short nodes into full tiles.
+    3. Few rows and long nodes: `deft-node-chunk`, with the longest chunk of 1024, 512, 256, 128 that gives two blocks
+       per SM.
+    4. Otherwise `fasttree`.
     """
 
     name: str = "auto"
@@ -68,20 +75,21 @@ class Auto(Strategy):
 
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """See Strategy."""
-        unique, total = tree.unique_tokens, tree.path_tokens
+        unique, total, rows = tree.unique_tokens, tree.path_tokens, tree.num_rows
         blocks = 2 * target.sms
         if total < 1.25 * unique or unique == 0:
             reason = f"rows share little: {total} tokens read by paths, {unique} unique"
-            if tree.num_rows * shape.num_kv_heads >= blocks or unique == 0:
+            if rows * shape.num_kv_heads >= blocks or unique == 0:
                 return Choice(query(), reason)
             length = _longest_split(total, shape, blocks)
             return Choice(query(length), f"{reason}; too few rows for {target.sms} SMs, so contexts are split")
-        spans = tree.topology.spans
-        mean = unique / len(spans)
-        if mean < 64:
-            return Choice(deft_flatten(), f"nodes are short: {mean:.0f} visible tokens on average")
-        length = _longest_split(unique, shape, blocks)
-        return Choice(deft_node_chunk(length), f"nodes are long: {mean:.0f} visible tokens on average")
+        mean = unique / len(tree.topology.spans)
+        nodes = f"{rows} rows, {mean:.0f} visible tokens per node on average"
+        if mean < _SHORT_NODE and (rows < _FEW_ROWS or shape.group == 1):
+            return Choice(deft_flatten(), f"short nodes are packed into tiles: {nodes}")
+        if rows < _FEW_ROWS:
+            return Choice(deft_node_chunk(_longest_split(unique, shape, blocks)), f"few rows on long nodes: {nodes}")
+        return Choice(fasttree(), f"many rows share prefixes: {nodes}")
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
