@@ -384,7 +384,10 @@ def test_tree_without_rows_gives_empty_tensors() -> None:
         ("1000*4", "query", {"split": 128}),
         ("0(100*400)", "query", {}),
         ("2(50*400)", "query", {}),
-        ("100(1*100)", "deft-flatten", {"block": 128}),
+        ("100(1*100)", "fasttree", {}),
+        ("100(1*31)", "deft-flatten", {"block": 128}),
+        ("1000(200*31)", "deft-node-chunk", {"chunk": 128}),
+        ("1000(200*32)", "fasttree", {}),
         ("100000(400*4)", "deft-node-chunk", {"chunk": 1024}),
         ("9000(100*4)", "deft-node-chunk", {"chunk": 256}),
         ("1000(100*4)", "deft-node-chunk", {"chunk": 128}),
@@ -453,3 +456,8 @@ def test_own_strategies_are_held_to_the_law() -> None:
         treegen.compile(
             Tree.parse("1"), strategy=strategy, shape=SMALL, backend="torch"
         )  # here it happens to be lawful
+
+
+def test_auto_packs_short_nodes_where_every_query_head_has_its_own_kv() -> None:
+    tree = Tree.parse("100(1*100)")
+    assert strategies.auto().choose(tree, Shape(32, 32, 128), H200).strategy.name == "deft-flatten"
