@@ -83,7 +83,7 @@ def test_auto_stands_for_its_pick() -> None:
     explanation = explain(tree, ALL)
     best = strategies.auto().choose(tree, explanation.shape, explanation.target)
     assert str(explanation.best) == str(best.strategy)
-    picked = next(entry for entry in explanation.entries if entry.label == str(best.strategy))
+    picked = next(entry for entry in explanation.entries if str(entry.strategy) == str(best.strategy))
     assert picked.reason == f"chosen by auto: {best.reason}"
     assert explain(tree, ["query"]).best == explanation.best
     repeated = explain(tree, [best.strategy, "auto", best.strategy])

@@ -27,8 +27,7 @@ _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 class Entry:
     """What one strategy makes of a tree; `reason` says why this strategy was taken."""
 
-    name: str
-    options: dict[str, object]
+    strategy: Strategy
     reason: str
     plan: Plan
     schedule: Schedule
@@ -47,13 +46,12 @@ class Entry:
     ) -> Entry:
         """The entry of a plan that is already made and lowered."""
         estimate = account(plan, schedule, tree, shape, target)
-        return cls(strategy.name, strategy.options, reason, plan, schedule, estimate)
+        return cls(strategy, reason, plan, schedule, estimate)
 
     @property
-    def label(self) -> str:
-        """Name and options."""
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        return f"{self.name}({options})" if options else self.name
+    def name(self) -> str:
+        """The strategy's name, without its options."""
+        return self.strategy.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ def _entry_json(entry: Entry) -> dict[str, object]:
     ]
     return {
         "name": entry.name,
-        "options": entry.options,
+        "options": entry.strategy.options,
         "groups": groups,
         "tile_classes": [asdict(tile) for tile in entry.schedule.classes],
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
@@ -192,7 +190,7 @@ _ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
 def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     plan, schedule = entry.plan, entry.schedule
     shown = min(most_groups, len(plan))
-    lines = [f"strategy {entry.label}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
+    lines = [f"strategy {entry.strategy}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
     lines += [f"    group {index}: {_group_text(plan.groups[index])}" for index in range(shown)]
     if shown < len(plan):
         lines.append(f"    ... {len(plan) - shown} more groups")
@@ -237,7 +235,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
 def _comparison(entries: Sequence[Entry]) -> Iterable[str]:
     """One line per strategy, under a line of titles."""
     rows = [["strategy", *(title for title, _ in _COLUMNS)]]
-    rows += [[entry.label, *(value(entry.estimate) for _, value in _COLUMNS)] for entry in entries]
+    rows += [[str(entry.strategy), *(value(entry.estimate) for _, value in _COLUMNS)] for entry in entries]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
