@@ -12,7 +12,9 @@ def main() -> None:
     strategies = (*strategy_names(), deft_node_chunk(chunk=512), "auto")
     explanation = explain(tree, strategies, Shape(32, 8, 128, dtype="fp16"), "a100")
     print(explanation.text(most_groups=3))
-    moved = {entry.label: entry.estimate.kv_hbm_bytes + entry.estimate.partial_bytes for entry in explanation.entries}
+    moved = {
+        str(entry.strategy): entry.estimate.kv_hbm_bytes + entry.estimate.partial_bytes for entry in explanation.entries
+    }
     least = min(moved, key=lambda label: moved[label])
     print(f"{least} moves the fewest bytes of KV and partials: {moved[least] / 1e6:.1f} MB per layer")
 
