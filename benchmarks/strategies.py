@@ -36,7 +36,7 @@ PAUSE_CYCLES = 1_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """One tree with one head setting; `steps`: what to print beside the name."""
+    """One tree with one head setting (query heads, KV heads)."""
 
     name: str
     tree: treegen.Tree
