@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,15 @@ import numpy.typing as npt
 from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int32_array, offsets, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.json_form import read_object, write_object
+
+
+Mask: TypeAlias = Literal["interval", "token-bits", "row-bits", "dense"]
+"""How it is stored which rows see a run of tokens, where not all rows of a group do.
+
+interval: two row numbers per run. token-bits: one 64-bit word per token, bit j for row j of a tile (DeFT, published
+code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: one element of q's type per row and token,
+added to materialised scores; such a plan runs unfused (Medusa).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +35,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are processed together, as ascending disjoint rank intervals, and the segments they read."""
+    """Rows that are processed together, as ascending disjoint rank intervals, and the segments they read.
+
+    stage: groups of a later stage are launched after those of earlier ones have been merged.
+    """
 
     rows: tuple[tuple[int, int], ...]
     segments: tuple[Segment, ...]
+    stage: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -43,7 +56,8 @@ class Group:
 
     def __str__(self) -> str:
         rows = ",".join(f"{lo}-{hi - 1}" for lo, hi in self.rows)
-        return f"rows {rows} | " + ", ".join(self._segment_text(segment) for segment in self.segments)
+        stage = f"stage {self.stage} | " if self.stage else ""
+        return f"{stage}rows {rows} | " + ", ".join(self._segment_text(segment) for segment in self.segments)
 
     def _segment_text(self, segment: Segment) -> str:
         text = f"n{segment.node}[{segment.start}:{segment.stop}]"
@@ -61,8 +75,10 @@ class Plan:
     disjoint, and the segments `segment_indptr[g]:segment_indptr[g + 1]`: tokens `start:stop` of `node`, seen by the
     group's rows `seen_lo:seen_hi`, numbered from 0 in rank order. `tiles`: the (query head rows, KV tokens) of the
     tiles that the strategy wants, larger rows first, of which a row tile takes the last that holds it; without any,
-    lowering chooses. `group_rows` counts each group's rows. The constructor raises PlanError when arrays
-    contradict one another; `treegen.ir.verify` checks the coverage law.
+    lowering chooses. `mask`: see Mask. `blocks`: thread blocks that work items are dealt to beforehand, the costliest
+    first; 0 leaves it to the device. `stage` (default: 0 for all): each group's place in the order of launches.
+    `group_rows` counts each group's rows. The constructor raises PlanError when arrays contradict one another;
+    `treegen.ir.verify` checks the coverage law.
     """
 
     strategy: str
@@ -76,9 +92,14 @@ class Plan:
     seen_lo: Ints
     seen_hi: Ints
     tiles: tuple[tuple[int, int], ...] = ()
+    mask: Mask = "interval"
+    blocks: int = 0
+    stage: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     group_rows: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if len(self.stage) == 0:
+            object.__setattr__(self, "stage", np.zeros(max(len(self.row_indptr) - 1, 0)))
         for name in _ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name)))
         for indptr, columns in (("row_indptr", _ROW_ARRAYS), ("segment_indptr", _SEGMENT_ARRAYS)):
@@ -86,6 +107,13 @@ class Plan:
         if len(self.row_indptr) != len(self.segment_indptr):
             reason = f"does not match {len(self.segment_indptr) - 1} groups of segments"
             raise PlanError("row_indptr", f"{len(self.row_indptr) - 1} groups", reason, "give both for every group")
+        if len(self.stage) != len(self.row_indptr) - 1 or (self.stage < 0).any():
+            reason = f"does not number the stages of {len(self.row_indptr) - 1} groups from 0"
+            raise PlanError("stage", f"{len(self.stage)} entries", reason, "give one stage per group")
+        if self.mask not in get_args(Mask):
+            raise PlanError("mask", self.mask, "is unknown", f"use one of {', '.join(get_args(Mask))}")
+        if type(self.blocks) is not int or self.blocks < 0:
+            raise PlanError("blocks", self.blocks, "is not a count", "give 0 or a number of thread blocks")
         for tile in self.tiles:
             if len(tile) != 2 or not all(type(size) is int and size >= 16 and size & (size - 1) == 0 for size in tile):
                 raise PlanError("tiles", self.tiles, "has a size that is no power of two from 16", "give powers of two")
@@ -126,6 +154,7 @@ class Plan:
             frozen(segments[:, 2]),
             frozen(segments[:, 3]),
             frozen(segments[:, 4]),
+            stage=frozen(np.array([group.stage for group in groups], np.int64)),
         )
 
     def __len__(self) -> int:
@@ -141,9 +170,8 @@ class Plan:
         segments = slice(self.segment_indptr[index], self.segment_indptr[index + 1])
         intervals = zip(self.row_lo[rows].tolist(), self.row_hi[rows].tolist(), strict=True)
         columns = (getattr(self, name)[segments].tolist() for name in _SEGMENT_ARRAYS)
-        return Group(
-            tuple(intervals), tuple(Segment(v, a, b, (lo, hi)) for v, a, b, lo, hi in zip(*columns, strict=True))
-        )
+        read = tuple(Segment(v, a, b, (lo, hi)) for v, a, b, lo, hi in zip(*columns, strict=True))
+        return Group(tuple(intervals), read, int(self.stage[index]))
 
     @property
     def row_interval_group(self) -> Longs:
@@ -201,6 +229,8 @@ class Plan:
             {
                 "strategy": self.strategy,
                 "tiles": self.tiles,
+                "mask": self.mask,
+                "blocks": self.blocks,
                 **{name: getattr(self, name).tolist() for name in _ARRAYS},
             },
         )
@@ -212,13 +242,14 @@ class Plan:
         arrays = {name: checked_ints(f"plan.{name}", value[name]) for name in _ARRAYS}
         if not isinstance(value["tiles"], list) or not all(isinstance(tile, list) for tile in value["tiles"]):
             raise PlanError("plan.tiles", value["tiles"], "is not a list of tiles", "give [rows, tokens] per tile")
-        return cls(str(value["strategy"]), **arrays, tiles=tuple(tuple(tile) for tile in value["tiles"]))
+        tiles = tuple(tuple(tile) for tile in value["tiles"])
+        return cls(str(value["strategy"]), **arrays, tiles=tiles, mask=value["mask"], blocks=value["blocks"])
 
 
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
-_ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS)
-_FIELDS = frozenset({"strategy", "tiles", *_ARRAYS})
+_ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
+_FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", *_ARRAYS})
 
 
 def checked_ints(argument: str, value: Any) -> Ints:

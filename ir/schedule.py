@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -15,33 +16,52 @@ from treegen.ir.plan import checked_ints
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
 """Columns of `Schedule.items`, in the order in which kernels read them."""
 RUN_FIELDS = ("slot", "length", "lo", "hi")
-"""Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them."""
+"""Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a class
+with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
+MOST_BIT_ROWS = 64
+"""Rows of an item in a class with bit masks, at most."""
 ALIGNMENT = 16
 """Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
+
+
+TileMask: TypeAlias = Literal["none", "interval", "bits", "dense"]
+UNFUSED_LAUNCHES = 5
+"""Operations of an unfused class: scores, scaling, mask, softmax, product with the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileClass:
     """One kernel specialisation. rows: query head rows per block; tokens: KV tokens per tile; block: granularity, in
-    tokens, of the runs that are packed into one tile; masked: whether rows see runs by interval; warps, stages:
-    Triton's.
+    tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
+    thread blocks work off lists of items.
+
+    A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
     """
 
     rows: int
     tokens: int
     block: int
-    masked: bool
+    mask: TileMask
     warps: int
     stages: int
+    dealt: bool = False
 
     @property
     def blocks_per_tile(self) -> int:
         """Runs packed into one tile."""
         return self.tokens // self.block
 
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel runs it."""
+        return self.mask != "dense"
+
     def __str__(self) -> str:
-        mask = "interval mask" if self.masked else "no mask"
-        return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages"
+        if not self.fused:
+            return f"{self.rows} head rows, unfused"
+        mask = "no mask" if self.mask == "none" else f"{self.mask} mask"
+        dealt = ", dealt" if self.dealt else ""
+        return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages{dealt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +83,40 @@ class WorkItem:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows, merged slots."""
+    """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
+    slots, thread blocks with lists of work, and work; and of the partial buffer: slots.
+    """
 
     items: tuple[int, ...]
     rows: int
     tiles: int
     blocks: int
-    merges: int
+    merges: tuple[int, ...]
     merge_slots: int
+    slots: int
+    workers: int = 0
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
-    Section `counts` holds, 16 entries apart, the number of items of every class and then of merged rows: kernels launch
-    on the capacity and blocks beyond the count exit at once.
+    Section `counts` holds, 16 entries apart, the number of items of every class and then of merged rows of every stage:
+    kernels launch on the capacity and blocks beyond the count exit at once.
     """
 
     array: Ints
     counts: int
-    items: tuple[int, ...]
     rows: int
     tiles: int
     blocks: int
-    merge_rows: int
-    merge_indptr: int
     merge_slots: int
+    work_indptr: int
+    work: int
+    items: tuple[int, ...]
+    merge_rows: tuple[int, ...]
+    merge_indptr: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +128,13 @@ class Schedule:
     exactly the class's tokens, then `block_tiles` tiles of `blocks_per_tile` entries of `blocks` each from `block0`
     (columns RUN_FIELDS). Row i of a partial item writes partial slot `slot0 + i`. Caller's row `merge_rows[j]` is the
     merge of the slots `merge_slots[merge_indptr[j]:merge_indptr[j + 1]]`, in this order; an empty list gives out 0,
-    lse -inf.
+    lse -inf. `merge_rows[j] = -1 - slot` merges into that partial slot instead, for a later stage to read.
+
+    Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
+    a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.
+
+    Stage s launches the classes `stage_indptr[s]:stage_indptr[s + 1]` and then merges the rows
+    `merge_stage_indptr[s]:merge_stage_indptr[s + 1]`; by default all is one stage.
     """
 
     classes: tuple[TileClass, ...]
@@ -113,8 +146,15 @@ class Schedule:
     merge_rows: Ints
     merge_indptr: Ints
     merge_slots: Ints
+    stage_indptr: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    merge_stage_indptr: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    work_indptr: Ints = field(default_factory=lambda: frozen(np.zeros(1)))
+    work: Ints = field(default_factory=lambda: frozen(np.empty(0)))
 
     def __post_init__(self) -> None:
+        for name, all_of in (("stage_indptr", self.classes), ("merge_stage_indptr", self.merge_rows)):
+            if len(getattr(self, name)) == 0:
+                object.__setattr__(self, name, np.array([0, len(all_of)]))
         for name in _ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name)))
         for name, width in (("items", len(ITEM_FIELDS)), ("tiles", len(RUN_FIELDS)), ("blocks", len(RUN_FIELDS))):
@@ -126,6 +166,18 @@ class Schedule:
         indptr = self.merge_indptr
         if len(indptr) != len(self.merge_rows) + 1 or indptr[0] != 0 or indptr[-1] != len(self.merge_slots):
             raise PlanError("merge_indptr", f"{len(self.merge_indptr)} entries", "does not match", "give row offsets")
+        indptr = self.work_indptr
+        if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(self.work) or (np.diff(indptr) < 0).any():
+            raise PlanError("work_indptr", f"{len(indptr)} entries", "does not match work", "give block offsets")
+        if any(tile.dealt for tile in self.classes) != (len(indptr) > 1) or (len(indptr) > 1 < len(self.classes)):
+            raise PlanError("classes", len(self.classes), "does not go with work", "deal the work of a single class")
+        for name, total in (("stage_indptr", len(self.classes)), ("merge_stage_indptr", len(self.merge_rows))):
+            indptr = getattr(self, name)
+            if indptr[0] != 0 or indptr[-1] != total or (np.diff(indptr) < 0).any():
+                raise PlanError(name, indptr.tolist(), f"does not divide {total} entries", "give stage offsets")
+        if len(self.stage_indptr) != len(self.merge_stage_indptr):
+            reason = f"does not match {len(self.merge_stage_indptr) - 1} stages of merges"
+            raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
@@ -139,12 +191,28 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return len(self.merge_slots)
+        return int(self.merge_slots.max(initial=-1)) + 1
+
+    @property
+    def num_stages(self) -> int:
+        """Rounds of launches, each with its merges behind it."""
+        return len(self.stage_indptr) - 1
+
+    @property
+    def stages(self) -> Iterator[tuple[range, slice]]:
+        """In launch order the classes of every stage, and what part of `merge_rows` is merged behind them."""
+        for s in range(self.num_stages):
+            merges = slice(int(self.merge_stage_indptr[s]), int(self.merge_stage_indptr[s + 1]))
+            yield range(self.stage_indptr[s], self.stage_indptr[s + 1]), merges
 
     @property
     def launches(self) -> int:
-        """Kernel launches: one per tile class that has items, and the merge if rows need one."""
-        return int((np.diff(self.class_indptr) > 0).sum()) + (len(self.merge_rows) > 0)
+        """Kernel launches: one per tile class that has items (several if it is unfused), and one per stage that merges
+        rows.
+        """
+        items = np.diff(self.class_indptr).tolist()
+        of_classes = (1 if tile.fused else UNFUSED_LAUNCHES for tile, n in zip(self.classes, items, strict=True) if n)
+        return sum(of_classes) + int((np.diff(self.merge_stage_indptr) > 0).sum())
 
     @property
     def size(self) -> Capacity:
@@ -154,8 +222,11 @@ class Schedule:
             len(self.rows),
             len(self.tiles),
             len(self.blocks),
-            len(self.merge_rows),
+            tuple(np.diff(self.merge_stage_indptr).tolist()),
             len(self.merge_slots),
+            self.num_slots,
+            len(self.work_indptr) - 1,
+            len(self.work),
         )
 
     def pack(self, capacity: Capacity | None = None) -> Arena:
@@ -164,25 +235,28 @@ class Schedule:
         """
         size = self.size
         capacity = capacity or size
-        for field in fields(Capacity):
-            needed, room = getattr(size, field.name), getattr(capacity, field.name)
+        for section in fields(Capacity):
+            needed, room = getattr(size, section.name), getattr(capacity, section.name)
             if np.shape(needed) != np.shape(room) or np.any(np.greater(needed, room)):
-                raise PlanError(f"capacity.{field.name}", room, f"is less than {needed}", "declare a larger capacity")
-        classes = range(len(self.classes))
-        counts = np.zeros((len(self.classes) + 1, ALIGNMENT), np.int32)
-        counts[:, 0] = [*np.diff(self.class_indptr), len(self.merge_rows)]
+                raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
+        classes, stages = range(len(self.classes)), range(self.num_stages)
+        counts = np.zeros((len(self.classes) + self.num_stages, ALIGNMENT), np.int32)
+        counts[:, 0] = [*np.diff(self.class_indptr), *np.diff(self.merge_stage_indptr)]
         items = [self.items[self.class_indptr[c] : self.class_indptr[c + 1]] for c in classes]
+        merged = [merges for _, merges in self.stages]
         # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
         spare = max((tile.blocks_per_tile for tile in self.classes), default=1) * len(RUN_FIELDS)
         sections = [
             (counts, counts.size),
-            *((items[c], capacity.items[c] * len(ITEM_FIELDS)) for c in classes),
             (self.rows, capacity.rows),
             (self.tiles, (capacity.tiles + 1) * len(RUN_FIELDS)),
             (self.blocks, capacity.blocks * len(RUN_FIELDS) + spare),
-            (self.merge_rows, capacity.merges),
-            (self.merge_indptr, capacity.merges + 1),
             (self.merge_slots, capacity.merge_slots + 1),
+            (self._work_indptr(capacity.workers), capacity.workers + 1),
+            (self.work, capacity.work),
+            *((items[c], capacity.items[c] * len(ITEM_FIELDS)) for c in classes),
+            *((self.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
+            *((self.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
         ]
         places = [0]
         for _, room in sections:
@@ -190,8 +264,18 @@ class Schedule:
         array = np.zeros(places[-1], np.int32)
         for place, (section, _) in zip(places, sections, strict=False):
             array[place : place + section.size] = section.ravel()
-        first_shared = 1 + len(self.classes)
-        return Arena(frozen(array), 0, tuple(places[1:first_shared]), *places[first_shared : first_shared + 6])
+        of_items, of_merges = places[7:], places[7 + len(classes) :]
+        return Arena(
+            frozen(array),
+            *places[:7],
+            items=tuple(of_items[: len(classes)]),
+            merge_rows=tuple(of_merges[: len(stages)]),
+            merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
+        )
+
+    def _work_indptr(self, workers: int) -> Ints:
+        """`work_indptr` with empty lists for thread blocks beyond those that have work."""
+        return frozen(np.append(self.work_indptr, np.full(workers + 1 - len(self.work_indptr), len(self.work))))
 
     def text(self, most_items: int | None = None) -> str:
         """Classes, counts and one line per item, at most `most_items` of them."""
@@ -244,5 +328,8 @@ class Schedule:
 
 
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}
-_FLAT = ("class_indptr", "rows", "merge_rows", "merge_indptr", "merge_slots")
+_FLAT = (
+    "class_indptr", "rows", "merge_rows", "merge_indptr", "merge_slots", "stage_indptr", "merge_stage_indptr",
+    "work_indptr", "work",
+)  # fmt: skip
 _ARRAYS = (*_FLAT, *_TABLES)

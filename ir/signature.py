@@ -33,8 +33,9 @@ class KernelKey:
     """Everything that a stage-1 kernel is specialised for; nothing of the tree.
 
     dtype, kv_dtype: "fp16", "bf16" or "fp32". group: query heads per KV head. page_size: 1 when the cache is addressed
-    by slot, else the tokens of a page. masked: whether rows see token runs by interval. tile_rows: query head rows per
-    block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile.
+    by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head rows
+    per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt: whether
+    thread blocks work off lists.
     """
 
     dtype: str
@@ -43,10 +44,11 @@ class KernelKey:
     head_dim_v: int
     group: int
     page_size: int
-    masked: bool
+    mask: str
     tile_rows: int
     tile_tokens: int
     block_tokens: int
+    dealt: bool
     warps: int
     stages: int
 
@@ -57,11 +59,14 @@ class KernelKey:
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
-    """Everything that a stage-2 kernel is specialised for. heads: heads per block, a power of two."""
+    """Everything that a stage-2 kernel is specialised for. heads: heads per block, a power of two. staged: whether it
+    also merges into partial slots, for a later stage to read.
+    """
 
     dtype: str
     head_dim_v: int
     heads: int
+    staged: bool
     warps: int
 
     def text(self) -> str:

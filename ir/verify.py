@@ -90,28 +90,44 @@ def _rectangles(plan: Plan) -> tuple[Longs, Longs, Longs, Longs, Longs, Longs]:
 
 
 def verify_schedule(schedule: Schedule, num_rows: int) -> None:
-    """Raises PlanError unless partial slots are disjoint and every row of the output is written exactly once.
+    """Raises PlanError unless every row of the output is written exactly once and no partial result is lost or mixed up.
 
-    A row is either written by one final item, or merged once from exactly the partial slots that items wrote for it.
+    Stage by stage: an item writes slots that hold nothing, a merge reads slots that hold partials of its row and leaves
+    at most one behind; after the last stage no slot holds anything.
     """
     counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
     item, position = ragged(counts)
     row = schedule.rows[first[item] + position]
     partial = slot0[item] >= 0
     written = np.bincount(row[~partial], minlength=num_rows)
-    written += np.bincount(schedule.merge_rows, minlength=num_rows)
+    final = schedule.merge_rows >= 0
+    written += np.bincount(schedule.merge_rows[final], minlength=num_rows)
     wrong = np.flatnonzero(written != 1)
     if len(wrong):
         count = int(written[wrong[0]])
         raise PlanError(f"row {wrong[0]}", f"{count} writes", "has to be written exactly once", "correct the schedule")
 
-    slot = (slot0[item] + position)[partial]
-    owner = np.full(schedule.num_slots, -1, np.int64)
-    if len(slot) != schedule.num_slots or (slot >= schedule.num_slots).any() or len(np.unique(slot)) != len(slot):
-        raise PlanError("slot0", f"{len(slot)} rows", f"do not fill {schedule.num_slots} slots once", "renumber slots")
-    owner[slot] = row[partial]
-    merged_row = np.repeat(schedule.merge_rows, np.diff(schedule.merge_indptr))
-    if not np.array_equal(np.sort(schedule.merge_slots), np.arange(schedule.num_slots)) or not np.array_equal(
-        owner[schedule.merge_slots], merged_row
-    ):
-        raise PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
+    slot = slot0[item] + position
+    if (slot[partial] >= schedule.num_slots).any() or len(np.unique(slot[partial])) != schedule.num_slots:
+        count, reason = int(partial.sum()), f"do not fill {schedule.num_slots} slots once"
+        raise PlanError("slot0", f"{count} rows", reason, "renumber slots")
+    holds = np.full(schedule.num_slots, -1, np.int64)
+    wrong_merge = PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
+    for classes, merges in schedule.stages:
+        launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
+        new = partial & (item >= launched.start) & (item < launched.stop)
+        holds[slot[new]] = row[new]
+        bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
+        read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
+        lengths = np.diff(bounds)
+        begins = np.minimum(bounds[:-1] - bounds[0], max(len(read) - 1, 0))
+        owner = np.where(target >= 0, target, holds[read[begins]] if len(read) else -1)
+        if len(np.unique(read)) != len(read) or not np.array_equal(holds[read], np.repeat(owner, lengths)):
+            raise wrong_merge
+        kept = target < 0
+        if (owner[kept] < 0).any() or (holds[-1 - target[kept]] != owner[kept]).any() or (lengths[kept] == 0).any():
+            raise wrong_merge
+        holds[read] = -1
+        holds[-1 - target[kept]] = owner[kept]
+    if (holds >= 0).any():
+        raise wrong_merge

@@ -12,26 +12,30 @@ import pytest
 from treegen import Shape
 from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.schedule import TileMask
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.targets import targets
-from treegen.tiles import tile_class
+from treegen.tiles import DEALT_BLOCK_TOKENS, tile_class
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}
 
 
 def partial_key(
-    architecture: int, dtype: str, head_dim: int, group: int, large: bool, masked: bool, block: int, page_size: int
-) -> KernelKey:
+    architecture: int, dtype: str, head_dim: int, group: int, large: bool, mask: TileMask, block: int, page_size: int,
+    dealt: bool = False,
+) -> KernelKey:  # fmt: skip
     """The key that compile would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
-    tile = tile_class(shape, targets()[TARGETS[architecture]], rows, masked=masked)
-    return kernel_key(replace(tile, block=block), shape, page_size)
+    tile = tile_class(shape, targets()[TARGETS[architecture]], rows)
+    block = DEALT_BLOCK_TOKENS if dealt and block > 1 else block
+    return kernel_key(replace(tile, mask=mask, block=min(block, tile.tokens), dealt=dealt), shape, page_size)
 
 
 DTYPES, DIMS, GROUPS = ("fp16", "bf16", "fp32"), (64, 80, 96, 128, 256), (1, 3, 4, 8)
-FLAGS = ((False, True), (False, True), (16, 1), (1, 16))
+MASKS: tuple[TileMask, ...] = ("none", "interval", "bits")
+FLAGS = ((False, True), MASKS, (16, 1), (1, 16), (False, True))
 EVERY = list(itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS))
 
 
@@ -45,7 +49,7 @@ def covering() -> list[tuple[int, KernelKey | MergeKey]]:
             best = max(rest, key=lambda case: len(missing & pairs(case)))
             missing -= pairs(best)
             chosen.append((architecture, partial_key(*best)))
-        chosen += [(architecture, merge_key(Shape(8, 8, dim, dtype=dtype))) for dim in (80, 128) for dtype in DTYPES]
+        chosen += [(architecture, merge_key(Shape(8, 8, dim, dtype=dtype), staged=dim == 80)) for dim in (80, 128) for dtype in DTYPES]
     return chosen
 
 
@@ -87,7 +91,7 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
 
 
 def test_the_usual_variants_compile_for_every_architecture() -> None:
-    check([(arch, partial_key(arch, "bf16", 128, 4, True, True, 16, 1)) for arch in ARCHITECTURES])
+    check([(arch, partial_key(arch, "bf16", 128, 4, True, "interval", 16, 1)) for arch in ARCHITECTURES])
 
 
 def test_the_covering_set_is_small_and_covers() -> None:
@@ -96,8 +100,10 @@ def test_the_covering_set_is_small_and_covers() -> None:
     for architecture in ARCHITECTURES:
         keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
         assert {(key.dtype, key.head_dim) for key in keys} == set(itertools.product(DTYPES, DIMS))
-        flags = {(key.masked, key.page_size) for key in keys} | {(key.page_size, key.block_tokens) for key in keys}
-        assert flags == set(itertools.product((False, True), (1, 16))) | set(itertools.product((1, 16), (1, 16)))
+        flags = {(key.mask, key.dealt, key.block_tokens > 1, key.page_size > 1) for key in keys}
+        for place, values in itertools.combinations(enumerate((set(MASKS), *[{False, True}] * 3)), 2):
+            pairs_found = {(flag[place[0]], flag[values[0]]) for flag in flags}
+            assert pairs_found == set(itertools.product(place[1], values[1]))
 
 
 @pytest.mark.full

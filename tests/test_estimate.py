@@ -144,7 +144,7 @@ def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> N
             walked = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
             walked += schedule.blocks[item.block0 :][: item.block_tiles * tile.tokens // tile.block].tolist()
             loaded += head_tiles * sum(length for _, length, _, _ in walked)
-            runs += tile.masked * sum(length > 0 for _, length, _, _ in walked)
+            runs += (tile.mask != "none") * sum(length > 0 for _, length, _, _ in walked)
             blocks += head_tiles * shape.num_kv_heads
             tokens = (item.tiles + item.block_tiles) * tile.tokens
             flops += head_tiles * shape.num_kv_heads * tile.rows * tokens * 2 * 128

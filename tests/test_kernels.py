@@ -13,12 +13,26 @@ import treegen
 from treegen import KVRuns, Shape, Tree, oracle, triton_backend
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Capacity
-from treegen.strategies import Strategy, deft_flatten, deft_node, deft_node_chunk, fasttree, query
+from treegen.strategies import (
+    Strategy,
+    cascade,
+    deft_flatten,
+    deft_node,
+    deft_node_chunk,
+    fasttree,
+    medusa,
+    query,
+    specinfer,
+)
 from treegen.triton_backend import TritonProgram
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-UNMASKED = (query(), deft_node(), deft_node_chunk(64), fasttree())
-MASKED = (deft_flatten(128), deft_flatten(40))
+UNMASKED = (query(), deft_node(), deft_node_chunk(64), fasttree(), cascade())
+EVERY = (
+    query(), medusa(), specinfer(), cascade(), deft_node(), deft_node_chunk(32), deft_flatten(32),
+    deft_flatten(32, "bits"), fasttree(),
+)  # fmt: skip
+MASKED = (deft_flatten(128), deft_flatten(40), deft_flatten(48, "bits"), specinfer())
 MATRIX = list(itertools.product(DTYPES, (False, True), (1, 16), (1, 3, 4, 8), (64, 80, 128)))
 
 
@@ -58,10 +72,10 @@ def test_matches_the_oracle(dtype: str, masked: bool, page_size: int, group: int
     kernel = treegen.compile(tree, strategy=strategies[case % len(strategies)], backend="triton")
     report = kernel.verify(q, k, v)
     assert report.passed, str(report)
-    assert kernel.schedule.classes[0].masked == masked
+    assert (kernel.schedule.classes[0].mask != "none") == masked
 
 
-@pytest.mark.parametrize("strategy", [query(), deft_node(), deft_node_chunk(32), deft_flatten(32), fasttree()], ids=str)
+@pytest.mark.parametrize("strategy", EVERY, ids=str)
 def test_more_rows_than_a_tile_and_rows_inside_nodes(strategy: Strategy) -> None:
     rows = [(0, sees) for sees in range(20)] + [(1, 5)] * 30 + [(2, 0), (2, 33), (1, 40)]
     tree = Tree.from_parents([-1, 0, 0], [20, 40, 33], rows=rows)
@@ -144,7 +158,7 @@ def test_surplus_blocks_of_a_larger_capacity_do_nothing(strategy: str) -> None:
     q, k, v = tensors(tree, 87, 1, (2, 1), 64, torch.float32, pad_pages=False)
     kernel = treegen.compile(tree, strategy=strategy, backend="triton")
     size = kernel.schedule.size
-    larger = Capacity(tuple(3 * n for n in size.items), size.rows + 5, size.tiles + 5, size.blocks + 50, 9, 70)
+    larger = Capacity(tuple(3 * n for n in size.items), size.rows + 5, size.tiles + 5, size.blocks + 50, (9,), 70, 70)
     program = TritonProgram(kernel.schedule, Shape(2, 1, 64, dtype="fp32"), q.device, larger)
     out, lse = torch.full_like(q, math.nan), torch.full((4, 2), math.nan)
     program(q, k, v, out, lse, 0.125, 1.0)

@@ -95,7 +95,7 @@ def test_full_tiles_and_packed_blocks() -> None:
     """150 tokens are two tiles of 64 and blocks of 16 and 6; blocks of several short nodes share a tile."""
     schedule = schedule_of(Tree.parse("150(20,70(64),13)+11"), strategies.deft_flatten(block=1000))
     (tile,) = schedule.classes
-    assert (tile.tokens, tile.block, tile.blocks_per_tile, tile.masked) == (32, 16, 2, True)
+    assert (tile.tokens, tile.block, tile.blocks_per_tile, tile.mask) == (32, 16, 2, "interval")
     assert [entry[:2] for entry in entries(schedule, 0)] == [
         *((slot, 32) for slot in (0, 32, 64, 96, 170, 202, 240, 272)),
         (128, 16),
@@ -144,7 +144,7 @@ def test_masks_are_intervals_of_the_items_own_rows() -> None:
     """20 rows after 1 to 20 tokens of a node, in tiles of 16 and 4: the second tile counts its own rows from 0."""
     tree = Tree.from_parents([-1], [20], rows=[(0, sees) for sees in range(1, 21)])
     schedule = schedule_of(tree)
-    assert schedule.classes[0].masked
+    assert schedule.classes[0].mask == "interval"
     seen = {
         len(rows_of(schedule, item)): {slot: (lo, hi) for slot, _, lo, hi in entries(schedule, item)}
         for item in range(2)
@@ -154,9 +154,10 @@ def test_masks_are_intervals_of_the_items_own_rows() -> None:
 
 
 def test_unmasked_plans_run_in_an_unmasked_class() -> None:
-    assert not schedule_of("100(20,30)").classes[0].masked
-    assert schedule_of("100(20,30)", strategies.deft_flatten()).classes[0].masked
-    assert not schedule_of("100(20,30)", strategies.query()).classes[0].masked
+    assert schedule_of("100(20,30)").classes[0].mask == "none"
+    assert schedule_of("100(20,30)", strategies.deft_flatten()).classes[0].mask == "interval"
+    assert schedule_of("100(20,30)", strategies.deft_flatten(mask="bits")).classes[0].mask == "bits"
+    assert schedule_of("100(20,30)", strategies.query()).classes[0].mask == "none"
 
 
 def test_row_tiles_that_see_nothing_are_dropped() -> None:
@@ -282,30 +283,39 @@ def test_shapes_that_fit_nowhere_are_rejected() -> None:
 def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
     """The sections of an arena as kernels address them, cut to what the schedule holds."""
     array = arena.array
+    launches = len(schedule.classes) + schedule.num_stages
 
     def section(begin: int, values: np.ndarray) -> list[int]:
         return array[begin : begin + values.size].tolist()
 
     result = {
-        "counts": array[arena.counts : arena.counts + ALIGNMENT * (len(schedule.classes) + 1) : ALIGNMENT].tolist(),
+        "counts": array[arena.counts : arena.counts + ALIGNMENT * launches : ALIGNMENT].tolist(),
         "rows": section(arena.rows, schedule.rows),
         "tiles": section(arena.tiles, schedule.tiles),
         "blocks": section(arena.blocks, schedule.blocks),
-        "merge_rows": section(arena.merge_rows, schedule.merge_rows),
-        "merge_indptr": section(arena.merge_indptr, schedule.merge_indptr),
         "merge_slots": section(arena.merge_slots, schedule.merge_slots),
+        "work_indptr": section(arena.work_indptr, schedule.work_indptr),
+        "work": section(arena.work, schedule.work),
     }
+    for s, (_, merges) in enumerate(schedule.stages):
+        result[f"merge_rows {s}"] = section(arena.merge_rows[s], schedule.merge_rows[merges])
+        result[f"merge_indptr {s}"] = section(
+            arena.merge_indptr[s], schedule.merge_indptr[merges.start : merges.stop + 1]
+        )
     for c, begin in enumerate(arena.items):
         result[f"items {c}"] = section(begin, schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]])
     return result
 
 
 def contents(schedule: Schedule) -> dict[str, list[int]]:
-    names = ("rows", "tiles", "blocks", "merge_rows", "merge_indptr", "merge_slots")
-    counts = [*np.diff(schedule.class_indptr).tolist(), len(schedule.merge_rows)]
+    names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work")
+    counts = [*np.diff(schedule.class_indptr).tolist(), *np.diff(schedule.merge_stage_indptr).tolist()]
     result = {"counts": counts} | {name: getattr(schedule, name).ravel().tolist() for name in names}
     for c in range(len(schedule.classes)):
         result[f"items {c}"] = schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]].ravel().tolist()
+    for s, (_, merges) in enumerate(schedule.stages):
+        result[f"merge_rows {s}"] = schedule.merge_rows[merges].tolist()
+        result[f"merge_indptr {s}"] = schedule.merge_indptr[merges.start : merges.stop + 1].tolist()
     return result
 
 
@@ -313,7 +323,7 @@ def contents(schedule: Schedule) -> dict[str, list[int]]:
 @given(
     tree=forests(30, salt=2),
     name=st.sampled_from((*strategy_names(), "row-classes")),
-    extra=st.lists(st.integers(0, 40), min_size=6, max_size=6),
+    extra=st.lists(st.integers(0, 40), min_size=7, max_size=7),
 )
 def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra: list[int]) -> None:
     if name == "row-classes":
@@ -326,16 +336,19 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
         size.rows + extra[1],
         size.tiles + extra[2],
         size.blocks + extra[3],
-        size.merges + extra[4],
+        tuple(count + extra[4] for count in size.merges),
         size.merge_slots + extra[5],
+        size.slots,
+        size.workers + (extra[6] if size.workers else 0),
+        size.work + extra[6],
     )
     exact, larger = schedule.pack(), schedule.pack(capacity)
     assert len(exact.array) <= len(larger.array)
     for arena in (exact, larger):
         assert arena.array.dtype == np.int32
         assert unpacked(arena, schedule) == contents(schedule)
-        offsets = [*arena.items, arena.rows, arena.tiles, arena.blocks, arena.merge_rows]
-        offsets += [arena.merge_indptr, arena.merge_slots, len(arena.array)]
+        offsets = [arena.counts, arena.rows, arena.tiles, arena.blocks, arena.merge_slots, arena.work_indptr]
+        offsets += [arena.work, *arena.items, *arena.merge_rows, *arena.merge_indptr, len(arena.array)]
         assert all(offset % ALIGNMENT == 0 for offset in offsets)
         assert offsets == sorted(offsets)
 
@@ -346,12 +359,12 @@ def test_the_arena_leaves_room_to_read_one_step_ahead() -> None:
     arena = schedule.pack()
     (tile,) = schedule.classes
     assert arena.blocks - arena.tiles >= (len(schedule.tiles) + 1) * 4
-    assert arena.merge_rows - arena.blocks >= (len(schedule.blocks) + tile.blocks_per_tile) * 4
+    assert arena.merge_slots - arena.blocks >= (len(schedule.blocks) + tile.blocks_per_tile) * 4
 
 
 def test_arenas_of_one_capacity_have_one_layout() -> None:
     """A growing tree reuses the offsets that a CUDA graph has captured."""
-    capacity = Capacity((64,), 64, 512, 512, 64, 256)
+    capacity = Capacity((64,), 64, 512, 512, (64,), 256, 256)
     layouts = {
         dataclasses.astuple(dataclasses.replace(schedule_of(text).pack(capacity), array=None))
         for text in ("100(20,30)", "100(21(5*3),31)", "9", "700(8*40)")
@@ -359,11 +372,11 @@ def test_arenas_of_one_capacity_have_one_layout() -> None:
     assert len(layouts) == 1
 
 
-@pytest.mark.parametrize("field", ["items", "rows", "tiles", "blocks", "merges", "merge_slots"])
+@pytest.mark.parametrize("field", ["items", "rows", "tiles", "blocks", "merges", "merge_slots", "slots"])
 def test_a_capacity_that_is_too_small_is_named(field: str) -> None:
     schedule = schedule_of("200(20,30)")
     needed = getattr(schedule.size, field)
-    room = tuple(count - 1 for count in needed) if field == "items" else needed - 1
+    room = tuple(count - 1 for count in needed) if field in ("items", "merges") else needed - 1
     with pytest.raises(PlanError) as caught:
         schedule.pack(dataclasses.replace(schedule.size, **{field: room}))
     assert str(caught.value).startswith(f"capacity.{field} = ")

@@ -18,7 +18,9 @@ ARCHITECTURES = (80, 90, 100)
 """Compute capabilities, times ten, for which every template variant has to compile."""
 
 _POINTER_TYPES = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
-_TABLES = ("counts", "items", "rows", "tiles", "blocks", "merge_rows", "merge_indptr", "merge_slots")
+_TABLES = (
+    "counts", "items", "rows", "tiles", "blocks", "work_indptr", "work", "merge_rows", "merge_indptr", "merge_slots"
+)  # fmt: skip
 _FLOAT_POINTERS = ("lse", "part_out", "part_lse")
 
 

@@ -38,6 +38,8 @@ class PartialContext:
     unrolled: bool
     run_fields: tuple[str, ...]
     masked: bool
+    bits: bool
+    dealt: bool
     page_size: int
     group: int
     heads: int
@@ -56,6 +58,7 @@ class MergeContext:
     """What the stage-2 template reads."""
 
     heads: int
+    staged: bool
     head_dim_v: int
     dim_v: int
     dim_v_mask: bool
@@ -70,26 +73,31 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
         head_dim_v=shape.head_dim_v,
         group=shape.group,
         page_size=page_size,
-        masked=tile.masked,
+        mask=tile.mask,
         tile_rows=tile.rows,
         tile_tokens=tile.tokens,
         block_tokens=tile.block,
+        dealt=tile.dealt,
         warps=tile.warps,
         stages=tile.stages,
     )
 
 
-def merge_key(shape: Shape) -> MergeKey:
+def merge_key(shape: Shape, *, staged: bool) -> MergeKey:
     """The key of the stage-2 kernel for an attention shape."""
     heads = min(_MERGE_HEADS, 1 << (shape.num_qo_heads - 1).bit_length())
-    return MergeKey(dtype=shape.dtype, head_dim_v=shape.head_dim_v, heads=heads, warps=1)
+    return MergeKey(dtype=shape.dtype, head_dim_v=shape.head_dim_v, heads=heads, staged=staged, warps=1)
 
 
 def emit(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
-    """The modules that a schedule launches, in launch order; `page_size` 1 addresses the cache by slot."""
-    emitted = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
+    """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
+
+    A class that runs unfused has none.
+    """
+    keys = (kernel_key(tile, shape, page_size) for tile in schedule.classes if tile.fused)
+    emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     if len(schedule.merge_rows):
-        emitted.append(emit_merge(merge_key(shape)))
+        emitted.append(emit_merge(merge_key(shape, staged=schedule.num_stages > 1)))
     return emitted
 
 
@@ -104,8 +112,10 @@ def emit_partial(key: KernelKey) -> Source:
         block=key.block_tokens,
         blocks_per_tile=blocks_per_tile,
         unrolled=blocks_per_tile <= _MOST_UNROLLED,
-        run_fields=("slot", "length", "lo", "hi") if key.masked else ("slot", "length"),
-        masked=key.masked,
+        run_fields=("slot", "length") if key.mask == "none" else ("slot", "length", "lo", "hi"),
+        masked=key.mask != "none",
+        bits=key.mask == "bits",
+        dealt=key.dealt,
         page_size=key.page_size,
         group=key.group,
         heads=heads,
@@ -126,7 +136,7 @@ def emit_partial(key: KernelKey) -> Source:
 def emit_merge(key: MergeKey) -> Source:
     """The stage-2 module for a key."""
     dim_v = padded(key.head_dim_v)
-    return _render("merge", key, MergeContext(key.heads, key.head_dim_v, dim_v, dim_v != key.head_dim_v))
+    return _render("merge", key, MergeContext(key.heads, key.staged, key.head_dim_v, dim_v, dim_v != key.head_dim_v))
 
 
 def _render(kernel: str, key: KernelKey | MergeKey, context: PartialContext | MergeContext) -> Source:

@@ -11,11 +11,14 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import RUN_FIELDS, Schedule, TileClass
+from treegen.ir.schedule import MOST_BIT_ROWS, RUN_FIELDS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.merges import merge_lists
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class, wanted_class
+from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
+
+_BIT_MASKS = ("token-bits", "row-bits")
 
 
 class _Runs(NamedTuple):
@@ -46,24 +49,27 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     Raises ShapeError when no tile class fits the shape.
     """
     sizes = _tile_sizes(plan, shape, target)
-    heights = [rows_per_tile(tile.rows, shape.group) for tile in sizes]
+    heights = [_height(tile, plan, shape) for tile in sizes]
     item_group, step = ragged(-(-plan.group_rows // heights[0]))
     begin = step * heights[0]
     rows = np.minimum(plan.group_rows[item_group] - begin, heights[0]).astype(np.int64)
     runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
 
-    # Items that see nothing are dropped; the others are launched class by class, the longest first.
+    # Items that read nothing are dropped; the others are launched stage by stage, class by class, the longest first.
     work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    stages, stage = np.unique(plan.stage[item_group[work > 0]], return_inverse=True)
     item_class = sum((rows <= height for height in heights[1:]), np.zeros(len(rows), np.int64))
-    order = np.lexsort((-work, item_class)) if len(sizes) > 1 else np.argsort(-work, kind="stable")
+    item_class[work > 0] += stage * len(sizes)
+    order = np.lexsort((-work, item_class)) if item_class.any() else np.argsort(-work, kind="stable")
     order = order[work[order] > 0]
     number = np.full(len(rows), -1, np.int64)
     number[order] = np.arange(len(order))
     runs = _Runs(number[runs.owner], *runs[1:])
     runs = _Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
     item_group, rows = item_group[order], rows[order]
-    class_indptr = np.searchsorted(item_class[order], np.arange(len(sizes) + 1))
-    classes, tables = _tabulate_classes(runs, sizes, class_indptr, rows)
+    num_stages = max(len(stages), 1)
+    class_indptr = np.searchsorted(item_class[order], np.arange(num_stages * len(sizes) + 1))
+    classes, tables = _tabulate_classes(runs, plan, sizes * num_stages, class_indptr, rows)
 
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[item_group] + begin[order]
@@ -74,11 +80,13 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
 
     partial = shared[item]
-    slot = (slot0[item] + position)[partial]
-    partial_row = row[partial]
-    by_row = np.argsort(partial_row, kind="stable")
-    partials = np.bincount(partial_row, minlength=tree.num_rows)
-    merge_rows = np.flatnonzero((partials > 0) | (items_of_row == 0))
+    merges = merge_lists(
+        row[partial],
+        (slot0[item] + position)[partial],
+        item_class[order][item[partial]] // len(sizes),
+        np.flatnonzero(items_of_row == 0),
+        num_stages,
+    )
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule(
         classes=classes,
@@ -87,24 +95,38 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         rows=row_table,
         tiles=frozen(tables.tiles),
         blocks=frozen(tables.blocks),
-        merge_rows=frozen(merge_rows),
-        merge_indptr=frozen(offsets(partials[merge_rows])),
-        merge_slots=frozen(slot[by_row]),
+        stage_indptr=frozen(np.arange(num_stages + 1) * len(sizes)),
+        merge_rows=merges.rows,
+        merge_indptr=merges.indptr,
+        merge_slots=merges.slots,
+        merge_stage_indptr=merges.stage_indptr,
     )
 
 
 def _tile_sizes(plan: Plan, shape: Shape, target: Target) -> list[TileClass]:
     """The tile classes that the plan wants, larger rows first, or the one that suits its largest group."""
+    most_rows = int(plan.group_rows.max(initial=1))
+    if plan.mask == "dense":
+        return [unfused_class(shape, most_rows)]
     if plan.tiles:
-        return [wanted_class(rows, tokens, shape, target, masked=False) for rows, tokens in plan.tiles]
-    return [tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=False)]
+        return [wanted_class(rows, tokens, shape, target) for rows, tokens in plan.tiles]
+    return [tile_class(shape, target, most_rows)]
+
+
+def _height(tile: TileClass, plan: Plan, shape: Shape) -> int:
+    """Whole query rows of an item."""
+    height = rows_per_tile(tile.rows, shape.group)
+    return min(height, MOST_BIT_ROWS) if plan.mask in _BIT_MASKS else height
 
 
 def _tabulate_classes(
-    runs: _Runs, sizes: list[TileClass], class_indptr: Longs, rows: Longs
+    runs: _Runs, plan: Plan, sizes: list[TileClass], class_indptr: Longs, rows: Longs
 ) -> tuple[tuple[TileClass, ...], _Tables]:
     """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
     masked = (runs.lo > 0) | (runs.hi < rows[runs.owner])
+    mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
+    if mask == "bits":
+        runs = runs._replace(**dict(zip(("lo", "hi"), bit_words(runs.lo, runs.hi), strict=True)))
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
     tiles_before = blocks_before = 0
@@ -112,13 +134,25 @@ def _tabulate_classes(
         chosen = slice(first_run[c], first_run[c + 1])
         own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
         items = class_indptr[c + 1] - class_indptr[c]
-        tile = replace(tile, masked=bool(masked[chosen].any()), block=_block_tokens(own, items, tile.tokens))
+        if tile.fused:
+            block = _block_tokens(own, items, tile.tokens)
+            tile = replace(tile, mask=mask if masked[chosen].any() else "none", block=block)
         made = _tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
         tiles_before += len(made.tiles)
         blocks_before += len(made.blocks)
     return tuple(classes), _Tables(*(np.concatenate(column) for column in zip(*tables, strict=True)))
+
+
+def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
+    """The lower and the upper half, as int32 values, of 64-bit words with bits `lo:hi` set."""
+    below = [
+        np.where(end > 0, np.uint64(2**64 - 1) >> (64 - np.maximum(end, 1)).astype(np.uint64), np.uint64(0))
+        for end in (lo, hi)
+    ]
+    halves = (below[0] ^ below[1]).view(np.int32).reshape(-1, 2)
+    return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
 
 
 def _runs_of_groups(plan: Plan, tree: Tree) -> _Runs:

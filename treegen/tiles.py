@@ -12,6 +12,9 @@ from treegen.targets import Target
 BLOCK_TOKENS = 16
 """Granularity of packed runs: the smallest page that engines commonly use."""
 
+DEALT_BLOCK_TOKENS = 32
+"""The same where thread blocks work off lists: registers for more runs per tile would spill."""
+
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
@@ -38,11 +41,11 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
 
 
 @cache
-def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool) -> TileClass:
+def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     """The tile class for groups of at most `most_rows` rows: 16 head rows if all fit into them, else the large one.
 
     Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Packed runs
-    have blocks of BLOCK_TOKENS. Raises ShapeError.
+    have blocks of BLOCK_TOKENS, and rows no mask. Raises ShapeError.
     """
     small = most_rows * shape.group <= 16
     candidates: tuple[tuple[int, int, int, int], ...]
@@ -63,12 +66,12 @@ def tile_class(shape: Shape, target: Target, most_rows: int, *, masked: bool) ->
     for blocks in (2, 1):
         for rows, tokens, warps, stages in candidates:
             if fits(rows, tokens, stages, blocks):
-                return TileClass(rows, tokens, BLOCK_TOKENS, masked, warps, stages)
+                return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)
     reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
     raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
 
 
-def wanted_class(rows: int, tokens: int, shape: Shape, target: Target, *, masked: bool) -> TileClass:
+def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileClass:
     """The tile class of exactly these sizes, with 2 warps for 16 rows and 4 for more, and as many stages as fit.
 
     Three stages if two blocks then fit into an SM, else two. Raises ShapeError when not even that fits.
@@ -77,9 +80,14 @@ def wanted_class(rows: int, tokens: int, shape: Shape, target: Target, *, masked
     for stages, blocks in ((3, 2), (2, 2), (2, 1)):
         needed = shared_bytes(rows, tokens, stages, shape, target)
         if needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm:
-            return TileClass(rows, tokens, BLOCK_TOKENS, masked, warps, stages)
+            return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)
     reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
     raise ShapeError("tile", (rows, tokens), reason, "choose smaller tiles")
+
+
+def unfused_class(shape: Shape, rows: int) -> TileClass:
+    """The class of a plan that runs unfused: all its rows at once."""
+    return TileClass(rows * shape.group, BLOCK_TOKENS, BLOCK_TOKENS, "dense", 0, 0)
 
 
 def rows_per_tile(rows: int, group: int) -> int:

@@ -7,6 +7,7 @@ and KV heads. It reads the same tables as the Triton kernels, so it proves sched
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ import torch
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
+from treegen.unfused import unfused_parts
 
 _BATCH_ELEMENTS = 1 << 22
 """Gathered keys of one batch, in elements, at most (a single longer item is a batch of its own)."""
@@ -26,19 +28,29 @@ class TorchProgram:
         self._schedule = schedule
         self._shape = shape
         self._device = device
-        self._batches = [
-            self._tensors(batch)
-            for c, tile in enumerate(schedule.classes)
-            for batch in _batches(schedule, tile, range(schedule.class_indptr[c], schedule.class_indptr[c + 1]), shape)
+        self._unfused = unfused_parts(schedule, shape, device)
+        self._stages = [
+            ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
+            for classes, merges in schedule.stages
         ]
-        counts = np.diff(schedule.merge_indptr)
-        position = np.arange(counts.max(initial=0))
-        listed = position[None, :] < counts[:, None]
-        # One slot more than there are stands for "no partial": its lse is -inf.
+
+    def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
+        schedule, tile = self._schedule, self._schedule.classes[c]
+        if tile.fused:
+            items = range(schedule.class_indptr[c], schedule.class_indptr[c + 1])
+            yield from (self._tensors(batch) for batch in _batches(schedule, tile, items, self._shape))
+
+    def _merges(self, merges: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """The merged rows of a stage, and a table of their slots: one slot more than there are stands for "no partial",
+        its lse is -inf.
+        """
+        schedule = self._schedule
+        bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
+        counts = np.diff(bounds)
+        listed = np.arange(counts.max(initial=0))[None, :] < counts[:, None]
         table = np.full(listed.shape, schedule.num_slots)
-        table[listed] = schedule.merge_slots
-        self._merge_rows = self._tensor(schedule.merge_rows)
-        self._merge_table = self._tensor(table)
+        table[listed] = schedule.merge_slots[bounds[0] : bounds[-1]]
+        return self._tensor(schedule.merge_rows[merges]), self._tensor(table)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         kind = array.dtype if array.dtype == np.bool_ else np.int64
@@ -63,26 +75,25 @@ class TorchProgram:
         slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
         part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=torch.float32, device=q.device)
         part_lse = torch.full((slots, heads), -math.inf, dtype=torch.float32, device=q.device)
-        for batch in self._batches:
-            result, log_sum = self._attend(batch, q, keys, values, sm_scale)
-            row, slot = batch["row"][batch["live"]], batch["slot"][batch["live"]]
-            result, log_sum = result[batch["live"]], log_sum[batch["live"]]
-            final = slot < 0
-            out[row[final]] = result[final].to(out.dtype)
-            lse[row[final]] = log_sum[final] * lse_scale
-            part_out[slot[~final]] = result[~final]
-            part_lse[slot[~final]] = log_sum[~final]
-        if len(self._merge_rows):
-            log_sums = part_lse[self._merge_table]
-            total = (
-                torch.logsumexp(log_sums, 1)
-                if log_sums.shape[1]
-                else part_lse.new_full(log_sums[:, 0:0].sum(1).shape, -math.inf)
-            )
-            weights = torch.exp(log_sums - _finite(total)[:, None])
-            merged = torch.einsum("rph,rphd->rhd", weights, part_out[self._merge_table])
-            out[self._merge_rows] = merged.to(out.dtype)
-            lse[self._merge_rows] = total * lse_scale
+        for part in self._unfused:
+            part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
+        for batches, merge_rows, merge_table in self._stages:
+            for batch in batches:
+                result, log_sum = self._attend(batch, q, keys, values, sm_scale)
+                row, slot = batch["row"][batch["live"]], batch["slot"][batch["live"]]
+                result, log_sum = result[batch["live"]], log_sum[batch["live"]]
+                final = slot < 0
+                out[row[final]] = result[final].to(out.dtype)
+                lse[row[final]] = log_sum[final] * lse_scale
+                part_out[slot[~final]] = result[~final]
+                part_lse[slot[~final]] = log_sum[~final]
+            if len(merge_rows):
+                merged, total = _merged(part_out[merge_table], part_lse[merge_table])
+                final = merge_rows >= 0
+                out[merge_rows[final]] = merged[final].to(out.dtype)
+                lse[merge_rows[final]] = total[final] * lse_scale
+                part_out[-1 - merge_rows[~final]] = merged[~final]
+                part_lse[-1 - merge_rows[~final]] = total[~final]
 
     def _attend(
         self, batch: dict[str, torch.Tensor], q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float
@@ -98,6 +109,15 @@ class TorchProgram:
         weights = torch.exp(scores - _finite(log_sum)[..., None])
         result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
         return result.flatten(2, 3), log_sum.permute(0, 2, 1, 3).flatten(2, 3)
+
+
+def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out [rows, heads, dim], lse [rows, heads]) of partials [rows, most partials, heads, dim] and their lse."""
+    if log_sums.shape[1] == 0:
+        return partials.sum(1), log_sums.new_full(log_sums[:, 0:0].sum(1).shape, -math.inf)
+    total = torch.logsumexp(log_sums, 1)
+    weights = torch.exp(log_sums - _finite(total)[:, None])
+    return torch.einsum("rph,rphd->rhd", weights, partials), total
 
 
 def _finite(log_sum: torch.Tensor) -> torch.Tensor:
@@ -127,7 +147,8 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
         chosen = order[begin:end]
         begin = end
         runs = _runs(schedule, chosen, tile0, tiles, block0, block_tiles * tile.blocks_per_tile)
-        result.append(_batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen]))
+        batch = _batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen], tile.mask == "bits")
+        result.append(batch)
     return result
 
 
@@ -140,7 +161,7 @@ def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, block0:
 
 
 def _batch(
-    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs
+    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs, bits: bool
 ) -> dict[str, np.ndarray]:
     slot, length, lo, hi = (runs[:, column] for column in range(4))
     owner = np.repeat(np.arange(len(entries)), entries)
@@ -155,7 +176,11 @@ def _batch(
     number = np.arange(height)
     live = number[None, :] < rows[:, None]
     row = schedule.rows[np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)]
-    sees = (number[None, :, None] >= lowest[:, None, :]) & (number[None, :, None] < highest[:, None, :])
+    numbers, lowest, highest = number[None, :, None], lowest[:, None, :], highest[:, None, :]
+    if bits:
+        sees = (np.where(numbers < 32, lowest, highest) >> (numbers % 32)) & 1 != 0
+    else:
+        sees = (numbers >= lowest) & (numbers < highest)
     return {
         "row": row,
         "live": live,

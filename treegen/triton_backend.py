@@ -14,6 +14,7 @@ from treegen.ir.schedule import ALIGNMENT, Capacity, Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
 from treegen.trace import stage
+from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16
 
@@ -36,8 +37,12 @@ class TritonProgram:
         table = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
         self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
         self._items = [table[place:] for place in arena.items]
-        self._counts = [table[arena.counts + c * ALIGNMENT :] for c in range(len(schedule.classes) + 1)]
-        self._merge_tables = table[arena.merge_rows :], table[arena.merge_indptr :], table[arena.merge_slots :]
+        counts = len(schedule.classes) + schedule.num_stages
+        self._counts = [table[arena.counts + c * ALIGNMENT :] for c in range(counts)]
+        places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
+        self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
+        self._work = table[arena.work_indptr :], table[arena.work :]
+        self._unfused = unfused_parts(schedule, shape, device)
 
     def __call__(
         self,
@@ -55,38 +60,43 @@ class TritonProgram:
         k_strides, v_strides = _cache_strides(k_cache), _cache_strides(v_cache)
         by_slot = all(page == token * shape.page_size for page, token, _ in (k_strides, v_strides))
         _warn_unaligned(q, k_cache, v_cache, out)
-        slots = self._capacity.merge_slots
+        slots = self._capacity.slots
         part_out = torch.empty(slots * heads * shape.head_dim_v, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots * heads, dtype=torch.float32, device=q.device)
         lse_unit = lse_scale * math.log(2)
-        for c, tile in enumerate(self._schedule.classes):
-            if self._capacity.items[c] == 0:
-                continue
-            key = kernel_key(tile, shape, 1 if by_slot else shape.page_size)
-            module = _module(emit_partial(key))
-            head_tiles = -(-shape.group // tile.rows)
-            module.partial_attention[(self._capacity.items[c] * shape.num_kv_heads * head_tiles,)](
-                q, k_cache, v_cache, out, lse, part_out, part_lse,
-                self._counts[c], self._items[c], *self._tables,
-                shape.num_kv_heads,
-                q.stride(0), q.stride(1),
-                *k_strides, *v_strides,
-                out.stride(0), out.stride(1),
-                sm_scale / math.log(2), lse_unit,
-                INTERPRETED=_is_interpreted(module.partial_attention),
-                num_warps=key.warps, num_stages=key.stages,
-            )  # fmt: skip
-        merges = self._capacity.merges
-        if merges:
-            merging = merge_key(shape)
-            _module(emit_merge(merging)).merge[(merges * -(-heads // merging.heads),)](
-                out, lse, part_out, part_lse,
-                self._counts[-1], *self._merge_tables,
-                heads,
-                out.stride(0), out.stride(1),
-                lse_unit,
-                num_warps=merging.warps,
-            )  # fmt: skip
+        for part in self._unfused:
+            part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
+        for stage_number, (classes, _) in enumerate(self._schedule.stages):
+            for c in classes:
+                tile = self._schedule.classes[c]
+                if self._capacity.items[c] == 0 or not tile.fused:
+                    continue
+                key = kernel_key(tile, shape, 1 if by_slot else shape.page_size)
+                module = _module(emit_partial(key))
+                lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+                blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
+                module.partial_attention[(blocks,)](
+                    q, k_cache, v_cache, out, lse, part_out, part_lse,
+                    self._counts[c], self._items[c], *self._tables, *(self._work if tile.dealt else ()),
+                    shape.num_kv_heads,
+                    q.stride(0), q.stride(1),
+                    *k_strides, *v_strides,
+                    out.stride(0), out.stride(1),
+                    sm_scale / math.log(2), lse_unit,
+                    INTERPRETED=_is_interpreted(module.partial_attention),
+                    num_warps=key.warps, num_stages=key.stages,
+                )  # fmt: skip
+            merges = self._capacity.merges[stage_number]
+            if merges:
+                merging = merge_key(shape, staged=self._schedule.num_stages > 1)
+                _module(emit_merge(merging)).merge[(merges * -(-heads // merging.heads),)](
+                    out, lse, part_out, part_lse,
+                    self._counts[len(self._schedule.classes) + stage_number], *self._merges[stage_number],
+                    heads,
+                    out.stride(0), out.stride(1),
+                    lse_unit,
+                    num_warps=merging.warps,
+                )  # fmt: skip
 
 
 def _module(source: Source) -> ModuleType:

@@ -1,6 +1,16 @@
 """Strategies: named pipelines that turn a tree into a plan, and their registry."""
 
-from treegen.strategies.named import auto, deft_flatten, deft_node, deft_node_chunk, fasttree, query
+from treegen.strategies.named import (
+    auto,
+    cascade,
+    deft_flatten,
+    deft_node,
+    deft_node_chunk,
+    fasttree,
+    medusa,
+    query,
+    specinfer,
+)
 from treegen.strategies.registry import register_strategy, strategy_from, strategy_names
 from treegen.strategies.strategy import Choice, Pipeline, Strategy
 
@@ -9,12 +19,15 @@ __all__ = [
     "Pipeline",
     "Strategy",
     "auto",
+    "cascade",
     "deft_flatten",
     "deft_node",
     "deft_node_chunk",
     "fasttree",
+    "medusa",
     "query",
     "register_strategy",
+    "specinfer",
     "strategy_from",
     "strategy_names",
 ]

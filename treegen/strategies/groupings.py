@@ -1,4 +1,4 @@
-"""Groupings: the three ways in which a plan can begin. Each gives a plan that obeys the coverage law."""
+"""Groupings: the ways in which a plan can begin. Each gives a plan that obeys the coverage law."""
 
 from __future__ import annotations
 
@@ -43,6 +43,27 @@ def by_row(tree: Tree) -> Plan:
         frozen(stop),
         frozen(np.zeros(len(node))),
         frozen(np.ones(len(node))),
+    )
+
+
+def by_row_whole_tree(tree: Tree) -> Plan:
+    """One group per row that sees anything, with all visible tokens, also those that the row does not see."""
+    spans = tree.topology.spans
+    ranks = np.unique(by_row(tree).row_lo)
+    count, width = len(ranks), len(spans)
+    rank = np.repeat(ranks, width)
+    sees = (np.tile(spans.lo, count) <= rank) & (rank < np.tile(spans.hi, count))
+    return Plan(
+        "by-row-whole-tree",
+        frozen(np.arange(count + 1)),
+        frozen(ranks),
+        frozen(ranks + 1),
+        frozen(np.arange(count + 1) * width),
+        frozen(np.tile(spans.node, count)),
+        frozen(np.tile(spans.start, count)),
+        frozen(np.tile(spans.stop, count)),
+        frozen(np.zeros(count * width)),
+        frozen(sees),
     )
 
 

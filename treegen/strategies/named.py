@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
@@ -12,7 +12,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.edge_assignment import FastTree
-from treegen.strategies.passes import Pass, SplitContext, TrimRows
+from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
 from treegen.targets import Target
 
@@ -36,12 +36,38 @@ def deft_node_chunk(chunk: int = 128) -> Strategy:
     return Pipeline("deft-node-chunk", groupings.by_node, passes, (("chunk", chunk),), proven=True)
 
 
-def deft_flatten(block: int = 128) -> Strategy:
+def deft_flatten(block: int = 128, mask: Literal["interval", "bits"] = "interval") -> Strategy:
     """Tokens in depth-first order cut into equal blocks, each with the rows that see any of it, masked
     (DeFT-Flatten).
+
+    mask: "interval" stores two row numbers per run of tokens, "bits" one 64-bit word per token as published code does.
     """
-    passes = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
-    return Pipeline("deft-flatten", groupings.whole_tree, passes, (("block", block),), proven=True)
+    passes: tuple[Pass, ...] = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
+    options: tuple[tuple[str, object], ...] = (("block", block),)
+    if mask == "bits":
+        passes, options = (*passes, StoreMask("token-bits")), (*options, ("mask", mask))
+    elif mask != "interval":
+        raise StrategyError("mask", mask, "is unknown", "use interval or bits")
+    return Pipeline("deft-flatten", groupings.whole_tree, passes, options, proven=True)
+
+
+def medusa() -> Strategy:
+    """All rows with all KV under a dense mask, unfused: scores and their softmax pass through memory (Medusa's tree
+    attention in PyTorch; DeFT, table 4).
+    """
+    return Pipeline("medusa", groupings.whole_tree, (StoreMask("dense"),), proven=True)
+
+
+def specinfer() -> Strategy:
+    """Each row with the whole tree under a bit mask (SpecInfer's tree attention; DeFT, table 4)."""
+    return Pipeline("specinfer", groupings.by_row_whole_tree, (StoreMask("row-bits"),), proven=True)
+
+
+def cascade() -> Strategy:
+    """Tree level by tree level, each node with all rows that see it; after every level but the first, results so far
+    are merged (FlashInfer's multi-level cascade).
+    """
+    return Pipeline("cascade", groupings.by_node, (StageLevels(),), proven=True)
 
 
 def fasttree(**options: Any) -> Strategy:

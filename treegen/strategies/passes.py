@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from treegen.ir.arrays import frozen, offsets, positive_int, ragged
 from treegen.ir.errors import StrategyError
-from treegen.ir.plan import Plan
+from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
 
 
@@ -77,6 +77,9 @@ class SplitContext:
             frozen(plan.seen_lo[segment]),
             frozen(plan.seen_hi[segment]),
             plan.tiles,
+            plan.mask,
+            plan.blocks,
+            frozen(plan.stage[source]),
         )
 
 
@@ -127,4 +130,37 @@ class TrimRows:
             frozen(seen_lo[kept]),
             frozen(seen_hi[kept]),
             plan.tiles,
+            plan.mask,
+            plan.blocks,
+            frozen(plan.stage[alive]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class StageLevels:
+    """Launches groups level by level: a group's stage is the depth of the first node that it reads."""
+
+    @property
+    def name(self) -> str:
+        """See Pass."""
+        return "stage-levels"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        """See Pass."""
+        return replace(plan, stage=frozen(tree.topology.depth[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreMask:
+    """Stores who sees what in another form; groups stay as they are."""
+
+    mask: Mask
+
+    @property
+    def name(self) -> str:
+        """See Pass."""
+        return f"mask-{self.mask}"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        """See Pass."""
+        return replace(plan, mask=self.mask)

@@ -13,6 +13,9 @@ Factory: TypeAlias = Callable[[], Strategy]
 
 _FACTORIES: dict[str, Factory] = {
     "query": named.query,
+    "medusa": named.medusa,
+    "specinfer": named.specinfer,
+    "cascade": named.cascade,
     "deft-node": named.deft_node,
     "deft-node-chunk": named.deft_node_chunk,
     "deft-flatten": named.deft_flatten,

@@ -1,0 +1,77 @@
+"""Unfused attention: the items of a class with a dense mask in plain PyTorch, scores and softmax passing through memory.
+
+What Medusa's tree attention does (DeFT, section 2 and table 4); both backends run such classes here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from treegen.ir.arrays import ragged, ragged_ranges
+from treegen.ir.schedule import Schedule, TileClass, WorkItem
+from treegen.ir.shape import Shape
+
+_MOST_SCORES = 1 << 30
+"""Scores that are materialised at a time, at most, unless one KV head alone has more."""
+
+
+class UnfusedPart:
+    """One item on one device: its rows, its KV slots, and which row sees which slot."""
+
+    def __init__(
+        self, schedule: Schedule, tile: TileClass, item: WorkItem, shape: Shape, device: torch.device
+    ) -> None:
+        blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
+        runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
+        owner, _ = ragged(runs[:, 1])
+        numbers = np.arange(item.rows)[:, None]
+        # Whoever sees no run at all has no row in the mask: its result would be 0 / 0.
+        sees = (runs[owner, 2] <= numbers) & (numbers < runs[owner, 3])
+        seeing = sees.any(1)
+        rows = schedule.rows[item.row0 : item.row0 + item.rows].astype(np.int64)
+        self._shape = shape
+        self._rows, self._blind = (torch.from_numpy(chosen).to(device) for chosen in (rows[seeing], rows[~seeing]))
+        self._slots = torch.from_numpy(ragged_ranges(runs[:, 0], runs[:, 1])).to(device)
+        hidden = torch.from_numpy(~sees[seeing]).to(device)
+        self._mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> None:
+        """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
+        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        out[self._blind], lse[self._blind] = 0, -math.inf
+        group, heads = self._shape.group, self._shape.num_kv_heads
+        at_once = max(1, _MOST_SCORES // max(1, group * self._mask.numel()))
+        for head in range(0, heads, at_once):
+            chosen = slice(head, min(head + at_once, heads))
+            of_heads = slice(chosen.start * group, chosen.stop * group)
+            query = q[self._rows, of_heads].float().unflatten(1, (-1, group))
+            scores = torch.einsum("rhgd,thd->hgrt", query, keys[self._slots, chosen].float())
+            scores = scores * sm_scale
+            scores = scores + self._mask
+            log_sum = torch.logsumexp(scores, -1)
+            weights = torch.exp(scores - log_sum[..., None])
+            result = torch.einsum("hgrt,thd->rhgd", weights, values[self._slots, chosen].float())
+            out[self._rows, of_heads] = result.flatten(1, 2).to(out.dtype)
+            lse[self._rows, of_heads] = log_sum.flatten(0, 1).T * lse_scale
+
+
+def unfused_parts(schedule: Schedule, shape: Shape, device: torch.device) -> list[UnfusedPart]:
+    """The items of all classes with a dense mask; they write final output, so they may run before anything else."""
+    return [
+        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device)
+        for c, tile in enumerate(schedule.classes)
+        if not tile.fused
+        for index in range(schedule.class_indptr[c], schedule.class_indptr[c + 1])
+    ]
