@@ -13,13 +13,12 @@ from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int3
 from treegen.ir.errors import PlanError
 from treegen.ir.json_form import read_object, write_object
 
-
 Mask: TypeAlias = Literal["interval", "token-bits", "row-bits", "dense"]
 """How it is stored which rows see a run of tokens, where not all rows of a group do.
 
 interval: two row numbers per run. token-bits: one 64-bit word per token, bit j for row j of a tile (DeFT, published
-code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: one element of q's type per row and token,
-added to materialised scores; such a plan runs unfused (Medusa).
+code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: one element of q's type per row and
+token, added to materialised scores; such a plan runs unfused (Medusa).
 """
 
 

@@ -16,8 +16,8 @@ from treegen.ir.plan import checked_ints
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
 """Columns of `Schedule.items`, in the order in which kernels read them."""
 RUN_FIELDS = ("slot", "length", "lo", "hi")
-"""Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a class
-with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
+"""Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a
+class with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
 MOST_BIT_ROWS = 64
 """Rows of an item in a class with bit masks, at most."""
 ALIGNMENT = 16
@@ -262,12 +262,19 @@ class Schedule:
         for _, room in sections:
             places.append(places[-1] + -(-room // ALIGNMENT) * ALIGNMENT)
         array = np.zeros(places[-1], np.int32)
-        for place, (section, _) in zip(places, sections, strict=False):
-            array[place : place + section.size] = section.ravel()
+        for place, (values, _) in zip(places, sections, strict=False):
+            array[place : place + values.size] = values.ravel()
         of_items, of_merges = places[7:], places[7 + len(classes) :]
+        counted, rows, tiles, blocks, merge_slots, work_indptr, work = places[:7]
         return Arena(
             frozen(array),
-            *places[:7],
+            counted,
+            rows,
+            tiles,
+            blocks,
+            merge_slots,
+            work_indptr,
+            work,
             items=tuple(of_items[: len(classes)]),
             merge_rows=tuple(of_merges[: len(stages)]),
             merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),

@@ -33,9 +33,9 @@ class KernelKey:
     """Everything that a stage-1 kernel is specialised for; nothing of the tree.
 
     dtype, kv_dtype: "fp16", "bf16" or "fp32". group: query heads per KV head. page_size: 1 when the cache is addressed
-    by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head rows
-    per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt: whether
-    thread blocks work off lists.
+    by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
+    rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
+    whether thread blocks work off lists.
     """
 
     dtype: str

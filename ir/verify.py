@@ -90,11 +90,17 @@ def _rectangles(plan: Plan) -> tuple[Longs, Longs, Longs, Longs, Longs, Longs]:
 
 
 def verify_schedule(schedule: Schedule, num_rows: int) -> None:
-    """Raises PlanError unless every row of the output is written exactly once and no partial result is lost or mixed up.
+    """Raises PlanError unless every row of the output is written exactly once and no partial result is lost or mixed
+    up.
 
-    Stage by stage: an item writes slots that hold nothing, a merge reads slots that hold partials of its row and leaves
-    at most one behind; after the last stage no slot holds anything.
+    Where items are dealt to thread blocks, each is dealt once. Stage by stage: an item writes slots that hold nothing,
+    a merge reads slots that hold partials of its row and leaves at most one behind; after the last stage no slot holds
+    anything.
     """
+    if len(schedule.work_indptr) > 1 and len(schedule.items):
+        complete = len(schedule.work) % len(schedule.items) == 0
+        if not complete or not np.array_equal(np.sort(schedule.work), np.arange(len(schedule.work))):
+            raise PlanError("work", f"{len(schedule.work)} entries", "do not name all work once", "deal every item")
     counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
     item, position = ragged(counts)
     row = schedule.rows[first[item] + position]

@@ -253,7 +253,9 @@ def schedule_counts(schedule: Schedule, num_rows: int, num_slots: int) -> Counts
             full = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
             packed = item.block_tiles * tile.blocks_per_tile
             for slot, length, lo, hi in full + schedule.blocks[item.block0 : item.block0 + packed].tolist():
-                for row in rows[lo:hi]:
+                word = (hi % 2**32 << 32) + lo % 2**32
+                seeing = [row for bit, row in enumerate(rows) if word >> bit & 1] if tile.mask == "bits" else rows[lo:hi]
+                for row in seeing:
                     result[row, slot : slot + length] += 1
     return result
 

@@ -49,7 +49,11 @@ def covering() -> list[tuple[int, KernelKey | MergeKey]]:
             best = max(rest, key=lambda case: len(missing & pairs(case)))
             missing -= pairs(best)
             chosen.append((architecture, partial_key(*best)))
-        chosen += [(architecture, merge_key(Shape(8, 8, dim, dtype=dtype), staged=dim == 80)) for dim in (80, 128) for dtype in DTYPES]
+        chosen += [
+            (architecture, merge_key(Shape(8, 8, dim, dtype=dtype), staged=dim == 80))
+            for dim in (80, 128)
+            for dtype in DTYPES
+        ]
     return chosen
 
 

@@ -65,7 +65,7 @@ def optioned(option: int | None) -> list[Strategy]:
     if option is not None:
         split["query"] = strategies.query(split=option)
         split["deft-node-chunk"] = strategies.deft_node_chunk(chunk=option)
-        split["deft-flatten"] = strategies.deft_flatten(block=option)
+        split["deft-flatten"] = strategies.deft_flatten(block=option, mask="bits" if option == 24 else "interval")
     return [split.get(name) or strategy_from(name) for name in (*strategy_names(), "auto")]
 
 

@@ -63,9 +63,9 @@ def current_target() -> Target:
     known = next((target for key, target in targets().items() if key in name and target.sms == sms), None)
     if known is not None:
         return known
-    # A device that is not shipped: shared memory is that of the shipped target with the nearest lower capability.
+    # A device that is not shipped: the rest is that of the shipped target with the nearest lower capability.
     nearest = max((target for target in targets().values()), key=lambda t: (t.capability <= capability, t.capability))
-    return replace(nearest, name=properties.name, capability=capability, sms=sms)
+    return replace(nearest, name=properties.name, capability=capability, sms=sms, grid=None)
 
 
 def resolve_target(target: str | Target | None) -> Target:

@@ -1,43 +1,46 @@
-"""The account of a plan: what it reads, writes and computes, counted from its arrays."""
+"""The account of a plan: what it reads, writes and computes, counted from its arrays, and how long that takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from treegen.ir.arrays import offsets
+from treegen.cost import time_us
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.targets import Target
-from treegen.tiles import padded
+from treegen.launches import FP32_BYTES, item_launches, merge_launches
+from treegen.profiled import launches_us
+from treegen.targets import BLOCKS_PER_SM, Target
 
-BLOCKS_PER_SM = 2
-"""Thread blocks that one SM is taken to hold at a time; tile classes are chosen so that they fit."""
-_FP32_BYTES = 4
-_MASK_BYTES = 8  # lo and hi, int32
+_INTERVAL_BYTES = 8  # lo and hi, int32
 _WORD_BYTES = 8
+
+
+CostModel: TypeAlias = Literal["analytic", "profiled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one call moves and computes; estimates of several calls add up with `+`."""
+    """What one call moves and computes, and its time; estimates of several calls add up with `+`."""
 
     kv_unique_bytes: int  # bytes; keys and values of tokens that some row sees, each once
     kv_hbm_bytes: int  # bytes; every group's read range once (as the papers count)
     kv_l2_bytes: int  # bytes; loaded by work items beyond kv_unique_bytes: re-reads by row tiles and by other groups
     q_bytes: int  # bytes; queries loaded by work items
     out_bytes: int  # bytes; out and lse of every row, written
-    partial_bytes: int  # bytes; partial out and lse in float32, written once and read once
+    partial_bytes: int  # bytes; partial out and lse in float32, written and read
     score_bytes: int  # bytes; scores of unfused attention, written and read four times (DeFT, table 4)
     mask_bytes: int  # bytes; who sees what, in the form that the plan stores it (see `mask_bytes`)
     useful_flops: int  # floating-point operations on visible (row, head, token) triples
     padded_flops: int  # floating-point operations of whole tiles, padding included
-    items: int  # thread blocks of all stage-1 launches
+    items: int  # thread blocks of all stage-1 launches, or entries of their lists
     launches: int  # kernel launches
     waves: float  # items / thread blocks that the target holds at a time (BLOCKS_PER_SM per SM)
+    time_us: float  # microseconds; by a cost model
 
     def __add__(self, other: Estimate) -> Estimate:
         return Estimate(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
@@ -48,52 +51,48 @@ class Estimate:
         return 1 - self.useful_flops / self.padded_flops if self.padded_flops else 0.0
 
 
-def account(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target) -> Estimate:
-    """The account of a plan and of its schedule, for an attention shape.
+def account(
+    plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target, model: CostModel = "analytic"
+) -> Estimate:
+    """The account of a plan and of its schedule, for an attention shape, and its time on a target.
 
-    Two matrix products are counted, and every load that a work item does, whether or not L2 serves it. `waves` assumes
-    that BLOCKS_PER_SM thread blocks are resident on every SM.
+    model: "analytic" (treegen.cost), or "profiled" for launches of work items (treegen.profiled; the analytic model's
+    tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
+    whether or not L2 serves it. `waves` assumes that BLOCKS_PER_SM thread blocks are resident on every SM.
     """
-    full, packed, rows = (schedule.column(name).astype(np.int64) for name in ("tiles", "block_tiles", "rows"))
-    tile0, block0 = schedule.column("tile0"), schedule.column("block0")
-    tile_ends = offsets(schedule.tiles[:, 1])
-    block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
-    loaded = mask_runs = padded_flops = blocks = 0
+    items, merges = item_launches(plan, schedule, tree, shape), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
-    for index, tile in enumerate(schedule.classes):
-        of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])
-        begin = block0[of_class]
-        end = begin + packed[of_class] * tile.blocks_per_tile
-        tokens = tile_ends[tile0[of_class] + full[of_class]] - tile_ends[tile0[of_class]]
-        tokens += block_ends[end] - block_ends[begin]
-        # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
-        head_tiles = -(-shape.group // tile.rows)
-        per_item = shape.num_kv_heads * head_tiles
-        loaded += int(tokens.sum()) * head_tiles
-        blocks += len(tokens) * per_item
-        steps = int((full[of_class] + packed[of_class]).sum())
-        per_step = tile.rows * tile.tokens * 2 * (padded(shape.head_dim) + padded(shape.head_dim_v))
-        if tile.fused:
-            padded_flops += steps * per_step * per_item
-        else:
-            padded_flops += int((rows[of_class] * tokens).sum()) * heads * 2 * (shape.head_dim + shape.head_dim_v)
-        if tile.mask != "none":
-            mask_runs += int((full[of_class] + block_runs[end] - block_runs[begin]).sum())
+    partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
+    partials_written = schedule.num_slots + int((schedule.merge_rows < 0).sum())
+    blocks, loads = int(items.turns.sum()), int(items.kv_loads.sum())
+    masks, scores = mask_bytes(plan, shape, int(items.mask_runs.sum())), score_bytes(plan, shape)
+    q_bytes, flops = int(items.q_bytes.sum()), int(((items.full + items.packed) * items.tile_flops).sum())
+    unfused = 0
+    if plan.mask == "dense":
+        # PyTorch reads queries and KV once and computes without tiles; what it materialises comes on top.
+        rows = int(plan.group_rows.sum())
+        loads, q_bytes = unique, rows * heads * shape.head_dim * shape.dtype_bytes
+        flops = rows * unique * heads * 2 * (shape.head_dim + shape.head_dim_v)
+        unfused = scores + masks + q_bytes + unique * shape.kv_token_bytes
     return Estimate(
         kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,
-        kv_l2_bytes=(loaded - unique) * shape.kv_token_bytes,
-        q_bytes=int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes,
-        out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + _FP32_BYTES),
-        partial_bytes=2 * schedule.num_slots * heads * (shape.head_dim_v + 1) * _FP32_BYTES,
-        score_bytes=score_bytes(plan, shape),
-        mask_bytes=mask_bytes(plan, shape, mask_runs),
+        kv_l2_bytes=(loads - unique) * shape.kv_token_bytes,
+        q_bytes=q_bytes,
+        out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES),
+        partial_bytes=(partials_written + len(schedule.merge_slots)) * partial_row,
+        score_bytes=scores,
+        mask_bytes=masks,
         useful_flops=tree.path_tokens * heads * 2 * (shape.head_dim + shape.head_dim_v),
-        padded_flops=padded_flops,
+        padded_flops=flops,
         items=blocks,
         launches=schedule.launches,
         waves=blocks / (BLOCKS_PER_SM * target.sms),
-    )
+        time_us=time_us(
+            items, merges, schedule.launches, unfused, target,
+            items_us=launches_us(schedule, items, shape, target) if model == "profiled" else None,
+        ),
+    )  # fmt: skip
 
 
 def mask_bytes(plan: Plan, shape: Shape, interval_runs: int) -> int:
@@ -105,7 +104,7 @@ def mask_bytes(plan: Plan, shape: Shape, interval_runs: int) -> int:
     tokens, rows = plan.read_tokens, plan.group_rows[plan.segment_group].astype(np.int64)
     match plan.mask:
         case "interval":
-            return interval_runs * _MASK_BYTES
+            return interval_runs * _INTERVAL_BYTES
         case "token-bits":
             return int(tokens.sum()) * _WORD_BYTES
         case "row-bits":

@@ -9,14 +9,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
+from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, RUN_FIELDS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import merge_lists
+from treegen.profiled import task_costs
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
+from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
 
 _BIT_MASKS = ("token-bits", "row-bits")
 
@@ -29,6 +32,13 @@ class _Runs(NamedTuple):
     length: Longs
     lo: Longs
     hi: Longs
+
+
+class _Work(NamedTuple):
+    """Lists of work, as in Schedule."""
+
+    indptr: Ints
+    entries: Ints
 
 
 class _Tables(NamedTuple):
@@ -87,6 +97,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         np.flatnonzero(items_of_row == 0),
         num_stages,
     )
+    dealt = _deal(plan, classes, rows, runs, shape, target)
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule(
         classes=classes,
@@ -100,6 +111,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         merge_indptr=merges.indptr,
         merge_slots=merges.slots,
         merge_stage_indptr=merges.stage_indptr,
+        work_indptr=dealt.indptr,
+        work=dealt.entries,
     )
 
 
@@ -125,8 +138,6 @@ def _tabulate_classes(
     """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
     masked = (runs.lo > 0) | (runs.hi < rows[runs.owner])
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
-    if mask == "bits":
-        runs = runs._replace(**dict(zip(("lo", "hi"), bit_words(runs.lo, runs.hi), strict=True)))
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
     tiles_before = blocks_before = 0
@@ -135,8 +146,11 @@ def _tabulate_classes(
         own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
         items = class_indptr[c + 1] - class_indptr[c]
         if tile.fused:
-            block = _block_tokens(own, items, tile.tokens)
-            tile = replace(tile, mask=mask if masked[chosen].any() else "none", block=block)
+            is_masked = bool(masked[chosen].any())
+            if is_masked and mask == "bits":
+                own = own._replace(**dict(zip(("lo", "hi"), bit_words(own.lo, own.hi), strict=True)))
+            block = _block_tokens(own, items, tile.tokens, DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS)
+            tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
         made = _tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
@@ -192,15 +206,35 @@ def _runs_of_items(runs: _Runs, groups: int, item_group: Longs, begin: Longs, ro
     return _Runs(item[kept], runs.slot[run][kept], runs.length[run][kept], lo[kept], hi[kept])
 
 
-def _block_tokens(runs: _Runs, items: int, tile_tokens: int) -> int:
-    """16, or 1 (a slot per token) where packing in blocks of 16 makes a quarter more tiles, full ones counted."""
+def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: _Runs, shape: Shape, target: Target) -> _Work:
+    """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first (treegen.division).
+
+    Raises PlanError when the plan needs several tile classes.
+    """
+    if not plan.blocks:
+        return _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
+    if len(classes) > 1 or not classes[0].fused:
+        raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
+    lanes = shape.num_kv_heads * -(-shape.group // classes[0].rows)
+    tokens = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    costs = task_costs(shape, target)(np.minimum(rows * shape.group, classes[0].rows), tokens)
+    worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
+    counts = np.bincount(worker, minlength=1)
+    return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))
+
+
+def _block_tokens(runs: _Runs, items: int, tile_tokens: int, usual: int) -> int:
+    """`usual`, or 1 (a slot per token) where packing in blocks of that size makes a quarter more tiles, full ones
+    counted.
+    """
     full = int((runs.length // tile_tokens).sum())
     rest = runs.length % tile_tokens
-    blocks = np.bincount(runs.owner, -(-rest // BLOCK_TOKENS), items)
+    usual = min(usual, tile_tokens)
+    blocks = np.bincount(runs.owner, -(-rest // usual), items)
     tokens = np.bincount(runs.owner, rest, items)
-    by_block = full + int(np.ceil(blocks * BLOCK_TOKENS / tile_tokens).sum())
+    by_block = full + int(np.ceil(blocks * usual / tile_tokens).sum())
     by_token = full + int(np.ceil(tokens / tile_tokens).sum())
-    return 1 if by_block > 1.25 * by_token else BLOCK_TOKENS
+    return 1 if by_block > 1.25 * by_token else usual
 
 
 def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:

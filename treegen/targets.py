@@ -1,19 +1,49 @@
-"""Targets as data: what plans need to know about a device."""
+"""Targets as data: what plans need to know about a device, and the constants of its cost model."""
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
+from treegen.cost_grid import CostGrid
 from treegen.ir.errors import BackendError
+
+BLOCKS_PER_SM = 2
+"""Thread blocks that one SM is taken to hold at a time; tile classes are chosen so that they fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Constants of the analytic model (treegen.cost). "lone": one thread block on an SM; "full": as many as fit."""
+
+    launch_us: float  # microseconds; the first launch, whatever it does
+    next_launch_us: float  # microseconds; every further launch
+    lone_block_us: float  # microseconds; a block without its tiles: queries in, results out
+    full_block_us: float  # microseconds of an SM; the same
+    lone_tile_us: float  # microseconds; a KV tile, whatever its size
+    full_tile_us: float  # microseconds of an SM; the same
+    lone_flop_fraction: float  # of an SM's tensor rate
+    full_flop_fraction: float  # of an SM's tensor rate
+    lone_bytes_per_us: float  # bytes of KV that a block loads from L2 in a microsecond
+    full_bytes_per_us: float  # the same for an SM
+    packed_factor: float  # a tile packed from several runs over one of a single run
+    memory_fraction: float  # of the memory bandwidth, stage 1
+    merge_fraction: float  # of the memory bandwidth, merges
+    merge_step_us: float  # microseconds; one partial of a row
+    sharpness: float  # exponent of the soft maximum of a launch's terms
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A device. capability: compute capability times ten (0: no GPU); shared_bytes: shared memory of one block, at
-    most.
+    most; memory_gbps: GB/s of device memory; tensor_tflops: dense fp16 rate with float32 sums; constants_of: the target
+    whose measurements the constants come from; grid: measured times of single tasks, if there are any
+    (treegen.profile).
     """
 
     name: str
@@ -21,24 +51,84 @@ class Target:
     sms: int
     shared_bytes: int
     shared_bytes_per_sm: int
+    l2_bytes: int
+    memory_gbps: float
+    tensor_tflops: float
+    constants: Constants
+    constants_of: str
+    grid: CostGrid | None = None
+
+    @property
+    def sm_flops_per_us(self) -> float:
+        """Floating-point operations of one SM in a microsecond, at most."""
+        return self.tensor_tflops * 1e6 / self.sms
+
+    @property
+    def memory_bytes_per_us(self) -> float:
+        """Bytes of device memory in a microsecond, at most."""
+        return self.memory_gbps * 1e3
 
 
 @cache
 def targets() -> dict[str, Target]:
     """The shipped targets by name."""
-    table = json.loads(files("treegen").joinpath("targets.json").read_text(encoding="utf-8"))
-    names = [field.name for field in fields(Target)]
-    return {entry["name"]: Target(**{name: entry[name] for name in names}) for entry in table["targets"]}
+    table, grids = (
+        json.loads(files("treegen").joinpath(name).read_text("utf-8")) for name in ("targets.json", "grids.json")
+    )
+    shared = {"constants": Constants(**table["constants"]), "constants_of": table["constants_of"]}
+    measured = {name: CostGrid.from_object(grid) for name, grid in grids.items()}
+    return {entry["name"]: Target(**entry, **shared, grid=measured.get(entry["name"])) for entry in table["targets"]}
 
 
 DEFAULT_TARGET = "h200"
+_OPTIONAL = ("constants", "constants_of", "grid")
 
 
 def target_from(target: str | Target | None) -> Target:
-    """The target of this name (default h200), or the object itself. Raises BackendError."""
+    """The target of this name (default h200), in this JSON file, or the object itself. Raises BackendError.
+
+    A file holds one object with the fields of Target; `constants`, `constants_of` and `grid` may be left out.
+    """
     if isinstance(target, Target):
         return target
     name = DEFAULT_TARGET if target is None else target
-    if not isinstance(name, str) or name not in targets():
-        raise BackendError("target", name, "is not known", f"use one of {', '.join(targets())}")
-    return targets()[name]
+    if isinstance(name, str) and name in targets():
+        return targets()[name]
+    if isinstance(name, str) and (name.endswith(".json") or os.path.isfile(name)):
+        return _target_in_file(name)
+    raise BackendError("target", name, "is not known", f"use one of {', '.join(targets())}, or a JSON file")
+
+
+def _target_in_file(path: str) -> Target:
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except (OSError, ValueError) as cause:
+        raise BackendError("target", path, f"cannot be read ({cause})", "name a JSON file") from cause
+    names = [field.name for field in fields(Target)]
+    if not isinstance(value, dict) or set(value) - set(names) or set(names) - set(_OPTIONAL) - set(value):
+        raise BackendError("target", path, "is not a target", f"give an object with {', '.join(names)}")
+    usual = targets()[DEFAULT_TARGET]
+    constants = usual.constants if value.get("constants") is None else _constants(path, value["constants"])
+    grid = None if value.get("grid") is None else CostGrid.from_object(value["grid"])
+    facts = {name: _fact(path, name, value[name]) for name in names if name not in _OPTIONAL}
+    of = value.get("constants_of") or (usual.constants_of if value.get("constants") is None else facts["name"])
+    return Target(**facts, constants=constants, constants_of=str(of), grid=grid)
+
+
+def _fact(path: str, name: str, value: Any) -> Any:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and value >= (name != "capability")
+    if name == "name" and isinstance(value, str):
+        return value
+    if name == "name" or not number:
+        raise BackendError(f"{path}: {name}", value, "is not a positive number", "correct the target")
+    return value
+
+
+def _constants(path: str, value: Any) -> Constants:
+    names = {field.name for field in fields(Constants)}
+    if not isinstance(value, Mapping) or set(value) != names:
+        raise BackendError(f"{path}: constants", value, "lacks or adds constants", f"give {', '.join(sorted(names))}")
+    if not all(isinstance(number, int | float) and number > 0 for number in value.values()):
+        raise BackendError(f"{path}: constants", value, "has one that is not positive", "refit them")
+    return Constants(**value)

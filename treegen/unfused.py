@@ -1,4 +1,4 @@
-"""Unfused attention: the items of a class with a dense mask in plain PyTorch, scores and softmax passing through memory.
+"""Unfused attention: a class with a dense mask in plain PyTorch, where scores and softmax pass through memory.
 
 What Medusa's tree attention does (DeFT, section 2 and table 4); both backends run such classes here.
 """
@@ -21,9 +21,7 @@ _MOST_SCORES = 1 << 30
 class UnfusedPart:
     """One item on one device: its rows, its KV slots, and which row sees which slot."""
 
-    def __init__(
-        self, schedule: Schedule, tile: TileClass, item: WorkItem, shape: Shape, device: torch.device
-    ) -> None:
+    def __init__(self, schedule: Schedule, tile: TileClass, item: WorkItem, shape: Shape, device: torch.device) -> None:
         blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
         runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
@@ -56,7 +54,7 @@ class UnfusedPart:
         for head in range(0, heads, at_once):
             chosen = slice(head, min(head + at_once, heads))
             of_heads = slice(chosen.start * group, chosen.stop * group)
-            query = q[self._rows, of_heads].float().unflatten(1, (-1, group))
+            query = q[self._rows, of_heads].float().view(len(self._rows), -1, group, q.shape[2])
             scores = torch.einsum("rhgd,thd->hgrt", query, keys[self._slots, chosen].float())
             scores = scores * sm_scale
             scores = scores + self._mask

@@ -12,6 +12,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.edge_assignment import FastTree
+from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
 from treegen.targets import Target
@@ -77,6 +78,13 @@ def fasttree(**options: Any) -> Strategy:
     except TypeError as cause:
         known = ", ".join(field.name for field in fields(FastTree) if field.name not in ("name", "proven"))
         raise StrategyError("fasttree", options, str(cause).partition(") ")[2], f"use {known}") from cause
+
+
+def flashforge(blocks: int | None = None) -> Strategy:
+    """Each node with all rows that see it, long ones divided by a bound on the makespan, and the pieces dealt to thread
+    blocks by profiled cost, longest first (FlashForge). `blocks`: by default what the target holds.
+    """
+    return FlashForge(blocks)
 
 
 _FEW_ROWS = 32

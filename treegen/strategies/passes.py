@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from treegen.ir.arrays import frozen, offsets, positive_int, ragged
+from treegen.division import borders
+from treegen.ir.arrays import Longs, frozen, offsets, positive_int, ragged, ragged_ranges
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
@@ -46,41 +47,66 @@ class SplitContext:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        owner = plan.segment_group
-        ends = offsets(plan.read_tokens)
-        begin = ends[:-1] - ends[plan.segment_indptr[owner]]
-        end = begin + plan.read_tokens
-        length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)[owner]
-        first_chunk = begin // length
-        segment, step = ragged((end - 1) // length - first_chunk + 1)
-        chunk = first_chunk[segment] + step
-        length = length[segment]
-        start = plan.start[segment] + np.maximum(chunk * length - begin[segment], 0)
-        stop = plan.start[segment] + np.minimum((chunk + 1) * length, end[segment]) - begin[segment]
+        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
+        length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
+        group, step = ragged(-(-tokens // length))
+        begin = step * length[group]
+        return cut_context(plan, group, begin, np.minimum(begin + length[group], tokens[group]))
 
-        group = owner[segment]
-        new = np.append(True, (group[1:] != group[:-1]) | (chunk[1:] != chunk[:-1]))[: len(group)]
-        first = np.flatnonzero(new)
-        source = group[first]
-        intervals = np.diff(plan.row_indptr)[source]
-        copied, position = ragged(intervals)
-        interval = plan.row_indptr[source][copied] + position
-        return Plan(
-            plan.strategy,
-            frozen(offsets(intervals)),
-            frozen(plan.row_lo[interval]),
-            frozen(plan.row_hi[interval]),
-            frozen(np.append(first, len(group))),
-            frozen(plan.node[segment]),
-            frozen(start),
-            frozen(stop),
-            frozen(plan.seen_lo[segment]),
-            frozen(plan.seen_hi[segment]),
-            plan.tiles,
-            plan.mask,
-            plan.blocks,
-            frozen(plan.stage[source]),
-        )
+
+def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
+    """New groups with the rows of `group[i]` and its read tokens `begin[i]:end[i]`, counted through its segments."""
+    ends = offsets(plan.read_tokens)
+    first_of_group = ends[plan.segment_indptr[group]]
+    from_token, to_token = first_of_group + begin, first_of_group + end
+    first = np.searchsorted(ends, from_token, side="right") - 1
+    counts = np.searchsorted(ends, to_token) - first
+    part = np.repeat(np.arange(len(group)), counts)
+    segment = ragged_ranges(first, counts)
+    start = plan.start[segment] + np.maximum(from_token[part] - ends[segment], 0)
+    stop = plan.start[segment] + np.minimum(to_token[part], ends[segment + 1]) - ends[segment]
+    intervals = np.diff(plan.row_indptr)[group]
+    copied = ragged_ranges(plan.row_indptr[group], intervals)
+    return Plan(
+        plan.strategy,
+        frozen(offsets(intervals)),
+        frozen(plan.row_lo[copied]),
+        frozen(plan.row_hi[copied]),
+        frozen(offsets(counts)),
+        frozen(plan.node[segment]),
+        frozen(start),
+        frozen(stop),
+        frozen(plan.seen_lo[segment]),
+        frozen(plan.seen_hi[segment]),
+        plan.tiles,
+        plan.mask,
+        plan.blocks,
+        frozen(plan.stage[group]),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DivideContext:
+    """Cuts the KV of group g, taken as one run of read tokens, into `pieces[g]` parts that differ by one token at most.
+
+    Rows stay as they are. Raises StrategyError when a group has fewer tokens than parts.
+    """
+
+    pieces: Longs
+
+    @property
+    def name(self) -> str:
+        """See Pass."""
+        return "divide-context"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        """See Pass."""
+        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
+        if len(self.pieces) != len(plan) or (self.pieces < 1).any() or (self.pieces > tokens).any():
+            reason = f"does not divide the tokens of {len(plan)} groups"
+            raise StrategyError("pieces", self.pieces.tolist(), reason, "give 1..tokens for every group")
+        group, begin, end = borders(tokens, self.pieces)
+        return cut_context(plan, group, begin, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ _FACTORIES: dict[str, Factory] = {
     "deft-node-chunk": named.deft_node_chunk,
     "deft-flatten": named.deft_flatten,
     "fasttree": named.fasttree,
+    "flashforge": named.flashforge,
     "auto": named.auto,
 }
 

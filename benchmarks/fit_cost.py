@@ -1,0 +1,159 @@
+"""Fits the constants of the cost model to measured times, and says how well both cost models then agree with them.
+
+    python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
+    python benchmarks/fit_cost.py result.json --target h200 --write treegen/targets.json
+
+Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
+logarithm of estimate over measurement. Without `--write` nothing is changed. Rank correlation is Spearman's, over all
+results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import spearmanr
+
+import treegen
+from treegen.cost import time_us
+from treegen.estimate import account
+from treegen.ir.errors import FormatError
+from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
+from treegen.lower import lower
+from treegen.strategies import strategy_from, strategy_names
+from treegen.targets import Constants, Target, target_from
+
+DTYPE = "fp16"
+HEAD_DIM = 128
+LIMITS = {
+    "lone_flop_fraction": (0.05, 1.0),
+    "full_flop_fraction": (0.05, 1.0),
+    "memory_fraction": (0.3, 1.0),
+    "merge_fraction": (0.1, 4.0),
+    "packed_factor": (0.8, 3.0),
+    "sharpness": (1.0, 8.0),
+}
+"""Constants that mean more than a positive number; the others may be a hundredth or a hundredfold of what they are."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured result and what the models read of it."""
+
+    case: str
+    strategy: str
+    measured_us: float
+    items: ItemLaunches
+    merges: MergeLaunches
+    launches: int
+    profiled_us: float
+
+
+def samples(path: Path, target: Target) -> list[Sample]:
+    """The fused strategies' results of a file that benchmarks/strategies.py wrote. Raises FormatError."""
+    try:
+        results = json.loads(path.read_text())["results"]
+    except (OSError, ValueError, KeyError, TypeError) as cause:
+        raise FormatError("results", str(path), f"cannot be read ({cause})", "write it with strategies.py") from cause
+    trees: dict[str, treegen.Tree] = {}
+    found = []
+    for result in results:
+        named = result["strategy"] in strategy_names() and result["passed"] and result["dtype"] == DTYPE
+        if not named or not result["case"][:1].isdigit():
+            continue
+        tree = trees.setdefault(result["case"], treegen.Tree.parse(result["case"]))
+        heads = [int(number) for number in result["heads"].split("/")]
+        shape = treegen.Shape(heads[0], heads[1], HEAD_DIM, dtype=DTYPE)
+        plan = strategy_from(result["strategy"]).plan(tree, shape, target)
+        if plan.mask == "dense":
+            continue
+        schedule = lower(plan, tree, shape, target)
+        counted = item_launches(plan, schedule, tree, shape), merge_launches(schedule, shape)
+        profiled = account(plan, schedule, tree, shape, target, model="profiled").time_us
+        case = f"{result['case']} {result['heads']}"
+        found.append(Sample(case, result["strategy"], result["microseconds"], *counted, schedule.launches, profiled))
+    if not found:
+        raise FormatError("results", str(path), "holds no fp16 results of trees given as texts", "measure some")
+    return found
+
+
+def estimates(found: list[Sample], target: Target, constants: Constants) -> np.ndarray:
+    """The analytic model's times."""
+    return np.array([time_us(s.items, s.merges, s.launches, 0, target, constants) for s in found])
+
+
+def fit(found: list[Sample], target: Target) -> Constants:
+    """The constants with the least squares of log(estimate / measurement), robust against outliers."""
+    names = [field.name for field in fields(Constants)]
+    start = np.log([getattr(target.constants, name) for name in names])
+    measured = np.log([sample.measured_us for sample in found])
+    limits = np.log(
+        np.array([LIMITS.get(name, (np.exp(x) / 100, np.exp(x) * 100)) for name, x in zip(names, start, strict=True)])
+    )
+
+    def misses(logs: np.ndarray) -> np.ndarray:
+        return np.log(estimates(found, target, Constants(*np.exp(logs).tolist()))) - measured
+
+    inside = np.clip(start, limits[:, 0] + 1e-6, limits[:, 1] - 1e-6)
+    result = least_squares(misses, inside, bounds=(limits[:, 0], limits[:, 1]), loss="soft_l1", f_scale=0.2)
+    return Constants(*(float(f"{value:.4g}") for value in np.exp(result.x)))
+
+
+def report(name: str, estimated: np.ndarray, found: list[Sample]) -> None:
+    """Prints rank correlation and errors of one model, and its worst cases per strategy."""
+    measured = np.array([sample.measured_us for sample in found])
+    errors = np.abs(estimated / measured - 1)
+    rank = spearmanr(estimated, measured).statistic
+    print(
+        f"{name}: {len(found)} results, Spearman {rank:.4f}, absolute error median {100 * np.median(errors):.1f} %, "
+        f"90 % of results within {100 * np.quantile(errors, 0.9):.1f} %"
+    )
+    for strategy in dict.fromkeys(sample.strategy for sample in found):
+        own = np.array([sample.strategy == strategy for sample in found])
+        worst = int(np.where(own, errors, -1).argmax())
+        print(
+            f"  {strategy:18} median {100 * np.median(errors[own]):5.1f} %, worst {100 * errors[worst]:5.0f} % "
+            f"({found[worst].case}: {estimated[worst]:.1f} us, measured {measured[worst]:.1f})"
+        )
+
+
+def write(path: Path, target: Target, constants: Constants) -> None:
+    """Puts the constants into a target file or into the list of shipped targets; lists of targets stay one per line."""
+    table = json.loads(path.read_text())
+    table["constants"] = {field.name: getattr(constants, field.name) for field in fields(Constants)}
+    table["constants_of"] = target.name
+    listed = table.pop("targets", None)
+    text = json.dumps(table, indent=2)
+    if listed is not None:
+        lines = ",\n".join(f"    {json.dumps(entry)}" for entry in listed)
+        text = f'{text[:-2]},\n  "targets": [\n{lines}\n  ]\n}}'
+    path.write_text(f"{text}\n")
+
+
+def main() -> None:
+    """Fits, reports and, if asked, writes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="what benchmarks/strategies.py wrote with --json")
+    parser.add_argument("--target", default="h200", help="the target that was measured: a name or a JSON file")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the fitted constants into this file")
+    arguments = parser.parse_args()
+    target = target_from(arguments.target)
+    found = samples(arguments.results, target)
+    report("analytic, constants as they are", estimates(found, target, target.constants), found)
+    fitted = fit(found, target)
+    report("analytic, fitted", estimates(found, target, fitted), found)
+    report("profiled", np.array([sample.profiled_us for sample in found]), found)
+    for field in fields(Constants):
+        print(f"  {field.name:22}{getattr(fitted, field.name):>12g}")
+    if arguments.write:
+        write(arguments.write, target, fitted)
+        print(f"written to {arguments.write}")
+
+
+if __name__ == "__main__":
+    main()

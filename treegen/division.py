@@ -1,0 +1,296 @@
+"""Task division and scheduling of FlashForge (section 5.1): how many pieces each task is cut into, and who does them.
+
+Task i reads tokens[i] tokens for rows[i] query head rows and exists count[i] times (once per KV head and row tile).
+Cut into k pieces it costs k times cost(rows[i], tokens[i] / k). `blocks` thread blocks share all pieces; the aim is the
+least makespan, the load of the busiest block. Rows are not cut: that would read the KV again. Costs are positive
+microseconds; schedules round them to multiples of 2**-20, so that loads are exact whatever the order of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Longs, ragged
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[Any]
+Costs: TypeAlias = Callable[[Counts, Counts], Floats]
+Runs: TypeAlias = list[tuple[float, int]]  # (cost, how many sub-tasks have it), falling
+
+# No piece is shorter than the narrowest KV tile.
+SHORTEST_PIECE = 16
+# More combinations than this are searched task by task.
+MOST_COMBINATIONS = 1000
+_RESOLUTION = 2.0**20
+_TOLERANCE = 1e-4
+# The search task by task ends at a makespan of at most this times its lower bound.
+_CLOSE = 1.02
+# `assign` places one by one where fewer than this many can be placed at once.
+_FEWEST_AT_ONCE = 16
+# Costs evaluated at once by the search for the balanced cost.
+_SECTION_SIZE = 256
+
+
+def balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> float:
+    """cost_l: the least x that is at least the mean load of a block when no piece may cost more than x.
+
+    The mean is (1 / blocks) sum_i count_i k_i(x) cost(rows_i, tokens_i / k_i(x)), k_i(x) = ceil(cost_i / x) (Eq. 4). It
+    jumps where some k_i changes and costs need not be monotone, so "mean <= x" can hold, fail and hold again with
+    growing x. The search narrows a bracket, below which it fails and above which it holds, to a relative 1e-4; the
+    result is its upper end, where it holds. That is the least such x when it holds from there on. 0 without tasks.
+    """
+    return _balanced_cost(rows, tokens, count, blocks, cost, cost(rows, tokens))
+
+
+def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs, whole: Floats) -> float:
+    if not len(whole):
+        return 0.0
+
+    def mean_load(x: Floats) -> Floats:
+        """For every x; tasks outside `cut` cost no more than any of them."""
+        pieces = np.ceil(whole[cut] / x[:, None])
+        load = (pieces * cost(rows[cut], tokens[cut] / pieces)) @ count[cut] + total[~cut].sum()
+        return np.asarray(load / blocks)
+
+    total = whole * count
+    uncut = float(total.sum()) / blocks
+    low, high = uncut, max(uncut, float(whole.max()))
+    cut = whole > low
+    while (mean_load(np.array([low]))[0] if cut.any() else uncut) <= low:
+        low, high = low / 2, low
+        cut = whole > low
+    if not cut.any():
+        return high
+    # Not one point inside the bracket but several: a call of `cost` takes as long for many sizes as for few.
+    sections = max(1, _SECTION_SIZE // int(cut.sum()))
+    while high > low * (1 + _TOLERANCE):
+        inner = low * (high / low) ** (np.arange(1, sections + 1) / (sections + 1))
+        first = int(np.append(mean_load(inner) <= inner, True).argmax())
+        bracket = np.concatenate([[low], inner, [high]])
+        low, high = float(bracket[first]), float(bracket[first + 1])
+    return high
+
+
+def division_bounds(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> Longs:
+    """Most pieces worth trying per task: ceil(cost_i / cost_l) (Eq. 5), and no piece below 16 tokens."""
+    whole = cost(rows, tokens)
+    return _bounds(tokens, whole, _balanced_cost(rows, tokens, count, blocks, cost, whole))
+
+
+def _bounds(tokens: Counts, whole: Floats, balanced: float) -> Longs:
+    wanted = np.ceil(whole / balanced) if len(whole) else whole
+    return np.asarray(np.maximum(np.minimum(wanted, tokens // SHORTEST_PIECE), 1), np.int64)
+
+
+def longest_first(costs: Floats, count: Counts, blocks: int) -> tuple[float, Floats]:
+    """(makespan, ascending loads) of `assign` for count[i] sub-tasks of costs[i] each."""
+    makespan, width = _fill(_runs(_exact(costs), count), blocks)
+    return makespan, np.sort(np.repeat(np.array(list(width)), np.array(list(width.values()))))
+
+
+def assign(costs: Floats, blocks: int) -> Longs:
+    """The block of every sub-task: by falling cost (equal ones in order), each to the least loaded, then lowest block.
+
+    The makespan is at most 4/3 - 1/(3 blocks) times the least possible one (Graham, 1969).
+    """
+    exact = _exact(costs)
+    order = np.argsort(-exact, kind="stable")
+    # load * blocks + block, exact in float64 up to 32 seconds on 264 blocks: its order is that of the rule.
+    keys = np.arange(blocks, dtype=np.float64)
+    steps = exact[order] * (_RESOLUTION * blocks)
+    placed = np.empty(len(steps))
+    done = 0
+    while done < len(steps):
+        # The next sub-tasks go to the blocks in order, until one of these blocks would be the least loaded again.
+        higher = keys[: len(steps) - done] + steps[done : done + blocks]
+        again = np.minimum.accumulate(higher)[:-1] < keys[1 : len(higher)]
+        taken = int(again.argmax()) + 1 if again.any() else len(higher)
+        if taken == len(higher) or taken >= _FEWEST_AT_ONCE:
+            placed[done : done + taken] = keys[:taken]
+            keys[:taken] = higher[:taken]
+        else:
+            taken = len(higher)
+            heap = keys.tolist()
+            placed[done : done + taken] = [heapreplace(heap, heap[0] + step) for step in steps[done:][:taken].tolist()]
+            keys = np.array(heap)
+        keys.sort()
+        done += taken
+    block = np.empty(len(order), np.int64)
+    block[order] = placed.astype(np.int64) % blocks
+    return block
+
+
+def _exact(costs: Floats) -> Floats:
+    """Costs as positive multiples of 2**-20, so that sums of them are exact."""
+    return np.maximum(np.rint(costs * _RESOLUTION), 1.0) / _RESOLUTION
+
+
+def _runs(costs: Floats, count: Counts) -> Runs:
+    return sorted(zip(costs.tolist(), count.tolist(), strict=True), reverse=True)
+
+
+def _fill(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
+    """(makespan, blocks by load) when sub-tasks of falling cost go to the least loaded block.
+
+    It stops when the makespan exceeds `limit`; the makespan is then a lower bound.
+    """
+    # Which of two equally loaded blocks comes first does not change the loads, so blocks of equal load move together.
+    width = {0.0: blocks}
+    loads = [0.0]
+    peak = 0.0
+    for cost, left in runs:
+        while left:
+            load = loads[0]
+            if left >= blocks and peak - load <= cost:
+                # Loads differ by no more than a sub-task: in each round every block takes one.
+                rounds = left // blocks
+                left -= rounds * blocks
+                peak += rounds * cost
+                loads = [other + rounds * cost for other in loads]
+                width = {other + rounds * cost: number for other, number in width.items()}
+                continue
+            number = width[load]
+            higher = load + cost
+            if left < number:
+                width[load] = number - left
+                number = left
+                if higher not in width:
+                    heappush(loads, higher)
+            else:
+                del width[load]
+                if higher in width:
+                    heappop(loads)
+                else:
+                    heapreplace(loads, higher)
+            width[higher] = width.get(higher, 0) + number
+            left -= number
+            if higher > peak:
+                peak = higher
+        if peak > limit:
+            break
+    return peak, width
+
+
+def divide(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> Longs:
+    """Pieces per task, of at most `division_bounds`, with the least makespan found; never worse than no division.
+
+    Tasks with the same rows and tokens are cut alike. Up to 1,000 combinations are searched completely, more task by
+    task, longest first. Of equal makespans the one with the fewest sub-tasks is taken.
+    """
+    if not len(tokens):
+        return np.empty(0, np.int64)
+    stride = int(tokens.max()) + 1
+    keys, kind = np.unique(np.asarray(rows, np.int64) * stride + tokens, return_inverse=True)
+    kind_rows, kind_tokens = keys // stride, keys % stride
+    kind_count = np.bincount(kind, count).astype(np.int64)
+    whole = cost(kind_rows, kind_tokens)
+    bounds = _bounds(kind_tokens, whole, _balanced_cost(kind_rows, kind_tokens, kind_count, blocks, cost, whole))
+    pieces = np.ones(len(keys), np.int64)
+    by_cost = np.argsort(-whole, kind="stable")
+    cut = by_cost[bounds[by_cost] > 1]
+    if len(cut):
+        task, position = ragged(bounds[cut])
+        table = np.full((len(cut), int(bounds[cut].max())), np.inf)
+        table[task, position] = _exact(cost(kind_rows[cut][task], kind_tokens[cut][task] / (position + 1)))
+        kept = bounds == 1
+        search = _Search(table, kind_count[cut], _runs(_exact(whole[kept]), kind_count[kept]), blocks)
+        few = np.prod(bounds[cut].astype(np.float64)) <= MOST_COMBINATIONS
+        pieces[cut] = 1 + (search.all_combinations() if few else search.task_by_task())
+    return pieces[kind]
+
+
+class _Search:
+    """The least makespan over the divisions of some tasks beside sub-tasks that stay as they are.
+
+    table[task, k - 1]: cost of one of k pieces, infinite beyond the task's bound. count[task]: how often the task
+    exists. fixed: all other sub-tasks. A division is an index into each row of the table. No makespan is below the mean
+    load of the blocks nor below the longest piece; divisions are scheduled by the larger of these two, and none for
+    which it exceeds the best makespan so far.
+    """
+
+    def __init__(self, table: Floats, count: Longs, fixed: Runs, blocks: int) -> None:
+        self._table = table
+        self._number = count[:, None] * np.arange(1, table.shape[1] + 1)
+        self._share = table * self._number / blocks
+        self._fixed = fixed
+        self._fixed_share = sum(cost * number for cost, number in fixed) / blocks
+        self._fixed_longest = fixed[0][0] if fixed else 0.0
+        self._blocks = blocks
+
+    def all_combinations(self) -> Longs:
+        """The best of all divisions."""
+        grid = np.indices(tuple(np.isfinite(self._table).sum(axis=1))).reshape(len(self._table), -1)
+        return self._least(grid, np.inf, grid[:, 0])[1]
+
+    def task_by_task(self) -> Longs:
+        """The best division met on a walk that starts at the least bound and changes one task after another.
+
+        It ends early within 2 % of that bound: costs are not known better.
+        """
+        start, bound = self._least_bound()
+        makespan, chosen = self._least(np.stack([start, np.zeros_like(start)], axis=1), np.inf, start)
+        for task, options in enumerate(np.isfinite(self._table).sum(axis=1).tolist()):
+            if makespan <= _CLOSE * bound:
+                break
+            grid = np.repeat(chosen[:, None], options, axis=1)
+            grid[task] = np.arange(options)
+            makespan, chosen = self._least(grid, makespan, chosen)
+        return chosen
+
+    def _least(self, grid: Longs, makespan: float, chosen: Longs) -> tuple[float, Longs]:
+        """(makespan, division) of the best column of `grid`, or of `chosen` where none is better."""
+        task = np.arange(len(grid))
+        longest = np.maximum(self._table[task[:, None], grid].max(axis=0), self._fixed_longest)
+        # The sums of the mean are rounded, makespans are not: keep the bound below.
+        mean = (self._share[task[:, None], grid].sum(axis=0) + self._fixed_share) * (1 - 1e-12)
+        bound = np.maximum(mean, longest)
+        number = self._number[task[:, None], grid].sum(axis=0)
+        fewest = int(self._number[task, chosen].sum())
+        for column in np.lexsort((number, bound)).tolist():
+            if bound[column] > makespan:
+                break
+            if bound[column] == makespan and number[column] >= fewest:
+                continue
+            division = grid[:, column]
+            runs = list(zip(self._table[task, division].tolist(), self._number[task, division].tolist(), strict=True))
+            result, _ = _fill(sorted(self._fixed + runs, reverse=True), self._blocks, makespan)
+            if (result, number[column]) < (makespan, fewest):
+                makespan, chosen, fewest = result, division, int(number[column])
+        return makespan, chosen
+
+    def _least_bound(self) -> tuple[Longs, float]:
+        """The division with the least bound (mean load or longest piece), and the bound.
+
+        A division whose longest piece is x has no smaller mean than the one that gives every task its least total cost
+        among pieces of at most x. That mean falls with x: the least bound is where it meets x, or one step before.
+        """
+        steps = np.unique(np.append(self._table[np.isfinite(self._table)], self._fixed_longest))
+        steps = steps[steps >= max(self._fixed_longest, float(self._table.min(axis=1).max()))]
+        low, high = 0, len(steps) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._cut_to(steps[middle])[1] <= steps[middle]:
+                high = middle
+            else:
+                low = middle + 1
+        options = [self._cut_to(steps[step]) for step in (low, max(low - 1, 0))]
+        bounds = [max(mean, float(self._table[np.arange(len(cut)), cut].max())) for cut, mean in options]
+        best = int(np.argmin(bounds))
+        return options[best][0], max(bounds[best], self._fixed_longest)
+
+    def _cut_to(self, longest: float) -> tuple[Longs, float]:
+        """(division, mean load) of the least total cost with pieces of at most `longest`."""
+        share = np.where(self._table <= longest, self._share, np.inf)
+        return share.argmin(axis=1), float(share.min(axis=1).sum()) + self._fixed_share
+
+
+def borders(tokens: Counts, pieces: Counts) -> tuple[Longs, Longs, Longs]:
+    """(task, start, stop) of every piece: tokens[i] cut into pieces[i] parts that differ by at most one token."""
+    task, position = ragged(pieces)
+    length, parts = np.asarray(tokens, np.int64)[task], np.asarray(pieces, np.int64)[task]
+    return task, position * length // parts, (position + 1) * length // parts

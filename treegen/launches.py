@@ -1,0 +1,122 @@
+"""What a schedule's launches do, counted from its tables: what the account adds up and the cost model reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Longs, offsets
+from treegen.ir.plan import Plan
+from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.tiles import padded
+
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemLaunches:
+    """Launches of work items, an entry for each tile class that has some, in launch order."""
+
+    blocks: Longs  # thread blocks
+    turns: Longs  # work items times lanes: more than blocks where blocks work off lists
+    full: Longs  # tiles of one run, over all blocks
+    packed: Longs  # tiles packed from several runs, over all blocks
+    longest_turns: Longs  # turns of the block with the most tiles
+    longest_full: Longs  # full tiles of the block with the most tiles
+    longest_packed: Longs  # packed tiles of that block
+    tile_flops: Longs  # floating-point operations of one tile, padding included
+    tile_bytes: Longs  # bytes of keys and values in one tile
+    kv_loads: Longs  # tokens that blocks load, per KV head, whether or not L2 serves them
+    mask_runs: Longs  # runs with a mask
+    q_bytes: Longs  # bytes of queries loaded
+    memory_bytes: Longs  # bytes to and from device memory: KV that groups read, once; queries; results
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergeLaunches:
+    """Launches of merges, an entry for each stage that merges rows."""
+
+    rows: Longs  # merged rows
+    read_bytes: Longs  # bytes of partials read
+    written_bytes: Longs  # bytes of partials or results written
+    longest: Longs  # partials of the row with the most
+
+
+def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape) -> ItemLaunches:
+    """The launches of work items of a plan's schedule; classes that run unfused launch none."""
+    tile_ends = offsets(schedule.tiles[:, 1])
+    block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
+    group_tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan))
+    table: list[tuple[int, ...]] = []
+    for index, tile in enumerate(schedule.classes):
+        of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])
+        items = schedule.items[of_class].astype(np.int64)
+        if not len(items) or not tile.fused:
+            continue
+        _, rows, tile0, full, block0, packed, slot0, group = items.T
+        end = block0 + packed * tile.blocks_per_tile
+        loads = tile_ends[tile0 + full] - tile_ends[tile0] + block_ends[end] - block_ends[block0]
+        # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
+        head_tiles = -(-shape.group // tile.rows)
+        lanes = shape.num_kv_heads * head_tiles
+        longest = _longest_block(schedule, tile, full, packed, lanes)
+        read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
+        heads, row_bytes = shape.num_qo_heads, shape.head_dim_v + 1
+        q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
+        partial = int(rows[slot0 >= 0].sum()) * heads * row_bytes * FP32_BYTES
+        final = int(rows[slot0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
+        table.append(
+            (
+                len(schedule.work_indptr) - 1 if tile.dealt else len(items) * lanes,
+                len(items) * lanes,
+                int(full.sum()) * lanes,
+                int(packed.sum()) * lanes,
+                *longest,
+                *tile_work(tile, shape),
+                int(loads.sum()) * head_tiles,
+                int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
+                q_bytes,
+                read + q_bytes + partial + final,
+            )
+        )
+    columns = np.array(table, np.int64).reshape(-1, 13).T
+    return ItemLaunches(*columns)
+
+
+def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Longs, lanes: int) -> tuple[int, int, int]:
+    """Turns, full and packed tiles of the thread block with the most tiles."""
+    if not tile.dealt:
+        longest = int((full + packed).argmax())
+        return 1, int(full[longest]), int(packed[longest])
+    item = schedule.work.astype(np.int64) // lanes
+    turns, fulls, packeds = (
+        np.diff(offsets(values)[schedule.work_indptr]) for values in (np.ones(len(item)), full[item], packed[item])
+    )
+    longest = int((fulls + packeds).argmax())
+    return int(turns[longest]), int(fulls[longest]), int(packeds[longest])
+
+
+def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
+    """Floating-point operations of one tile, padding included, and the bytes of its keys and values."""
+    flops = 2 * tile.rows * tile.tokens * (padded(shape.head_dim) + padded(shape.head_dim_v))
+    return flops, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
+
+
+def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
+    """The launches of merges of a schedule."""
+    heads = shape.num_qo_heads
+    partial = heads * (shape.head_dim_v + 1) * FP32_BYTES
+    final = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
+    table = []
+    for _, merges in schedule.stages:
+        rows, bounds = schedule.merge_rows[merges], schedule.merge_indptr[merges.start : merges.stop + 1]
+        if len(rows):
+            kept = int((rows < 0).sum())
+            read = int(bounds[-1] - bounds[0]) * partial
+            table.append((len(rows), read, kept * partial + (len(rows) - kept) * final, int(np.diff(bounds).max())))
+    columns: npt.NDArray[np.int64] = np.array(table, np.int64).reshape(-1, 4).T
+    return MergeLaunches(*columns)

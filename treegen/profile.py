@@ -1,0 +1,97 @@
+"""Profiling: the times of single tasks on the current GPU, as the cost grid of a target (FlashForge, section 5.2).
+
+A task is a number of query head rows that attend to a run of KV tokens, for one KV head, in one thread block. The paper
+measures a thread block alone; here as many run as the device is taken to hold, all on the same KV, because that is how
+tasks run: times include what blocks on one SM cost one another, but not the device memory's bandwidth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+import torch
+
+from treegen.cost_grid import CostGrid
+from treegen.devices import current_target
+from treegen.ir.arrays import frozen
+from treegen.ir.errors import BackendError
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.lower import lower
+from treegen.targets import BLOCKS_PER_SM, Target
+from treegen.timing import median_us
+from treegen.triton_backend import TritonProgram
+
+ROWS = (1, 4, 16, 17, 32, 64)
+"""Knots in query head rows; 17 is the first that takes the larger of two tiles."""
+TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Knots in KV tokens."""
+HEAD_DIM = 128
+_OnTask = Callable[[int, int], None]
+
+
+def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = None) -> CostGrid:
+    """The grid of the current CUDA device: medians less the time of a launch without work, fp16, head_dim 128.
+
+    on_task(done, all): called after every measured task. Raises BackendError without a CUDA device.
+    """
+    if not torch.cuda.is_available():
+        raise BackendError("device", "cpu", "has no CUDA device to measure", "run it on a machine with a GPU")
+    lines: list[tuple[float, ...]] = []
+    for tokens in TOKENS:
+        line: list[float] = []
+        for rows in ROWS:
+            line.append(_task_us(rows, tokens, target, repeats))
+            if on_task:
+                on_task(len(lines) * len(ROWS) + len(line), len(ROWS) * len(TOKENS))
+        lines.append(tuple(line))
+    blocks = BLOCKS_PER_SM * target.sms
+    source = f"treegen profile on {torch.cuda.get_device_name()}: {blocks} thread blocks at a time, fp16, head_dim 128"
+    return CostGrid(ROWS, TOKENS, tuple(lines), source)
+
+
+def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
+    """The time of one task while every thread block that the target holds works on one like it."""
+    shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
+    blocks = BLOCKS_PER_SM * target.sms
+    tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (blocks * rows))
+    first, ones = np.arange(blocks) * rows, np.ones(blocks)
+    plan = Plan(
+        "profile",
+        frozen(np.arange(blocks + 1)),
+        frozen(first),
+        frozen(first + rows),
+        frozen(np.arange(blocks + 1)),
+        frozen(0 * ones),
+        frozen(0 * ones),
+        frozen(tokens * ones),
+        frozen(0 * ones),
+        frozen(rows * ones),
+    )
+    q = torch.randn(tree.num_rows, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
+    k, v = torch.randn(2, tokens, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
+    out, lse = torch.empty_like(q), torch.empty(len(q), 1, device="cuda")
+
+    def timed(program: TritonProgram) -> float:
+        return median_us(lambda: program(q, k, v, out, lse, HEAD_DIM**-0.5, 1.0), repeats)
+
+    schedule = lower(plan, tree, shape, target)
+    idle = replace(schedule, items=schedule.items[:0], class_indptr=frozen(0 * schedule.class_indptr))
+    busy = timed(TritonProgram(schedule, shape, q.device))
+    return busy - timed(TritonProgram(idle, shape, q.device, schedule.size))
+
+
+def profiled_target(repeats: int = 30, on_task: _OnTask | None = None) -> Target:
+    """The current device with a measured grid. Raises BackendError without a CUDA device."""
+    target = current_target()
+    return replace(target, grid=measure_grid(target, repeats, on_task))
+
+
+def target_object(target: Target) -> dict[str, object]:
+    """A target in the JSON form that `treegen.targets.target_from` reads from a file."""
+    grid = None if target.grid is None else target.grid.to_object()
+    facts = {field.name: getattr(target, field.name) for field in fields(Target)}
+    return {**facts, "constants": asdict(target.constants), "grid": grid}

@@ -1,0 +1,67 @@
+"""FlashForge (Wang et al., 2025): nodes divided by a bound on the makespan, and dealt to thread blocks longest first.
+
+A task is a node with the rows that see it; its cost is profiled. Long tasks are cut until no division shortens the
+longest block's work (section 5.1), and the pieces are dealt to the blocks that a device holds, the costliest first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from treegen.division import divide
+from treegen.ir.errors import StrategyError
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.profiled import source_of_costs, task_costs
+from treegen.strategies.groupings import by_node
+from treegen.strategies.passes import DivideContext
+from treegen.strategies.strategy import Choice, OnPass, Strategy
+from treegen.targets import BLOCKS_PER_SM, Target
+from treegen.tiles import rows_per_tile, tile_class
+
+
+@dataclass(frozen=True)
+class FlashForge(Strategy):
+    """Each node with all rows that see it, divided and dealt to `blocks` thread blocks by profiled cost (section 5).
+
+    blocks: by default what the target holds. A node with more rows than a tile is one task per row tile, which read its
+    KV again: the paper's blocks take all rows of a node.
+    """
+
+    blocks: int | None = None
+    name: str = "flashforge"
+    proven: bool = True
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and (type(self.blocks) is not int or self.blocks < 1):
+            raise StrategyError("blocks", self.blocks, "is not a count of thread blocks", "give a positive integer")
+
+    @property
+    def options(self) -> dict[str, object]:
+        """See Strategy."""
+        return {} if self.blocks is None else {"blocks": self.blocks}
+
+    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+        """See Strategy; the reason names the source of the costs."""
+        return Choice(self, f"named by the caller; costs of tasks: {source_of_costs(target)}")
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """See Strategy."""
+        plan = replace(by_node(tree), strategy=str(self))
+        if on_pass:
+            on_pass("by_node", plan)
+        blocks = self.blocks or BLOCKS_PER_SM * target.sms
+        tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)))
+        height = rows_per_tile(tile.rows, shape.group)
+        head_rows = np.minimum(plan.group_rows, height) * shape.group
+        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
+        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+        count = -(-plan.group_rows // height) * lanes
+        pieces = divide(head_rows, tokens, count, blocks, task_costs(shape, target))
+        plan = replace(DivideContext(pieces).apply(plan, tree), blocks=blocks)
+        if on_pass:
+            on_pass("divide-context", plan)
+        return plan
