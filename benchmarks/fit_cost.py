@@ -73,7 +73,7 @@ def samples(path: Path, target: Target) -> list[Sample]:
         if plan.mask == "dense":
             continue
         schedule = lower(plan, tree, shape, target)
-        counted = item_launches(plan, schedule, tree, shape), merge_launches(schedule, shape)
+        counted = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
         profiled = account(plan, schedule, tree, shape, target, model="profiled").time_us
         case = f"{result['case']} {result['heads']}"
         found.append(Sample(case, result["strategy"], result["microseconds"], *counted, schedule.launches, profiled))

@@ -254,7 +254,9 @@ def schedule_counts(schedule: Schedule, num_rows: int, num_slots: int) -> Counts
             packed = item.block_tiles * tile.blocks_per_tile
             for slot, length, lo, hi in full + schedule.blocks[item.block0 : item.block0 + packed].tolist():
                 word = (hi % 2**32 << 32) + lo % 2**32
-                seeing = [row for bit, row in enumerate(rows) if word >> bit & 1] if tile.mask == "bits" else rows[lo:hi]
+                seeing = (
+                    [row for bit, row in enumerate(rows) if word >> bit & 1] if tile.mask == "bits" else rows[lo:hi]
+                )
                 for row in seeing:
                     result[row, slot : slot + length] += 1
     return result

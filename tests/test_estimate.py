@@ -23,6 +23,12 @@ SHAPE = Shape(
 FEW_SHOT = Tree.parse("100(10*4)")
 
 
+def untimed(estimate: Estimate) -> Estimate:
+    """Without the time, which the cost model's tests look at."""
+    assert estimate.time_us > 0
+    return dataclasses.replace(estimate, time_us=0)
+
+
 def accounted(strategy: Strategy, tree: Tree = FEW_SHOT, shape: Shape = SHAPE) -> Estimate:
     plan = strategy.plan(tree, shape, H200)
     return account(plan, lower(plan, tree, shape, H200), tree, shape, H200)
@@ -30,37 +36,41 @@ def accounted(strategy: Strategy, tree: Tree = FEW_SHOT, shape: Shape = SHAPE) -
 
 def test_shared_nodes_by_hand() -> None:
     """Five nodes; a row's 4 heads times 4 rows fit a tile of 16 head rows by 32 tokens."""
-    assert accounted(strategies.deft_node()) == Estimate(
+    assert untimed(accounted(strategies.deft_node())) == Estimate(
         kv_unique_bytes=140 * 512,
         kv_hbm_bytes=140 * 512,
         kv_l2_bytes=0,
         q_bytes=(4 + 4 * 1) * 8 * 64 * 2,
         out_bytes=4 * 8 * (64 * 2 + 4),
         partial_bytes=(4 + 4 * 1) * 8 * (64 + 1) * 4 * 2,
+        score_bytes=0,
         mask_bytes=0,
         useful_flops=4 * 110 * 8 * 2 * (64 + 64),
         padded_flops=(4 + 4 * 1) * 2 * 16 * 32 * 2 * (64 + 64),  # 100 tokens in 4 tiles, 10 tokens in 1
         items=5 * 2,
         launches=2,
-        waves=10 / (2 * 132),
+        waves=10 / (4 * 132),  # 2 warps: 4 blocks per SM
+        time_us=0,
     )
 
 
 def test_paths_by_hand() -> None:
     """Four rows with 110 tokens each: three are read again, nothing is merged."""
-    assert accounted(strategies.query()) == Estimate(
+    assert untimed(accounted(strategies.query())) == Estimate(
         kv_unique_bytes=140 * 512,
         kv_hbm_bytes=440 * 512,
         kv_l2_bytes=300 * 512,
         q_bytes=4 * 8 * 64 * 2,
         out_bytes=4 * 8 * (64 * 2 + 4),
         partial_bytes=0,
+        score_bytes=0,
         mask_bytes=0,
         useful_flops=4 * 110 * 8 * 2 * (64 + 64),
         padded_flops=4 * 4 * 2 * 16 * 32 * 2 * (64 + 64),  # 3 full tiles, and the other 14 tokens in a fourth
         items=4 * 2,
         launches=1,
-        waves=8 / (2 * 132),
+        waves=8 / (4 * 132),
+        time_us=0,
     )
 
 
@@ -71,7 +81,7 @@ def test_two_classes_by_hand() -> None:
     both, one = Segment(0, 0, 70, (0, 2)), Segment(1, 0, 20, (1, 2))
     plan = Plan.from_groups("by hand", [Group(((0, 2),), (both, one))])
     schedule = Schedule(
-        classes=(TileClass(64, 64, 16, True, 4, 3), TileClass(16, 32, 16, False, 2, 3)),
+        classes=(TileClass(64, 64, 16, "interval", 4, 3), TileClass(16, 32, 16, "none", 2, 3)),
         class_indptr=np.array([0, 1, 2]),
         # row0, rows, tile0, tiles, block0, block_tiles, slot0, group
         items=np.array([[0, 2, 0, 1, 0, 1, 0, 0], [1, 1, 1, 0, 4, 1, 2, 0]]),
@@ -83,19 +93,21 @@ def test_two_classes_by_hand() -> None:
         merge_slots=np.array([0, 1, 2]),
     )
     token = 160 * 2
-    assert account(plan, schedule, tree, shape, target_from("a100")) == Estimate(
+    assert untimed(account(plan, schedule, tree, shape, target_from("a100"))) == Estimate(
         kv_unique_bytes=90 * token,
         kv_hbm_bytes=90 * token,
         kv_l2_bytes=20 * token,  # 24 heads in tiles of 16 rows: two blocks read the second item's 20 tokens
         q_bytes=3 * 24 * 80 * 2,
         out_bytes=2 * 24 * (80 * 2 + 4),
         partial_bytes=3 * 24 * 81 * 4 * 2,
+        score_bytes=0,
         mask_bytes=2 * 8,  # the runs of 64 and of 6 tokens
         useful_flops=(70 + 90) * 24 * 2 * 160,
         padded_flops=(2 * 64 * 64 + 2 * 16 * 32) * 2 * 256,
         items=1 + 2,
         launches=3,
-        waves=3 / 216,
+        waves=1 / 108 + 2 / (3 * 108),  # shared memory: one block of the first class per SM, three of the second
+        time_us=0,
     )
 
 
@@ -136,6 +148,9 @@ def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> N
     plan = strategy_from(strategy).plan(tree, shape, H200)
     schedule = lower(plan, tree, shape, H200)
     found = account(plan, schedule, tree, shape, H200)
+    if not all(tile.fused for tile in schedule.classes):
+        assert strategy == "medusa"
+        return
     loaded = blocks = flops = runs = rows = 0
     for number, tile in enumerate(schedule.classes):
         head_tiles = -(-shape.group // tile.rows)
@@ -150,7 +165,8 @@ def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> N
             flops += head_tiles * shape.num_kv_heads * tile.rows * tokens * 2 * 128
             rows += item.rows
     assert found.kv_unique_bytes + found.kv_l2_bytes == loaded * shape.kv_token_bytes
-    assert found.mask_bytes == 8 * runs
+    if plan.mask == "interval":
+        assert found.mask_bytes == 8 * runs
     assert found.items == blocks
     assert found.padded_flops == flops
     assert found.q_bytes == rows * shape.num_qo_heads * 128

@@ -59,17 +59,16 @@ def model() -> Model:
     sharpness = _symbol("sharpness")
     flops, loaded, sm_rate, packing = symbols("tile_flops tile_bytes sm_flops_per_us packed_factor")
 
-    def tile(load: str) -> sympy.Expr:
-        start, fraction, rate = symbols(f"{load}_tile_us {load}_flop_fraction {load}_bytes_per_us")
-        return start + flops / (sm_rate * fraction) + loaded / rate
-
+    tile_us, lone_fraction, full_fraction, load_rate = symbols(
+        "lone_tile_us lone_flop_fraction full_flop_fraction full_bytes_per_us"
+    )
     lone_tile, full_tile, chain, throughput, traffic = symbols("lone_tile full_tile chain throughput traffic")
     turns, full, packed, sms, block_us = symbols("turns full packed sms full_block_us")
     long_turns, long_full, long_packed, lone_us = symbols("longest_turns longest_full longest_packed lone_block_us")
     memory, rate, fraction = symbols("memory_bytes memory_bytes_per_us memory_fraction")
     items = {
-        "lone_tile": tile("lone"),
-        "full_tile": tile("full"),
+        "lone_tile": tile_us + flops / (sm_rate * lone_fraction),
+        "full_tile": flops / (sm_rate * full_fraction) + loaded / load_rate,
         "chain": long_turns * lone_us + (long_full + long_packed * packing) * lone_tile,
         "throughput": (turns * block_us + (full + packed * packing) * full_tile) / sms,
         "traffic": memory / (rate * fraction),

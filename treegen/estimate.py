@@ -14,7 +14,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.launches import FP32_BYTES, item_launches, merge_launches
 from treegen.profiled import launches_us
-from treegen.targets import BLOCKS_PER_SM, Target
+from treegen.targets import Target
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
 _WORD_BYTES = 8
@@ -39,7 +39,7 @@ class Estimate:
     padded_flops: int  # floating-point operations of whole tiles, padding included
     items: int  # thread blocks of all stage-1 launches, or entries of their lists
     launches: int  # kernel launches
-    waves: float  # items / thread blocks that the target holds at a time (BLOCKS_PER_SM per SM)
+    waves: float  # items / thread blocks that the target holds at a time, added up over launches
     time_us: float  # microseconds; by a cost model
 
     def __add__(self, other: Estimate) -> Estimate:
@@ -58,9 +58,9 @@ def account(
 
     model: "analytic" (treegen.cost), or "profiled" for launches of work items (treegen.profiled; the analytic model's
     tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
-    whether or not L2 serves it. `waves` assumes that BLOCKS_PER_SM thread blocks are resident on every SM.
+    whether or not L2 serves it.
     """
-    items, merges = item_launches(plan, schedule, tree, shape), merge_launches(schedule, shape)
+    items, merges = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
     partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
     partials_written = schedule.num_slots + int((schedule.merge_rows < 0).sum())
@@ -87,7 +87,7 @@ def account(
         padded_flops=flops,
         items=blocks,
         launches=schedule.launches,
-        waves=blocks / (BLOCKS_PER_SM * target.sms),
+        waves=float((items.turns / (items.resident * target.sms)).sum()),
         time_us=time_us(
             items, merges, schedule.launches, unfused, target,
             items_us=launches_us(schedule, items, shape, target) if model == "profiled" else None,

@@ -12,7 +12,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.tiles import padded
+from treegen.targets import Target
+from treegen.tiles import padded, resident_blocks
 
 FP32_BYTES = 4
 
@@ -30,6 +31,7 @@ class ItemLaunches:
     longest_packed: Longs  # packed tiles of that block
     tile_flops: Longs  # floating-point operations of one tile, padding included
     tile_bytes: Longs  # bytes of keys and values in one tile
+    resident: Longs  # thread blocks that an SM is taken to hold at a time
     kv_loads: Longs  # tokens that blocks load, per KV head, whether or not L2 serves them
     mask_runs: Longs  # runs with a mask
     q_bytes: Longs  # bytes of queries loaded
@@ -46,7 +48,7 @@ class MergeLaunches:
     longest: Longs  # partials of the row with the most
 
 
-def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape) -> ItemLaunches:
+def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target) -> ItemLaunches:
     """The launches of work items of a plan's schedule; classes that run unfused launch none."""
     tile_ends = offsets(schedule.tiles[:, 1])
     block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
@@ -77,13 +79,14 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape) -> I
                 int(packed.sum()) * lanes,
                 *longest,
                 *tile_work(tile, shape),
+                resident_blocks(tile, shape, target),
                 int(loads.sum()) * head_tiles,
                 int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
                 q_bytes,
                 read + q_bytes + partial + final,
             )
         )
-    columns = np.array(table, np.int64).reshape(-1, 13).T
+    columns = np.array(table, np.int64).reshape(-1, 14).T
     return ItemLaunches(*columns)
 
 

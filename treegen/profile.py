@@ -21,7 +21,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
-from treegen.targets import BLOCKS_PER_SM, Target
+from treegen.targets import Target
+from treegen.tiles import resident_blocks, tile_class
 from treegen.timing import median_us
 from treegen.triton_backend import TritonProgram
 
@@ -48,15 +49,14 @@ def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = No
             if on_task:
                 on_task(len(lines) * len(ROWS) + len(line), len(ROWS) * len(TOKENS))
         lines.append(tuple(line))
-    blocks = BLOCKS_PER_SM * target.sms
-    source = f"treegen profile on {torch.cuda.get_device_name()}: {blocks} thread blocks at a time, fp16, head_dim 128"
+    source = f"treegen profile on {torch.cuda.get_device_name()}: as many thread blocks as fit, fp16, head_dim 128"
     return CostGrid(ROWS, TOKENS, tuple(lines), source)
 
 
 def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
     """The time of one task while every thread block that the target holds works on one like it."""
     shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
-    blocks = BLOCKS_PER_SM * target.sms
+    blocks = resident_blocks(tile_class(shape, target, rows), shape, target) * target.sms
     tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (blocks * rows))
     first, ones = np.arange(blocks) * rows, np.ones(blocks)
     plan = Plan(

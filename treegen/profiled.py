@@ -14,8 +14,8 @@ from treegen.ir.arrays import Longs, offsets
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.launches import ItemLaunches, tile_work
-from treegen.targets import BLOCKS_PER_SM, Target
-from treegen.tiles import tile_class
+from treegen.targets import Target
+from treegen.tiles import resident_blocks, tile_class
 
 Floats = npt.NDArray[np.float64]
 _GRID_TOKEN_BYTES = 2 * 128 * 2
@@ -49,7 +49,7 @@ def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target
     idle = ItemLaunches(*[none] * len(fields(ItemLaunches)))
     values = term_values(replace(idle, turns=one, tile_flops=flops * one, tile_bytes=loaded * one), target)
     start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
-    whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * BLOCKS_PER_SM
+    whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)
     return whole
 
 
@@ -83,7 +83,11 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
             ends = np.concatenate([[0.0], np.cumsum(costs[schedule.work // lanes])])
             times.append(float(np.diff(ends[schedule.work_indptr]).max()))
         else:
-            times.append(max(float(costs.max()), float(costs.sum()) * lanes / (BLOCKS_PER_SM * target.sms)))
+            times.append(
+                max(
+                    float(costs.max()), float(costs.sum()) * lanes / (resident_blocks(tile, shape, target) * target.sms)
+                )
+            )
     traffic = items.memory_bytes / (target.memory_bytes_per_us * target.constants.memory_fraction)
     slower: Floats = np.maximum(np.array(times), traffic)
     return slower

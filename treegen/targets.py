@@ -13,9 +13,6 @@ from typing import Any
 from treegen.cost_grid import CostGrid
 from treegen.ir.errors import BackendError
 
-BLOCKS_PER_SM = 2
-"""Thread blocks that one SM is taken to hold at a time; tile classes are chosen so that they fit."""
-
 
 @dataclass(frozen=True, slots=True)
 class Constants:
@@ -26,11 +23,9 @@ class Constants:
     lone_block_us: float  # microseconds; a block without its tiles: queries in, results out
     full_block_us: float  # microseconds of an SM; the same
     lone_tile_us: float  # microseconds; a KV tile, whatever its size
-    full_tile_us: float  # microseconds of an SM; the same
     lone_flop_fraction: float  # of an SM's tensor rate
     full_flop_fraction: float  # of an SM's tensor rate
-    lone_bytes_per_us: float  # bytes of KV that a block loads from L2 in a microsecond
-    full_bytes_per_us: float  # the same for an SM
+    full_bytes_per_us: float  # bytes of KV that an SM loads from L2 in a microsecond
     packed_factor: float  # a tile packed from several runs over one of a single run
     memory_fraction: float  # of the memory bandwidth, stage 1
     merge_fraction: float  # of the memory bandwidth, merges

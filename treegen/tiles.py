@@ -24,6 +24,7 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
 _HOPPER, _BLACKWELL = 90, 100
+_WARPS_BY_REGISTERS = 8  # 65,536 registers of an SM, 8,192 for a warp
 _RESERVED = 1024  # shared memory that the driver keeps per block
 _BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
@@ -38,6 +39,15 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     query = rows * padded(shape.head_dim) * DTYPE_BYTES[shape.dtype]
     kv = tokens * (padded(shape.head_dim) + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
     return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
+
+
+def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
+    """Thread blocks of a class that an SM is taken to hold at a time: what shared memory and registers leave room for.
+
+    Kernels are taken to use all of the 255 registers that a thread can have.
+    """
+    shared = shared_bytes(tile.rows, tile.tokens, tile.stages, shape, target) + _RESERVED
+    return max(1, min(target.shared_bytes_per_sm // shared, _WARPS_BY_REGISTERS // max(tile.warps, 1)))
 
 
 @cache

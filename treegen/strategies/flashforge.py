@@ -19,8 +19,8 @@ from treegen.profiled import source_of_costs, task_costs
 from treegen.strategies.groupings import by_node
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy
-from treegen.targets import BLOCKS_PER_SM, Target
-from treegen.tiles import rows_per_tile, tile_class
+from treegen.targets import Target
+from treegen.tiles import resident_blocks, rows_per_tile, tile_class
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class FlashForge(Strategy):
         plan = replace(by_node(tree), strategy=str(self))
         if on_pass:
             on_pass("by_node", plan)
-        blocks = self.blocks or BLOCKS_PER_SM * target.sms
         tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)))
+        blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
         height = rows_per_tile(tile.rows, shape.group)
         head_rows = np.minimum(plan.group_rows, height) * shape.group
         tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
