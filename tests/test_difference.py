@@ -204,6 +204,8 @@ def test_equal_groups_are_matched_as_often_as_both_have_them() -> None:
     compared = compare(once, thrice, tree)
     assert compared.same.tolist() == [[0, 1], [1, 0]]
     assert [only.tolist() for only in compared.only] == [[], [2, 3]]
+    twice = Plan.from_groups("A", [*node, here, there])
+    assert compare(thrice, twice, tree).same.tolist() == [[0, 1], [1, 0], [2, 2]]
     assert (compared.nodes.tolist(), compared.same_rows.tolist()) == ([1], [False])
 
 

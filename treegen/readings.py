@@ -30,16 +30,16 @@ def reading_lines(
         for plan, name, readings in zip(plans, names, comparison.readings, strict=True)
     )
     depth = tree.topology.depth[comparison.nodes].astype(np.int64)
-    kinds = np.column_stack([comparison.same_rows, one.kinds(), two.kinds()])
+    in_both = _groups_in_both(plans[0], comparison)
+    kinds = np.column_stack([comparison.same_rows, in_both > 0, one.kinds(), two.kinds()])
     classes = _classes(kinds, depth, np.column_stack([kinds, depth]))
     if len(classes) > most_lines:
         classes = _classes(kinds, depth, kinds)
-    in_both = _groups_in_both(plans[0], comparison)
     lines = []
     for members in classes[:most_lines]:
         first = int(members[0])
         text = _difference_text(one, two, first, bool(comparison.same_rows[first]))
-        also = f"apart from {_counted(in_both[first], 'group')} in both, " if in_both[first] else ""
+        also = f"apart from {_counted(int(in_both[first]), 'group')} in both, " if in_both[first] else ""
         others = _others_text(members[1:], depth, one, two)
         lines.append(f"{one.node_text(first)}: {also}{text}{others}")
     left = sum(len(members) for members in classes[most_lines:])
@@ -212,14 +212,13 @@ def _others_text(others: Longs, depth: Longs, one: _Side, two: _Side) -> str:
     return f"; and {_counted(len(others), 'more node')} of {depths} likewise{varying}"
 
 
-def _groups_in_both(plan: Plan, comparison: Comparison) -> list[int]:
+def _groups_in_both(plan: Plan, comparison: Comparison) -> Longs:
     """For every differing node how many groups that both plans have read it as well."""
     group = plan.segment_group
     chosen = np.isin(group, comparison.same[:, 0])
     pairs = np.unique(plan.node[chosen].astype(np.int64) * len(plan) + group[chosen])
     counts = np.bincount(pairs // max(len(plan), 1), minlength=int(comparison.nodes.max(initial=0)) + 1)
-    result: list[int] = counts[comparison.nodes].tolist()
-    return result
+    return counts[comparison.nodes]
 
 
 def _distinct(owner: Longs, number: Longs, count: int) -> Longs:
