@@ -16,11 +16,12 @@ import typer
 
 from treegen import emit as emission
 from treegen import generate as generator
+from treegen.difference import Difference, difference
 from treegen.emit import Source
 from treegen.explain import DEFAULT_GROUPS, Explanation
 from treegen.explain import explain as explained
 from treegen.files import save_text, tree_from_argument
-from treegen.ir.errors import FormatError, ShapeError, TreegenError
+from treegen.ir.errors import FormatError, ShapeError, StrategyError, TreegenError
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import named, strategy_from, strategy_names
@@ -70,18 +71,35 @@ SeedOption = Annotated[int, typer.Option(help="Equal seeds give equal trees.")]
 @app.command()
 def explain(
     tree: TreeArgument,
-    strategy: StrategyOption = "auto",
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.", show_default="auto"),
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Tell what two strategies do differently.", show_default=False),
+    ] = None,
     heads: HeadsOption = None,
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
     page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    groups: Annotated[int, typer.Option(min=0, help="Groups of a plan that the text lists at most.")] = DEFAULT_GROUPS,
+    groups: Annotated[
+        int, typer.Option(min=0, help="Groups of a plan, and lines of --diff on nodes, that are listed at most.")
+    ] = DEFAULT_GROUPS,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Draw a tree, list who reads what together, and account for bytes, padding and launches."""
-    explanation = _explanation(tree, strategy, _shape(heads, head_dim, dtype, page_size), target)
-    print(explanation.to_json() if json else explanation.text(groups))
+    shape = _shape(heads, head_dim, dtype, page_size)
+    told: Explanation | Difference
+    if diff is None:
+        told = _explanation(tree, strategy or "auto", shape, target)
+    elif strategy is None:
+        told = difference(tree_from_argument(tree), *diff, shape, target)
+    else:
+        fix = "leave out --strategy or --diff"
+        raise StrategyError("strategy", strategy, "cannot go with --diff, which names the two it compares", fix)
+    print(told.to_json() if json else told.text(groups))
 
 
 @app.command()

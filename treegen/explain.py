@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from treegen.estimate import Estimate, account
 from treegen.ir.errors import StrategyError
@@ -89,22 +90,13 @@ class Explanation:
 
     def to_json(self) -> str:
         """One JSON object with all groups of all plans; its parts are named as in the text."""
-        tree = self.tree
-        facts = {
-            "text": tree.text,
-            "signature": tree.signature(),
-            "nodes": len(tree.nodes),
-            "rows": tree.num_rows,
-            "unique_tokens": tree.unique_tokens,
-            "path_tokens": tree.path_tokens,
-        }
         return json.dumps(
             {
                 "format": FORMAT,
-                "tree": facts,
+                "tree": tree_json(self.tree),
                 "shape": asdict(self.shape),
                 "target": self.target.name,
-                "strategies": [_entry_json(entry) for entry in self.entries],
+                "strategies": [entry_json(entry) for entry in self.entries],
                 "best": self.best.name,
             },
             default=str,
@@ -142,7 +134,20 @@ def explain(
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best)
 
 
-def _entry_json(entry: Entry) -> dict[str, object]:
+def tree_json(tree: Tree) -> dict[str, object]:
+    """The facts of a tree in JSON forms."""
+    return {
+        "text": tree.text,
+        "signature": tree.signature(),
+        "nodes": len(tree.nodes),
+        "rows": tree.num_rows,
+        "unique_tokens": tree.unique_tokens,
+        "path_tokens": tree.path_tokens,
+    }
+
+
+def entry_json(entry: Entry) -> dict[str, Any]:
+    """An entry in JSON forms, with all groups of its plan."""
     plan = entry.plan
     intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
     columns = (column.tolist() for column in (plan.node, plan.start, plan.stop, plan.seen_lo, plan.seen_hi))
@@ -191,7 +196,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     plan, schedule = entry.plan, entry.schedule
     shown = min(most_groups, len(plan))
     lines = [f"strategy {entry.strategy}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
-    lines += [f"    group {index}: {_group_text(plan.groups[index])}" for index in range(shown)]
+    lines += [f"    group {index}: {group_text(plan.groups[index])}" for index in range(shown)]
     if shown < len(plan):
         lines.append(f"    ... {len(plan) - shown} more groups")
     partial = int((schedule.column("slot0") >= 0).sum())
@@ -204,7 +209,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     return [*lines, *(f"  {name:32}{value(entry.estimate):>12}" for name, value in _ACCOUNT)]
 
 
-def _group_text(group: Group) -> str:
+def group_text(group: Group) -> str:
     """The group's own text, cut where it has very many rank intervals or segments."""
     rows = [f"{lo}-{hi - 1}" for lo, hi in group.rows]
     segments = str(Group(group.rows, group.segments[:_MOST_PIECES])).partition(" | ")[2]

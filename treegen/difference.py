@@ -1,0 +1,188 @@
+"""Differences: what two strategies do differently on one tree, group by group and node by node, as text and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+
+from treegen.comparison import Comparison, compare
+from treegen.estimate import Estimate
+from treegen.explain import DEFAULT_GROUPS, Entry, byte_text, count_text, entry_json, explain, group_text, tree_json
+from treegen.ir.arrays import Longs
+from treegen.ir.json_form import FORMAT
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.ir.tree_text import draw
+from treegen.readings import reading_lines
+from treegen.strategies import Strategy
+from treegen.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What two strategies make of one tree for a shape and a target, and the comparison of their plans."""
+
+    tree: Tree
+    shape: Shape
+    shape_assumed: bool
+    target: Target
+    entries: tuple[Entry, Entry]
+    comparison: Comparison
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The strategies' names, with options where these alone tell them apart."""
+        one, two = self.entries
+        return (one.name, two.name) if one.name != two.name else (str(one.strategy), str(two.strategy))
+
+    @property
+    def none(self) -> bool:
+        """Whether both do the same: the same groups, in tiles of the same classes."""
+        one, two = self.entries
+        return not any(map(len, self.comparison.only)) and one.schedule.classes == two.schedule.classes
+
+    def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
+        """Plain, stable text; at most `most_groups` lines on nodes, and as many groups of each plan, are listed."""
+        tree, compared = self.tree, self.comparison
+        pages = f", page_size {self.shape.page_size}" if self.shape.page_size > 1 else ""
+        assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
+        lines = [
+            str(tree),
+            f"shape {self.shape}{pages}{assumed}",
+            f"target {self.target.name}: {self.target.sms} SMs",
+            "",
+            draw(tree),
+            "",
+        ]
+        for entry in self.entries:
+            lines += _entry_lines(entry)
+        lines += ["", self._groups_text()]
+        if len(compared.nodes):
+            plans = self.entries[0].plan, self.entries[1].plan
+            beside = int(compared.same_rows.sum())
+            apart = f"{len(compared.nodes) - beside} with other rows or in other pieces, {beside} only beside others"
+            lines += ["", f"nodes read differently: {len(compared.nodes)} ({apart})"]
+            lines += [f"  {line}" for line in reading_lines(plans, self.names, compared, tree, most_groups)]
+        for name, entry, only in zip(self.names, self.entries, compared.only, strict=True):
+            if len(only):
+                lines += ["", *_group_lines(name, entry, only, most_groups)]
+        if not self.none:
+            lines += ["", *_estimate_lines(self.names, self.entries)]
+        return "\n".join(line.rstrip() for line in lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def to_json(self) -> str:
+        """One JSON object. `only`: the groups that one plan alone has, of each plan; `nodes`: those read differently,
+        with the positions in `only` of the groups that read them.
+        """
+        compared = self.comparison
+        strategies = [entry_json(entry) for entry in self.entries]
+        groups = [strategy.pop("groups") for strategy in strategies]
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "tree": tree_json(self.tree),
+                "shape": asdict(self.shape),
+                "target": self.target.name,
+                "strategies": strategies,
+                "same_groups": len(compared.same),
+                "only": [[of[g] for g in only.tolist()] for of, only in zip(groups, compared.only, strict=True)],
+                "nodes": self._nodes_json(),
+            },
+            default=str,
+        )
+
+    def _nodes_json(self) -> list[dict[str, object]]:
+        compared, depth = self.comparison, self.tree.topology.depth
+        readers = [
+            (readings.indptr.tolist(), only.searchsorted(readings.group).tolist())
+            for readings, only in zip(compared.readings, compared.only, strict=True)
+        ]
+        return [
+            {
+                "node": node,
+                "depth": int(depth[node]),
+                "tokens": int(self.tree.tokens[node]),
+                "same_rows": same_rows,
+                "groups": [positions[indptr[i] : indptr[i + 1]] for indptr, positions in readers],
+            }
+            for i, (node, same_rows) in enumerate(
+                zip(compared.nodes.tolist(), compared.same_rows.tolist(), strict=True)
+            )
+        ]
+
+    def _groups_text(self) -> str:
+        """How many groups both plans have, and each alone."""
+        one, two = self.names
+        same, only = len(self.comparison.same), [len(groups) for groups in self.comparison.only]
+        if self.none:
+            return f"both do the same: all {same} groups are in both, with the same rows, segments and tiles"
+        if not any(only):
+            return f"all {same} groups are in both, with the same rows and segments; their tiles differ"
+        both = f"groups in both, with the same rows and segments: {same}"
+        return f"{both}; only in {one}: {only[0]}; only in {two}: {only[1]}"
+
+
+def difference(
+    tree: Tree,
+    first: str | Strategy,
+    second: str | Strategy,
+    shape: Shape | None = None,
+    target: str | Target | None = None,
+) -> Difference:
+    """Plans a tree with two strategies, verifies and compares the plans; needs neither torch nor a GPU.
+
+    A strategy that picks another, as `auto` does, stands for its pick. Without a shape, DEFAULT_SHAPE is assumed.
+    Raises a TreegenError for what is unknown or cannot be planned.
+    """
+    explanation = explain(tree, (first, second), shape, target)
+    one, two = explanation.entries[0], explanation.entries[-1]  # strategies that are one have one entry
+    compared = compare(one.plan, two.plan, tree)
+    return Difference(tree, explanation.shape, shape is None, explanation.target, (one, two), compared)
+
+
+def _entry_lines(entry: Entry) -> Iterable[str]:
+    plan, schedule = entry.plan, entry.schedule
+    yield f"strategy {entry.strategy}: {entry.reason}"
+    yield f"  {len(plan)} groups, {len(plan.node)} segments, {len(schedule.items)} work items"
+    for index, tile in enumerate(schedule.classes):
+        items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
+        yield f"    tile class {tile}: {items} work items"
+
+
+def _group_lines(name: str, entry: Entry, only: Longs, most_groups: int) -> Iterable[str]:
+    yield f"groups only in {name}: {len(only)}"
+    for group in only[:most_groups].tolist():
+        yield f"  group {group}: {group_text(entry.plan.groups[group])}"
+    if len(only) > most_groups:
+        yield f"  ... {len(only) - most_groups} more groups"
+
+
+def _estimate_lines(names: tuple[str, str], entries: tuple[Entry, Entry]) -> Iterable[str]:
+    """The fields of both estimates, and how many times the first's amount the second's is."""
+    one, two = (entry.estimate for entry in entries)
+    rows = [("estimate", *names, "second/first")]
+    for name in (*(field.name for field in fields(Estimate)), "padding_waste"):
+        amounts = getattr(one, name), getattr(two, name)
+        ratio = "=" if amounts[0] == amounts[1] else f"{amounts[1] / amounts[0]:.2f}" if amounts[0] else "-"
+        rows.append((name, amount_text(name, amounts[0]), amount_text(name, amounts[1]), ratio))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        yield "  ".join((row[0].ljust(widths[0]), *cells))
+
+
+def amount_text(field: str, amount: float) -> str:
+    """An amount in the unit that the name of its field of Estimate ends with."""
+    if field.endswith("_bytes"):
+        return byte_text(int(amount))
+    if field.endswith("_flops"):
+        return f"{count_text(int(amount))}FLOP"
+    if field.endswith("_us"):
+        return f"{amount:.1f} us"
+    if field == "padding_waste":
+        return f"{100 * amount:.1f} %"
+    return str(amount) if isinstance(amount, int) else f"{amount:.2f}"
