@@ -1,10 +1,11 @@
 """Fits the constants of the cost model to measured times, and says how well both cost models then agree with them.
 
+    treegen profile -o gpu.json                                                        # on the GPU
     python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
-    python benchmarks/fit_cost.py result.json --target h200 --write treegen/targets.json
+    python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
 
 Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
-logarithm of estimate over measurement. Without `--write` nothing is changed. Rank correlation is Spearman's, over all
+logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is Spearman's, over all
 results.
 """
 
@@ -20,7 +21,7 @@ from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
 import treegen
-from treegen.cost import time_us
+from treegen.cost import times
 from treegen.estimate import account
 from treegen.ir.errors import FormatError
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
@@ -84,7 +85,7 @@ def samples(path: Path, target: Target) -> list[Sample]:
 
 def estimates(found: list[Sample], target: Target, constants: Constants) -> np.ndarray:
     """The analytic model's times."""
-    return np.array([time_us(s.items, s.merges, s.launches, 0, target, constants) for s in found])
+    return np.array([times(s.items, s.merges, s.launches, 0, target, constants).total for s in found])
 
 
 def fit(found: list[Sample], target: Target) -> Constants:
@@ -122,17 +123,27 @@ def report(name: str, estimated: np.ndarray, found: list[Sample]) -> None:
         )
 
 
-def write(path: Path, target: Target, constants: Constants) -> None:
-    """Puts the constants into a target file or into the list of shipped targets; lists of targets stay one per line."""
-    table = json.loads(path.read_text())
+def ship(folder: Path, target: Target, constants: Constants) -> None:
+    """Writes the constants into `targets.json` and the target's grid, if it has one, into `grids.json`."""
+    table = json.loads((folder / "targets.json").read_text())
     table["constants"] = {field.name: getattr(constants, field.name) for field in fields(Constants)}
     table["constants_of"] = target.name
-    listed = table.pop("targets", None)
-    text = json.dumps(table, indent=2)
-    if listed is not None:
-        lines = ",\n".join(f"    {json.dumps(entry)}" for entry in listed)
-        text = f'{text[:-2]},\n  "targets": [\n{lines}\n  ]\n}}'
-    path.write_text(f"{text}\n")
+    (folder / "targets.json").write_text(text_of(table) + "\n")
+    if target.grid is not None:
+        grids = json.loads((folder / "grids.json").read_text())
+        grids[target.name] = target.grid.to_object()
+        (folder / "grids.json").write_text(text_of(grids) + "\n")
+
+
+def text_of(value: object, indent: str = "") -> str:
+    """JSON in which lists of plain values, and objects in lists, take one line each."""
+    inner = indent + "  "
+    if isinstance(value, dict):
+        lines = [f"{inner}{json.dumps(key)}: {text_of(entry, inner)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    if isinstance(value, list) and value and isinstance(value[0], list | dict):
+        return "[\n" + ",\n".join(f"{inner}{json.dumps(entry)}" for entry in value) + f"\n{indent}]"
+    return json.dumps(value)
 
 
 def main() -> None:
@@ -140,7 +151,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="what benchmarks/strategies.py wrote with --json")
     parser.add_argument("--target", default="h200", help="the target that was measured: a name or a JSON file")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the fitted constants into this file")
+    parser.add_argument("--ship", type=Path, metavar="FOLDER", help="write targets.json and grids.json in this folder")
     arguments = parser.parse_args()
     target = target_from(arguments.target)
     found = samples(arguments.results, target)
@@ -150,9 +161,9 @@ def main() -> None:
     report("profiled", np.array([sample.profiled_us for sample in found]), found)
     for field in fields(Constants):
         print(f"  {field.name:22}{getattr(fitted, field.name):>12g}")
-    if arguments.write:
-        write(arguments.write, target, fitted)
-        print(f"written to {arguments.write}")
+    if arguments.ship:
+        ship(arguments.ship, target, fitted)
+        print(f"written to {arguments.ship}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ import pytest
 
 import treegen
 from treegen import Shape, Tree, strategies
-from treegen.explain import byte_text, count_text, explain
+from treegen.accounts import byte_text, count_text
+from treegen.explain import explain
 from treegen.generate import few_shot, reasoning, speculative
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Plan
@@ -58,7 +59,7 @@ def test_json_has_exactly_the_documented_fields() -> None:
         }
         for group, made in zip(given["groups"], entry.plan.groups, strict=True):
             assert group["rows"] == [list(interval) for interval in made.rows]
-            assert group["mask"] == ("interval" if made.masked else "none")
+            assert group["mask"] == (entry.plan.mask if made.masked else "none")
             assert group["segments"] == [
                 {"node": s.node, "start": s.start, "stop": s.stop, "seen": list(s.seen)} for s in made.segments
             ]

@@ -38,7 +38,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The symbolic model. total: of the launches' times, `items_us` and `merges_us`, and `launches`."""
+    """The symbolic model. total: of the launches' summed times `items_us` and `merge_us`, the traffic of unfused
+    operations, and the number of launches.
+    """
 
     items: Part
     merges: Part
@@ -81,7 +83,8 @@ def model() -> Model:
         "merge_traffic": (read + written) / (rate * merge_fraction),
         "merge_us": joined(merge_chain, merge_traffic),
     }
-    launch, following, launches, items_us, merges_us = symbols("launch_us next_launch_us launches items_us merges_us")
+    launch, following, launches, items_us, merge_us = symbols("launch_us next_launch_us launches items_us merge_us")
+    unfused = _symbol("unfused_bytes") / (rate * fraction)
     return Model(
         Part(
             (
@@ -91,7 +94,7 @@ def model() -> Model:
             items,
         ),
         Part(("read_bytes", "written_bytes", "longest"), merges),
-        launch + (launches - 1) * following + items_us + merges_us,
+        launch + (launches - 1) * following + items_us + merge_us + unfused,
     )  # fmt: skip
 
 
@@ -131,7 +134,27 @@ def term_values(
     return {name: np.broadcast_to(value, counts[0].shape) for name, value in zip(part.terms, values, strict=True)}
 
 
-def time_us(
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What an estimated time is made of, in microseconds.
+
+    launch_terms, merge_terms: the values of the model's terms, an entry for each launch.
+    """
+
+    launching: float
+    items: float
+    merges: float
+    unfused: float
+    launch_terms: Mapping[str, Floats]
+    merge_terms: Mapping[str, Floats]
+
+    @property
+    def total(self) -> float:
+        """Microseconds from the first launch's start to the last one's end."""
+        return self.launching + self.items + self.merges + self.unfused
+
+
+def times(
     items: ItemLaunches,
     merges: MergeLaunches,
     launches: int,
@@ -139,21 +162,22 @@ def time_us(
     target: Target,
     constants: Constants | None = None,
     items_us: Floats | None = None,
-) -> float:
-    """Microseconds from the first launch's start to the last one's end; 0 without launches.
+) -> Times:
+    """The times of all launches.
 
     unfused_bytes: traffic of unfused operations, which are not among `items`. items_us: the times of `items`, by
     default this model's.
     """
-    if launches == 0:
-        return 0.0
     chosen = constants or target.constants
-    total = chosen.launch_us + (launches - 1) * chosen.next_launch_us
-    total += unfused_bytes / (target.memory_bytes_per_us * chosen.memory_fraction)
-    if items_us is not None:
-        total += float(items_us.sum())
-    elif len(items.turns):
-        total += float(term_values(items, target, constants)["items_us"].sum())
-    if len(merges.rows):
-        total += float(term_values(merges, target, constants)["merge_us"].sum())
-    return total
+    launch_terms = term_values(items, target, constants) if len(items.turns) else {}
+    merge_terms = term_values(merges, target, constants) if len(merges.rows) else {}
+    if items_us is None:
+        items_us = launch_terms.get("items_us", np.zeros(0))
+    return Times(
+        launching=chosen.launch_us + (launches - 1) * chosen.next_launch_us if launches else 0.0,
+        items=float(items_us.sum()),
+        merges=float(merge_terms.get("merge_us", np.zeros(0)).sum()),
+        unfused=unfused_bytes / (target.memory_bytes_per_us * chosen.memory_fraction),
+        launch_terms=launch_terms,
+        merge_terms=merge_terms,
+    )

@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
+from treegen.accounts import byte_text, count_text
 from treegen.comparison import Comparison, compare
 from treegen.estimate import Estimate
-from treegen.explain import DEFAULT_GROUPS, Entry, byte_text, count_text, entry_json, explain, group_text, tree_json
+from treegen.explain import DEFAULT_GROUPS, Entry, entry_json, explain, group_text, tree_json
 from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import Shape

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from treegen.cost import time_us
+from treegen.cost import Times, times
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -60,6 +60,13 @@ def account(
     tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
     whether or not L2 serves it.
     """
+    return assess(plan, schedule, tree, shape, target, model)[0]
+
+
+def assess(
+    plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target, model: CostModel = "analytic"
+) -> tuple[Estimate, Times]:
+    """The account, and what its time is made of."""
     items, merges = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
     partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
@@ -74,7 +81,9 @@ def account(
         loads, q_bytes = unique, rows * heads * shape.head_dim * shape.dtype_bytes
         flops = rows * unique * heads * 2 * (shape.head_dim + shape.head_dim_v)
         unfused = scores + masks + q_bytes + unique * shape.kv_token_bytes
-    return Estimate(
+    measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
+    made_of = times(items, merges, schedule.launches, unfused, target, items_us=measured)
+    estimate = Estimate(
         kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,
         kv_l2_bytes=(loads - unique) * shape.kv_token_bytes,
@@ -88,11 +97,9 @@ def account(
         items=blocks,
         launches=schedule.launches,
         waves=float((items.turns / (items.resident * target.sms)).sum()),
-        time_us=time_us(
-            items, merges, schedule.launches, unfused, target,
-            items_us=launches_us(schedule, items, shape, target) if model == "profiled" else None,
-        ),
-    )  # fmt: skip
+        time_us=made_of.total,
+    )
+    return estimate, made_of
 
 
 def mask_bytes(plan: Plan, shape: Shape, interval_runs: int) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treegen.estimate import Estimate, account
+from treegen.accounts import account_lines, model_lines, time_lines
+from treegen.cost import Times
+from treegen.estimate import CostModel, Estimate, assess
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.plan import Group, Plan
@@ -17,6 +19,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
+from treegen.ranking import Ranked, ranked, ranking_lines
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.targets import Target, target_from
 
@@ -33,6 +36,7 @@ class Entry:
     plan: Plan
     schedule: Schedule
     estimate: Estimate
+    times: Times
 
     @classmethod
     def from_plan(
@@ -44,10 +48,10 @@ class Entry:
         tree: Tree,
         shape: Shape,
         target: Target,
+        model: CostModel = "analytic",
     ) -> Entry:
         """The entry of a plan that is already made and lowered."""
-        estimate = account(plan, schedule, tree, shape, target)
-        return cls(strategy, reason, plan, schedule, estimate)
+        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model))
 
     @property
     def name(self) -> str:
@@ -57,7 +61,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A tree, and what strategies make of it for a shape and a target. best: the strategy that `auto` takes."""
+    """A tree, and what strategies make of it for a shape and a target.
+
+    best: the strategy that `auto` takes; model: what times are estimated with.
+    """
 
     tree: Tree
     shape: Shape
@@ -65,6 +72,12 @@ class Explanation:
     target: Target
     entries: tuple[Entry, ...]
     best: Strategy
+    model: CostModel = "analytic"
+
+    @property
+    def ranking(self) -> list[Ranked]:
+        """The entries by rising estimated time, each with the reason for its place."""
+        return ranked([(str(entry.strategy), entry.estimate, entry.times) for entry in self.entries])
 
     def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
         """Plain, stable text; of every plan at most `most_groups` groups are listed."""
@@ -80,8 +93,9 @@ class Explanation:
         ]
         for entry in self.entries:
             lines += ["", *_entry_lines(entry, most_groups)]
+        lines += ["", *model_lines(self.target, self.model)]
         if len(self.entries) > 1:
-            lines += ["", *_comparison(self.entries)]
+            lines += ["", *ranking_lines(self.ranking)]
         lines += ["", f"auto takes {self.best}"]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -108,11 +122,12 @@ def explain(
     strategies: Sequence[str | Strategy] = ("auto",),
     shape: Shape | None = None,
     target: str | Target | None = None,
+    model: CostModel = "analytic",
 ) -> Explanation:
     """Plans a tree with every strategy and verifies the plans; needs neither torch nor a GPU.
 
-    A strategy that picks another, as `auto` does, stands for its pick; a pick that is listed already is not repeated.
-    Without a shape, DEFAULT_SHAPE is assumed. Raises a TreegenError for what is unknown or cannot be planned.
+    model: what times are estimated with, "analytic" or "profiled". A strategy that picks another, as `auto` does, stands
+    for its pick; a pick that is listed already is not repeated. Without a shape, DEFAULT_SHAPE is assumed. Raises a TreegenError for what is unknown or cannot be planned.
     """
     on_target, of_shape = target_from(target), shape or DEFAULT_SHAPE
     if not strategies:
@@ -129,9 +144,11 @@ def explain(
         plan = choice.strategy.plan(tree, of_shape, on_target)
         verify(plan, tree)
         schedule = lower(plan, tree, of_shape, on_target)
-        entries.append(Entry.from_plan(choice.strategy, choice.reason, plan, schedule, tree, of_shape, on_target))
+        entries.append(
+            Entry.from_plan(choice.strategy, choice.reason, plan, schedule, tree, of_shape, on_target, model)
+        )
     best = auto().choose(tree, of_shape, on_target).strategy
-    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best)
+    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best, model)
 
 
 def tree_json(tree: Tree) -> dict[str, object]:
@@ -161,7 +178,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         {
             "rows": intervals[rows[g] : rows[g + 1]],
             "segments": segments[pieces[g] : pieces[g + 1]],
-            "mask": "interval" if any(masked[pieces[g] : pieces[g + 1]]) else "none",
+            "mask": plan.mask if any(masked[pieces[g] : pieces[g + 1]]) else "none",
         }
         for g in range(len(plan))
     ]
@@ -173,23 +190,6 @@ def entry_json(entry: Entry) -> dict[str, Any]:
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
     }
-
-
-_ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
-    ("KV, each visible token once", lambda e: byte_text(e.kv_unique_bytes)),
-    ("KV that the groups read", lambda e: byte_text(e.kv_hbm_bytes)),
-    ("KV re-read by tiles and groups", lambda e: byte_text(e.kv_l2_bytes)),
-    ("queries", lambda e: byte_text(e.q_bytes)),
-    ("out and lse", lambda e: byte_text(e.out_bytes)),
-    ("partials, written and read", lambda e: byte_text(e.partial_bytes)),
-    ("masks", lambda e: byte_text(e.mask_bytes)),
-    ("useful work", lambda e: count_text(e.useful_flops) + "FLOP"),
-    ("executed work", lambda e: count_text(e.padded_flops) + "FLOP"),
-    ("padding waste", lambda e: f"{100 * e.padding_waste:.1f} %"),
-    ("items (thread blocks)", lambda e: str(e.items)),
-    ("waves", lambda e: f"{e.waves:.2f}"),
-    ("launches", lambda e: str(e.launches)),
-)
 
 
 def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
@@ -206,7 +206,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     for index, tile in enumerate(schedule.classes):
         items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
         lines.append(f"    tile class {tile}: {items} work items")
-    return [*lines, *(f"  {name:32}{value(entry.estimate):>12}" for name, value in _ACCOUNT)]
+    return [*lines, *account_lines(entry.estimate), *time_lines(entry.times)]
 
 
 def group_text(group: Group) -> str:
@@ -222,44 +222,3 @@ def _cut(pieces: Sequence[str], separator: str) -> str:
 
 def _more(count: int, separator: str) -> str:
     return f"{separator}... {count - _MOST_PIECES} more" if count > _MOST_PIECES else ""
-
-
-_COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
-    ("KV read", lambda e: byte_text(e.kv_hbm_bytes)),
-    ("KV re-read", lambda e: byte_text(e.kv_l2_bytes)),
-    ("queries", lambda e: byte_text(e.q_bytes)),
-    ("partials", lambda e: byte_text(e.partial_bytes)),
-    ("masks", lambda e: byte_text(e.mask_bytes)),
-    ("padding", lambda e: f"{100 * e.padding_waste:.1f} %"),
-    ("items", lambda e: str(e.items)),
-    ("waves", lambda e: f"{e.waves:.2f}"),
-    ("launches", lambda e: str(e.launches)),
-)
-
-
-def _comparison(entries: Sequence[Entry]) -> Iterable[str]:
-    """One line per strategy, under a line of titles."""
-    rows = [["strategy", *(title for title, _ in _COLUMNS)]]
-    rows += [[str(entry.strategy), *(value(entry.estimate) for _, value in _COLUMNS)] for entry in entries]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
-        yield "  ".join((row[0].ljust(widths[0]), *cells))
-
-
-def byte_text(amount: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1: `1.5 MiB`."""
-    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while value >= 1024 and len(units) > 1:
-        value /= 1024
-        del units[0]
-    return f"{amount} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
-
-
-def count_text(amount: int) -> str:
-    """A number in the largest decimal prefix that leaves at least 1: `3.2 G`."""
-    value, prefixes = float(amount), ["", "k", "M", "G", "T", "P"]
-    while value >= 1000 and len(prefixes) > 1:
-        value /= 1000
-        del prefixes[0]
-    return f"{value:.1f} {prefixes[0]}" if prefixes[0] else f"{amount} "

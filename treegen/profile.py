@@ -81,7 +81,7 @@ def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
     schedule = lower(plan, tree, shape, target)
     idle = replace(schedule, items=schedule.items[:0], class_indptr=frozen(0 * schedule.class_indptr))
     busy = timed(TritonProgram(schedule, shape, q.device))
-    return busy - timed(TritonProgram(idle, shape, q.device, schedule.size))
+    return round(busy - timed(TritonProgram(idle, shape, q.device, schedule.size)), 2)
 
 
 def profiled_target(repeats: int = 30, on_task: _OnTask | None = None) -> Target:

@@ -1,0 +1,91 @@
+"""Accounts as text: an estimate's figures, the cost model's terms and their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from treegen.cost import Floats, Part, Times, model
+from treegen.estimate import CostModel, Estimate
+from treegen.profiled import source_of_costs
+from treegen.targets import Target
+
+_MOST_LAUNCHES = 4  # launches whose values are listed
+
+_ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+    ("KV, each visible token once", lambda e: byte_text(e.kv_unique_bytes)),
+    ("KV that the groups read", lambda e: byte_text(e.kv_hbm_bytes)),
+    ("KV re-read by tiles and groups", lambda e: byte_text(e.kv_l2_bytes)),
+    ("queries", lambda e: byte_text(e.q_bytes)),
+    ("out and lse", lambda e: byte_text(e.out_bytes)),
+    ("partials, written and read", lambda e: byte_text(e.partial_bytes)),
+    ("scores, written and read", lambda e: byte_text(e.score_bytes)),
+    ("masks", lambda e: byte_text(e.mask_bytes)),
+    ("useful work", lambda e: count_text(e.useful_flops) + "FLOP"),
+    ("executed work", lambda e: count_text(e.padded_flops) + "FLOP"),
+    ("padding waste", lambda e: f"{100 * e.padding_waste:.1f} %"),
+    ("items (thread blocks)", lambda e: str(e.items)),
+    ("waves", lambda e: f"{e.waves:.2f}"),
+    ("launches", lambda e: str(e.launches)),
+    ("estimated time", lambda e: time_text(e.time_us)),
+)
+
+
+def account_lines(estimate: Estimate) -> list[str]:
+    """One line for each figure."""
+    return [f"  {name:32}{value(estimate):>12}" for name, value in _ACCOUNT]
+
+
+def time_lines(times: Times) -> Iterator[str]:
+    """What the time is made of, and the values of the model's terms for every launch, in microseconds."""
+    yield (
+        f"    = launching {times.launching:.1f} + work items {times.items:.1f} + merges {times.merges:.1f}"
+        + (f" + unfused traffic {times.unfused:.1f}" if times.unfused else "")
+    )
+    for title, terms in (("work items", times.launch_terms), ("merges", times.merge_terms)):
+        if terms:
+            yield f"    {title}: {', '.join(_values_text(terms))}"
+
+
+def _values_text(terms: Mapping[str, Floats]) -> Iterator[str]:
+    for name, values in terms.items():
+        shown = " | ".join(f"{value:.3g}" for value in values[:_MOST_LAUNCHES])
+        yield f"{name} {shown}" + (
+            f" | ... {len(values) - _MOST_LAUNCHES} more" if len(values) > _MOST_LAUNCHES else ""
+        )
+
+
+def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
+    """The symbolic model, and where its constants come from."""
+    own = target.constants_of == target.name
+    source = f"fitted on {target.name}" if own else f"of {target.constants_of}, scaled to {target.name}"
+    yield f"cost model, in microseconds per launch; constants {source}:"
+    parts: tuple[tuple[str, Part], ...] = (("work items", model().items), ("merges", model().merges))
+    for title, part in parts:
+        yield f"  {title}"
+        yield from (f"    {name} = {term}" for name, term in part.terms.items())
+    yield f"  all launches: {model().total}"
+    if chosen == "profiled":
+        yield f"  times of work items are profiled instead: {source_of_costs(target)}"
+
+
+def byte_text(amount: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1: `1.5 MiB`."""
+    value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while value >= 1024 and len(units) > 1:
+        value /= 1024
+        del units[0]
+    return f"{amount} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+
+
+def count_text(amount: int) -> str:
+    """A number in the largest decimal prefix that leaves at least 1: `3.2 G`."""
+    value, prefixes = float(amount), ["", "k", "M", "G", "T", "P"]
+    while value >= 1000 and len(prefixes) > 1:
+        value /= 1000
+        del prefixes[0]
+    return f"{value:.1f} {prefixes[0]}" if prefixes[0] else f"{amount} "
+
+
+def time_text(microseconds: float) -> str:
+    """Microseconds, from 10,000 on milliseconds: `41.2 us`."""
+    return f"{microseconds:.1f} us" if microseconds < 10_000 else f"{microseconds / 1000:.1f} ms"

@@ -1,0 +1,119 @@
+"""Ranking: strategies by estimated time, and in one line each why they are where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from treegen.accounts import byte_text, time_text
+from treegen.cost import Times
+from treegen.estimate import Estimate
+
+_CLOSE = 1.02  # within 2 % of the fastest counts as equal: the model does not know better
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A strategy's place among others, 1 for the least estimated time, and the reason."""
+
+    place: int
+    name: str
+    estimate: Estimate
+    reason: str
+
+
+def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
+    """(name, estimate, times) of strategies by rising estimated time; equal ones keep their order."""
+    order = sorted(entries, key=lambda entry: entry[1].time_us)
+    _, best, best_times = order[0]
+    result = []
+    for place, (name, estimate, made_of) in enumerate(order, start=1):
+        if place == 1:
+            reason = f"fastest: {_bound(estimate, made_of)}"
+        elif estimate.time_us <= _CLOSE * best.time_us:
+            reason = f"as fast as {order[0][0]}: {_bound(estimate, made_of)}"
+        else:
+            reason = f"{estimate.time_us / best.time_us:.2f}x: {_excess(estimate, made_of, best, best_times)}"
+        result.append(Ranked(place, name, estimate, reason))
+    return result
+
+
+def _bound(estimate: Estimate, made_of: Times) -> str:
+    """What takes most of the time."""
+    if not estimate.launches:
+        return "nothing to do"
+    if made_of.unfused > made_of.items:
+        return f"bound by the traffic of {byte_text(estimate.score_bytes + estimate.mask_bytes)} of scores and masks"
+    if made_of.launching > max(made_of.items, made_of.merges):
+        return f"bound by {_launches(estimate)}"
+    if made_of.merges > made_of.items:
+        return f"bound by merging {byte_text(estimate.partial_bytes)} of partials"
+    return f"bound by {_items_bound(made_of)}"
+
+
+def _items_bound(made_of: Times) -> str:
+    sums = {name: float(made_of.launch_terms[name].sum()) for name in ("chain", "throughput", "traffic")}
+    texts = {
+        "chain": "the longest thread block",
+        "throughput": "the work of full SMs",
+        "traffic": "traffic with memory",
+    }
+    return texts[max(sums, key=lambda name: sums[name])]
+
+
+def _launches(estimate: Estimate) -> str:
+    return "1 launch" if estimate.launches == 1 else f"{estimate.launches} launches"
+
+
+def _excess(estimate: Estimate, made_of: Times, best: Estimate, best_times: Times) -> str:
+    """Where it loses most against the fastest."""
+    more = {
+        "unfused": made_of.unfused - best_times.unfused,
+        "items": made_of.items - best_times.items,
+        "merges": made_of.merges - best_times.merges,
+        "launching": made_of.launching - best_times.launching,
+    }
+    worst = max(more, key=lambda name: more[name])
+    lost = time_text(more[worst])
+    if worst == "unfused":
+        return f"{lost} more for {byte_text(estimate.score_bytes)} of scores that pass through memory"
+    if worst == "merges":
+        return f"{lost} more to merge {byte_text(estimate.partial_bytes)} of partials"
+    if worst == "launching":
+        return f"{lost} more for {_launches(estimate)}"
+    cause = _items_bound(made_of)
+    if "full SMs" in cause:
+        loads = estimate.kv_unique_bytes + estimate.kv_l2_bytes
+        best_loads = best.kv_unique_bytes + best.kv_l2_bytes
+        if loads * best.padded_flops > best_loads * estimate.padded_flops:
+            cause = f"{cause}, which load {byte_text(loads)} of KV ({loads / best_loads:.1f} times as much)"
+        else:
+            cause = f"{cause}, {100 * estimate.padding_waste:.0f} % of it padding"
+    return f"{lost} more for {cause}"
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+    ("time", lambda e: time_text(e.time_us)),
+    ("KV read", lambda e: byte_text(e.kv_hbm_bytes)),
+    ("KV re-read", lambda e: byte_text(e.kv_l2_bytes)),
+    ("queries", lambda e: byte_text(e.q_bytes)),
+    ("partials", lambda e: byte_text(e.partial_bytes)),
+    ("scores", lambda e: byte_text(e.score_bytes)),
+    ("masks", lambda e: byte_text(e.mask_bytes)),
+    ("padding", lambda e: f"{100 * e.padding_waste:.1f} %"),
+    ("items", lambda e: str(e.items)),
+    ("waves", lambda e: f"{e.waves:.2f}"),
+    ("launches", lambda e: str(e.launches)),
+)
+
+
+def ranking_lines(entries: Sequence[Ranked]) -> Iterator[str]:
+    """A table by estimated time, under a line of titles, and below it a line of reason for each strategy."""
+    rows = [["", "strategy", *(title for title, _ in _COLUMNS)]]
+    rows += [[f"{e.place}.", e.name, *(value(e.estimate) for _, value in _COLUMNS)] for e in entries]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
+        yield "  ".join((row[0].rjust(widths[0]), row[1].ljust(widths[1]), *cells))
+    yield ""
+    yield from (f"{e.place:>{widths[0] - 1}}. {e.name}: {e.reason}" for e in entries)
