@@ -5,8 +5,8 @@
     python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
 
 Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
-logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is Spearman's, over all
-results.
+logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
+Spearman's, over all results.
 """
 
 from __future__ import annotations

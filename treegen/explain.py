@@ -126,8 +126,9 @@ def explain(
 ) -> Explanation:
     """Plans a tree with every strategy and verifies the plans; needs neither torch nor a GPU.
 
-    model: what times are estimated with, "analytic" or "profiled". A strategy that picks another, as `auto` does, stands
-    for its pick; a pick that is listed already is not repeated. Without a shape, DEFAULT_SHAPE is assumed. Raises a TreegenError for what is unknown or cannot be planned.
+    model: what times are estimated with, "analytic" or "profiled". A strategy that picks another, as `auto` does,
+    stands for its pick; a pick that is listed already is not repeated. Without a shape, DEFAULT_SHAPE is assumed.
+    Raises a TreegenError for what is unknown or cannot be planned.
     """
     on_target, of_shape = target_from(target), shape or DEFAULT_SHAPE
     if not strategies:
