@@ -102,9 +102,8 @@ class Template:
         number = np.full(len(self.parent) + 1, -1)  # one more, so that a root's parent -1 stays -1
         number[kept] = np.arange(len(kept))
         tokens = (np.minimum(self.end, step).astype(np.int64) - self.start + 1)[kept]
-        rows = np.flatnonzero(self._alive(step)[kept])
-        pairs = zip(rows.tolist(), tokens[rows].tolist(), strict=True)
-        return Tree.from_parents(number[self.parent[kept]], tokens, list(pairs))
+        # What is alive has no children yet, and what is kept besides has: the default rows, of whole leaves, are meant.
+        return Tree.from_parents(number[self.parent[kept]], tokens)
 
     def _alive(self, step: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         alive: np.ndarray[Any, np.dtype[np.bool_]] = (self.start <= step) & (step <= self.end)

@@ -139,8 +139,9 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
     group, far, node, start, stop, seen_lo = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.lexsort((start, -far, group))
     group, node, start, stop, seen_lo = (column[order] for column in (group, node, start, stop, seen_lo))
-    alive = np.unique(group)  # a group that reads nothing vanishes: its rows see nothing here
-    kept = np.isin(owner, alive)
+    reads_any = np.zeros(len(nodes), bool)
+    reads_any[group.astype(np.int64)] = True  # a group that reads nothing vanishes: its rows see nothing here
+    alive, kept = np.flatnonzero(reads_any), reads_any[owner]
     return Plan(
         "fasttree",
         frozen(np.searchsorted(owner[kept], np.append(alive, len(nodes)))),

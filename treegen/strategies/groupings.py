@@ -7,7 +7,6 @@ import numpy as np
 from treegen.ir.arrays import frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.strategies.passes import TrimRows
 
 
 def by_row(tree: Tree) -> Plan:
@@ -67,10 +66,10 @@ def by_node(tree: Tree) -> Plan:
 
 
 def whole_tree(tree: Tree) -> Plan:
-    """One group of all rows with all visible tokens in depth-first order, masked."""
+    """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing are in it, too."""
     spans = tree.topology.spans
     groups = 1 if len(spans) else 0
-    everything = Plan(
+    return Plan(
         "whole-tree",
         frozen(np.arange(groups + 1)),
         frozen(np.zeros(groups)),
@@ -82,4 +81,3 @@ def whole_tree(tree: Tree) -> Plan:
         spans.lo,
         spans.hi,
     )
-    return TrimRows().apply(everything, tree)
