@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.plan import Plan
@@ -28,6 +29,23 @@ class _Runs(NamedTuple):
     hi: Longs
 
 
+class _Items(NamedTuple):
+    """Row tiles: rows `begin:begin + rows` of a group, in the group's tile class `tile`, reading `work` tokens."""
+
+    group: Longs
+    begin: Longs
+    rows: Longs
+    tile: Longs
+    work: Longs
+
+
+class Counts(NamedTuple):
+    """Per tree of a forest: rows of the partial buffer, and row intervals of the runs in masked work items."""
+
+    partial_rows: Longs
+    mask_runs: Longs
+
+
 class _Tables(NamedTuple):
     """Tile and block tables, and per item where its part begins and how many tiles it has."""
 
@@ -45,16 +63,12 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
     Raises ShapeError when no tile class fits the shape.
     """
-    sizes = _tile_sizes(plan, shape, target)
+    sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
     heights = [rows_per_tile(tile.rows, shape.group) for tile in sizes]
-    item_group, step = ragged(-(-plan.group_rows // heights[0]))
-    begin = step * heights[0]
-    rows = np.minimum(plan.group_rows[item_group] - begin, heights[0]).astype(np.int64)
-    runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
+    items, runs = _cut(plan, _runs_of_groups(plan, tree), np.tile(np.array(heights), (len(plan), 1)))
+    item_group, begin, rows, item_class, work = items
 
     # Items that see nothing are dropped; the others are launched class by class, the longest first.
-    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
-    item_class = sum((rows <= height for height in heights[1:]), np.zeros(len(rows), np.int64))
     order = np.lexsort((-work, item_class)) if len(sizes) > 1 else np.argsort(-work, kind="stable")
     order = order[work[order] > 0]
     number = np.full(len(rows), -1, np.int64)
@@ -69,8 +83,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     row0 = row0[item_group] + begin[order]
     item, position = ragged(rows)
     row = row_table[row0[item] + position]
-    items_of_row = np.bincount(row, minlength=tree.num_rows)
-    shared = np.bincount(item, items_of_row[row] > 1, len(rows)) > 0
+    shared, items_of_row = _shared(item, row, len(rows), tree.num_rows)
     slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
 
     partial = shared[item]
@@ -93,18 +106,73 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     )
 
 
-def _tile_sizes(plan: Plan, shape: Shape, target: Target) -> list[TileClass]:
-    """The tile classes that the plan wants, larger rows first, or the one that suits its largest group."""
+def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> Counts:
+    """What the schedules of many plans at once have in numbers, without making their tables.
+
+    `plan` holds a plan of every tree of the forest, whose rows are `first_row[t]:first_row[t + 1]`; each is lowered as
+    if it were alone.
+    """
+    trees = len(first_row) - 1
+    tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
+    most_rows = np.zeros(trees, np.int64)
+    np.maximum.at(most_rows, tree, plan.group_rows)
+    sizes = [_tile_sizes(plan, shape, target, int(most)) for most in most_rows]
+    heights = np.array([[rows_per_tile(tile.rows, shape.group) for tile in own] for own in sizes])
+    tokens = np.array([[tile.tokens for tile in own] for own in sizes])
+    items, runs = _cut(plan, _runs_of_groups(plan, forest), heights[tree])
+
+    row_table, row0 = _row_table(plan, forest)
+    working = np.flatnonzero(items.work)
+    item, position = ragged(items.rows[working])
+    item = working[item]
+    row = row_table[(row0[items.group] + items.begin)[item] + position]
+    shared, _ = _shared(item, row, len(items.rows), forest.num_rows)
+
+    launch = tree[items.group] * tokens.shape[1] + items.tile
+    of_run, masked = launch[runs.owner], _masked(runs, items.rows)
+    tile_tokens, block = tokens.ravel()[of_run], _block_tokens(runs, launch, tokens.ravel())[of_run]
+    pieces = runs.length // tile_tokens - -(runs.length % tile_tokens) // block
+    pieces = np.where((np.bincount(of_run, masked, tokens.size) > 0)[of_run], pieces, 0)
+    return Counts(
+        np.bincount(tree[items.group], np.where(shared, items.rows, 0), trees).astype(np.int64),
+        np.bincount(tree[items.group][runs.owner], pieces, trees).astype(np.int64),
+    )
+
+
+def _cut(plan: Plan, runs: _Runs, heights: Longs) -> tuple[_Items, _Runs]:
+    """Every group's row tiles and their runs. heights: per group the rows of a tile in every class, larger first."""
+    group, step = ragged(-(-plan.group_rows // heights[:, 0]))
+    begin = step * heights[group, 0]
+    rows = np.minimum(plan.group_rows[group] - begin, heights[group, 0]).astype(np.int64)
+    tile = (rows[:, None] <= heights[group, 1:]).sum(1)
+    runs = _runs_of_items(runs, len(plan), group, begin, rows)
+    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    return _Items(group, begin, rows, tile, work), runs
+
+
+def _shared(item: Longs, row: Ints, items: int, rows: int) -> tuple[npt.NDArray[np.bool_], Longs]:
+    """Whether some row of an item is in another item too, and every row's items; of all (item, row) pairs."""
+    items_of_row = np.bincount(row, minlength=rows)
+    return np.bincount(item, items_of_row[row] > 1, items) > 0, items_of_row
+
+
+def _masked(runs: _Runs, rows: Longs) -> npt.NDArray[np.bool_]:
+    """Whether some of the owner's `rows` rows do not see a run."""
+    return (runs.lo > 0) | (runs.hi < rows[runs.owner])
+
+
+def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:
+    """The tile classes that the plan wants, larger rows first, or the one that suits groups of `most_rows` rows."""
     if plan.tiles:
         return [wanted_class(rows, tokens, shape, target, masked=False) for rows, tokens in plan.tiles]
-    return [tile_class(shape, target, int(plan.group_rows.max(initial=1)), masked=False)]
+    return [tile_class(shape, target, max(1, most_rows), masked=False)]
 
 
 def _tabulate_classes(
     runs: _Runs, sizes: list[TileClass], class_indptr: Longs, rows: Longs
 ) -> tuple[tuple[TileClass, ...], _Tables]:
     """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
-    masked = (runs.lo > 0) | (runs.hi < rows[runs.owner])
+    masked = _masked(runs, rows)
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
     tiles_before = blocks_before = 0
@@ -112,7 +180,8 @@ def _tabulate_classes(
         chosen = slice(first_run[c], first_run[c + 1])
         own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
         items = class_indptr[c + 1] - class_indptr[c]
-        tile = replace(tile, masked=bool(masked[chosen].any()), block=_block_tokens(own, items, tile.tokens))
+        block = int(_block_tokens(own, np.zeros(items, np.int64), np.array([tile.tokens]))[0])
+        tile = replace(tile, masked=bool(masked[chosen].any()), block=block)
         made = _tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
@@ -158,15 +227,19 @@ def _runs_of_items(runs: _Runs, groups: int, item_group: Longs, begin: Longs, ro
     return _Runs(item[kept], runs.slot[run][kept], runs.length[run][kept], lo[kept], hi[kept])
 
 
-def _block_tokens(runs: _Runs, items: int, tile_tokens: int) -> int:
-    """16, or 1 (a slot per token) where packing in blocks of 16 makes a quarter more tiles, full ones counted."""
-    full = int((runs.length // tile_tokens).sum())
-    rest = runs.length % tile_tokens
-    blocks = np.bincount(runs.owner, -(-rest // BLOCK_TOKENS), items)
-    tokens = np.bincount(runs.owner, rest, items)
-    by_block = full + int(np.ceil(blocks * BLOCK_TOKENS / tile_tokens).sum())
-    by_token = full + int(np.ceil(tokens / tile_tokens).sum())
-    return 1 if by_block > 1.25 * by_token else BLOCK_TOKENS
+def _block_tokens(runs: _Runs, launch: Longs, tile_tokens: Longs) -> Longs:
+    """Per launch 16, or 1 (a slot per token) where packing in blocks of 16 makes a quarter more tiles, full ones
+    counted. launch: of every item; tile_tokens: of every launch.
+    """
+    per_item, launches = tile_tokens[launch], len(tile_tokens)
+    per_run = per_item[runs.owner]
+    full = np.bincount(launch[runs.owner], runs.length // per_run, launches)
+    rest = runs.length % per_run
+    blocks = np.bincount(runs.owner, -(-rest // BLOCK_TOKENS), len(launch))
+    tokens = np.bincount(runs.owner, rest, len(launch))
+    by_block = full + np.bincount(launch, np.ceil(blocks * BLOCK_TOKENS / per_item), launches)
+    by_token = full + np.bincount(launch, np.ceil(tokens / per_item), launches)
+    return np.where(by_block > 1.25 * by_token, 1, BLOCK_TOKENS)
 
 
 def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:

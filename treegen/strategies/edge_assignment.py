@@ -18,7 +18,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.passes import SplitContext
-from treegen.strategies.strategy import OnPass, Strategy
+from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 
 Pair = tuple[int, int]
@@ -197,6 +197,11 @@ class FastTree(Strategy):
         """See Strategy: those that differ from the default."""
         listed = (field for field in fields(self) if field.name not in ("name", "proven"))
         return {f.name: getattr(self, f.name) for f in listed if getattr(self, f.name) != f.default}
+
+    @property
+    def traffic(self) -> Traffic:
+        """See Strategy."""
+        return Traffic("plan", "lengths")
 
     def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> Costs:
         """The costs for tiles of these head rows."""

@@ -13,7 +13,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.passes import Pass, SplitContext, TrimRows
-from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
+from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy, Traffic
 from treegen.targets import Target
 
 
@@ -22,18 +22,21 @@ def query(split: int | None = None) -> Strategy:
     passes: tuple[Pass, ...] = ()
     if split is not None:
         passes = (SplitContext(positive_int("split", split, StrategyError)),)
-    return Pipeline("query", groupings.by_row, passes, () if split is None else (("split", split),), proven=True)
+    options = () if split is None else (("split", split),)
+    traffic = Traffic("paths", "none" if split is None else "lengths")
+    return Pipeline("query", groupings.by_row, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def deft_node() -> Strategy:
     """Each node with all rows that see it (DeFT-Node)."""
-    return Pipeline("deft-node", groupings.by_node, proven=True)
+    return Pipeline("deft-node", groupings.by_node, proven=True, pipeline_traffic=Traffic("tree", "nodes"))
 
 
 def deft_node_chunk(chunk: int = 128) -> Strategy:
     """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
     passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
-    return Pipeline("deft-node-chunk", groupings.by_node, passes, (("chunk", chunk),), proven=True)
+    options, traffic = (("chunk", chunk),), Traffic("tree", "lengths")
+    return Pipeline("deft-node-chunk", groupings.by_node, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def deft_flatten(block: int = 128) -> Strategy:
@@ -41,7 +44,8 @@ def deft_flatten(block: int = 128) -> Strategy:
     (DeFT-Flatten).
     """
     passes = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
-    return Pipeline("deft-flatten", groupings.whole_tree, passes, (("block", block),), proven=True)
+    options, traffic = (("block", block),), Traffic("tree", "lengths")
+    return Pipeline("deft-flatten", groupings.whole_tree, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def fasttree(**options: Any) -> Strategy:

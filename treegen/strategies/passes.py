@@ -129,3 +129,7 @@ class TrimRows:
             frozen(seen_hi[kept]),
             plan.tiles,
         )
+
+
+BY_GROUP = (SplitContext, TrimRows)
+"""Passes that treat every group by itself: plans of several trees go through them joined as through each alone."""
