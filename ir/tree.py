@@ -103,6 +103,25 @@ class Tree:
         return cls.from_parents(*build.from_token_tree(paths, prefix))
 
     @classmethod
+    def joined(cls, trees: Sequence[Tree]) -> Tree:
+        """One forest of several trees: nodes and rows of each behind those of the tree before, and stored so.
+
+        Raises TreeError.
+        """
+        if not trees:
+            raise TreeError("trees", [], "is empty", "give at least one tree")
+        nodes = np.array([len(tree.tokens) for tree in trees])
+        before = np.cumsum(nodes) - nodes
+        parent = np.concatenate([tree.parent for tree in trees])
+        parent = frozen(np.where(parent >= 0, parent + np.repeat(before, nodes), -1))
+        tokens = frozen(np.concatenate([tree.tokens for tree in trees]))
+        rows = np.repeat(before, [tree.num_rows for tree in trees])
+        row_node = frozen(np.concatenate([tree.row_node for tree in trees]) + rows)
+        row_sees = frozen(np.concatenate([tree.row_sees for tree in trees]))
+        topology = derive(parent, tokens, row_node, row_sees)
+        return cls(parent, tokens, row_node, row_sees, KVRuns.contiguous(tokens), topology)
+
+    @classmethod
     def from_networkx(cls, graph: networkx.DiGraph[Any]) -> Tree:
         """A directed forest whose nodes carry `tokens` and, optionally, `rows` (a list of sees). Raises TreeError."""
         return cls.from_parents(*build.from_networkx(graph))

@@ -81,3 +81,7 @@ def whole_tree(tree: Tree) -> Plan:
         spans.lo,
         spans.hi,
     )
+
+
+BY_TREE = (by_row, by_node)
+"""Groupings that take every tree of a forest by itself: of several trees joined they give their plans joined."""
