@@ -79,7 +79,9 @@ def test_every_step_planned_is_brute_force(name: str, shape: Shape, every: list[
 
 
 @pytest.mark.parametrize(
-    "strategy", [query(split=32), deft_flatten(block=24), fasttree(min_blocks=((1, 1), (1, 1)), split=(64, 16))], ids=str
+    "strategy",
+    [query(split=32), deft_flatten(block=24), fasttree(min_blocks=((1, 1), (1, 1)), split=(64, 16))],
+    ids=str,
 )
 def test_other_options_are_brute_force(strategy: Strategy, every: list[Tree]) -> None:
     (found,) = decode_io(SMALL, [strategy], PAPER, layers=1, stride=1).strategies
@@ -138,9 +140,9 @@ def test_strategies_of_users() -> None:
 
 def test_long_courses_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode_io(SMALL, ALL, PAPER, stride=5)
-    monkeypatch.setattr("treegen.decode_io._LARGEST_BATCH", 3)
+    monkeypatch.setattr("treegen.batch._LARGEST_BATCH", 3)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
-    monkeypatch.setattr("treegen.decode_io._MOST_TOKENS", 700)
+    monkeypatch.setattr("treegen.batch._MOST_TOKENS", 700)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
 
 

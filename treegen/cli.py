@@ -1,4 +1,4 @@
-"""The command line: explain a tree, print its kernels, account for decodings, list strategies and targets, generate trees."""
+"""The command line: explain a tree, print its kernels, account for decodings, list what there is, generate trees."""
 
 from __future__ import annotations
 

@@ -1,22 +1,23 @@
 """IO over whole decodings: what every strategy reads and writes, summed over all steps of a workload.
 
-It is counted as the papers count (DeFT, tables 4 and 12): rows that are alive at a step and their ancestors alone, every
-group's read range once, sums over all steps and decodings before any ratio. Between two events lengths grow linearly, so
-what follows from lengths is known from the first and the last step; what only a plan tells is planned there and every
-`stride` steps, and taken as linear in between.
+It is counted as the papers count (DeFT, tables 4 and 12): rows that are alive at a step and their ancestors alone,
+every group's read range once, sums over all steps and decodings before any ratio. Between two events lengths grow
+linearly, so what follows from lengths is known from the first and the last step; what only a plan tells is planned
+there and every `stride` steps, and taken as linear in between.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
+from treegen.batch import Batch, Floats, batches, join
 from treegen.estimate import account
-from treegen.ir.arrays import Longs, frozen, offsets, positive_int
+from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.plan import Plan
@@ -28,17 +29,13 @@ from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.groupings import BY_TREE
 from treegen.strategies.passes import BY_GROUP
 from treegen.targets import Target, target_from
-from treegen.workloads import Segment, Workload
+from treegen.workloads import Workload
 
 DEFAULT_LAYERS = 32
 DEFAULT_STRIDE = 64
-_LARGEST_BATCH = 512  # trees that are counted at once
-_MOST_TOKENS = 2**30  # of them together: token coordinates are int32
 _SCORE_TRIPS = 8  # QK^T, its scaling, the sum with the mask, and softmax, each written and read
 _FP32_BYTES = 4
 _WORD_BYTES = 8
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,10 @@ class WorkloadIO:
             cells = [decimal_bytes(getattr(entry, field.name)) for field in fields(StrategyIO)[1:]]
             rows.append([entry.name, *cells, f"{100 * self.kv_reduction(entry):.2f} %"])
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = [f"workload {self.workload.name}: {decodes}{self.steps} steps", f"shape {self.shape}, {self.layers} layers"]
+        lines = [
+            f"workload {self.workload.name}: {decodes}{self.steps} steps",
+            f"shape {self.shape}, {self.layers} layers",
+        ]
         for row in rows:
             cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
             lines.append("  ".join((row[0].ljust(widths[0]), *cells)))
@@ -119,9 +119,9 @@ def decode_io(
     for decode in workload.decodes:
         sums = np.zeros((len(made), 4))
         own_steps = own_paths = 0.0
-        for batch in _batches(decode.segments(), stride):
-            own_steps += batch.weight.sum()
-            own_paths += batch.paths @ batch.weight
+        for batch in batches(decode.segments(), stride):
+            own_steps += float(batch.weight.sum())
+            own_paths += float(batch.paths @ batch.weight)
             known: dict[str, Floats] = {}
             for index, strategy in enumerate(made):
                 known[str(strategy)] = moved = _moved(strategy, batch, shape, on_target, known)
@@ -155,86 +155,7 @@ def decimal_bytes(amount: int) -> str:
     return f"{amount} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """Trees at chosen steps, how many steps each stands for, and its segment's number; all their trees as one forest.
-
-    first_row, first_node: where a tree's rows and nodes begin in the forest. tokens, paths: of every tree, visible
-    ones once and once per row.
-    """
-
-    trees: list[Tree]
-    weight: Floats
-    segment: Longs
-    forest: Tree
-    first_row: Longs
-    first_node: Longs
-    tokens: Longs
-    paths: Longs
-
-    @classmethod
-    def of(cls, trees: list[Tree], weight: Floats, segment: Longs) -> _Batch:
-        forest = Tree.joined(trees)
-        first_node = offsets(np.array([len(tree.tokens) for tree in trees]))
-        first_row = offsets(np.array([tree.num_rows for tree in trees]))
-        spans = forest.topology.spans
-        owner = np.searchsorted(first_node, spans.node, side="right") - 1
-        tokens = np.bincount(owner, spans.lengths, len(trees)).astype(np.int64)
-        seen = spans.lengths * (spans.hi.astype(np.int64) - spans.lo)
-        paths = np.bincount(owner, seen, len(trees)).astype(np.int64)
-        return cls(trees, weight, segment, forest, first_row, first_node, tokens, paths)
-
-    def take(self, chosen: Longs) -> _Batch:
-        """The batch of these trees."""
-        if len(chosen) == len(self.trees):
-            return self
-        return _Batch.of([self.trees[index] for index in chosen], self.weight[chosen], self.segment[chosen])
-
-    @property
-    def rows(self) -> Longs:
-        """Rows of every tree."""
-        return np.diff(self.first_row)
-
-
-def _batches(segments: Iterator[Segment], stride: int) -> Iterator[_Batch]:
-    """The trees of a decoding that are counted, with the steps that they stand for."""
-    trees: list[Tree] = []
-    weights: list[Floats] = []
-    numbers: list[int] = []
-    tokens = 0
-    for number, segment in enumerate(segments):
-        places, weight = _sampled(segment.grown, stride)
-        for place, stands_for in zip(places.tolist(), weight.tolist(), strict=True):
-            tree = segment.at(segment.first + place)
-            size = int(tree.tokens.sum(dtype=np.int64))
-            if trees and (len(trees) == _LARGEST_BATCH or tokens + size > _MOST_TOKENS):
-                yield _Batch.of(trees, np.array(weights), np.array(numbers))
-                trees, weights, numbers, tokens = [], [], [], 0
-            trees.append(tree)
-            weights.append(stands_for)
-            numbers.append(number)
-            tokens += size
-    if trees:
-        yield _Batch.of(trees, np.array(weights), np.array(numbers))
-
-
-def _sampled(grown: Longs, stride: int) -> tuple[Longs, Floats]:
-    """Chosen steps of a segment, and weights with which a function that is linear in `grown` between them adds up
-    to its sum over all steps.
-    """
-    last = len(grown) - 1
-    places = np.unique(np.append(np.arange(0, last + 1, stride), last))
-    if last == 0:
-        return places, np.ones(1)
-    step = np.arange(last + 1)
-    left = np.minimum(np.searchsorted(places, step, side="right") - 1, len(places) - 2)
-    begin, end = grown[places[left]], grown[places[left + 1]]
-    right_share = (grown - begin) / np.maximum(end - begin, 1)
-    weight = np.bincount(left, 1 - right_share, len(places))
-    return places, weight + np.bincount(left + 1, right_share, len(places))
-
-
-def _moved(strategy: Strategy, batch: _Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
+def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
     """Bytes per layer of every tree of a batch: KV, scores, masks, partials. known: what other strategies move."""
     if strategy.proven and strategy.traffic:
         return _told(strategy, strategy.traffic, batch, shape, target)
@@ -265,7 +186,7 @@ def _accounted(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> 
     return estimate.kv_hbm_bytes, getattr(estimate, "score_bytes", 0), estimate.mask_bytes, estimate.partial_bytes
 
 
-def _told(strategy: Strategy, traffic: Traffic, batch: _Batch, shape: Shape, target: Target) -> Floats:
+def _told(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Floats:
     """See _moved: from the strategy's traffic, and from plans where that refers to them."""
     rows, tokens = batch.rows, batch.tokens
     planned = np.zeros((3, len(batch.trees)), np.int64)
@@ -284,7 +205,7 @@ def _told(strategy: Strategy, traffic: Traffic, batch: _Batch, shape: Shape, tar
     return np.stack([kv * shape.kv_token_bytes, scores * heads * shape.dtype_bytes, mask, partials]).astype(np.float64)
 
 
-def _counted(strategy: Strategy, traffic: Traffic, batch: _Batch, shape: Shape, target: Target) -> Longs:
+def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Longs:
     """Tokens read, masked runs and partial rows of every tree's plan.
 
     Where they follow from nodes and rows, one tree per segment is planned; but masked runs depend on lengths.
@@ -297,13 +218,13 @@ def _counted(strategy: Strategy, traffic: Traffic, batch: _Batch, shape: Shape, 
     return _planned(strategy, batch, shape, target)
 
 
-def _planned(strategy: Strategy, batch: _Batch, shape: Shape, target: Target) -> Longs:
+def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
     """See _counted: of plans of all trees."""
     if isinstance(strategy, Pipeline) and all(isinstance(step, BY_GROUP) for step in strategy.passes):
         if strategy.grouping in BY_TREE:
             joined = strategy.grouping(batch.forest)
         else:
-            joined = _join([strategy.grouping(tree) for tree in batch.trees], batch)
+            joined = join([strategy.grouping(tree) for tree in batch.trees], batch)
         for step in strategy.passes:
             joined = step.apply(joined, batch.forest)
         return _counts(joined, batch, shape, target)
@@ -314,40 +235,13 @@ def _planned(strategy: Strategy, batch: _Batch, shape: Shape, target: Target) ->
     counted = np.zeros((3, len(plans)), np.int64)
     for chosen in by_tiles.values():
         part = batch.take(np.array(chosen))
-        counted[:, chosen] = _counts(_join([plans[index] for index in chosen], part), part, shape, target)
+        counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
     return counted
 
 
-def _counts(plan: Plan, batch: _Batch, shape: Shape, target: Target) -> Longs:
+def _counts(plan: Plan, batch: Batch, shape: Shape, target: Target) -> Longs:
     """See _counted: of the plan of a batch's forest."""
     found = count(plan, batch.forest, batch.first_row, shape, target)
     owner = np.searchsorted(batch.first_node, plan.node, side="right") - 1
     read = np.bincount(owner, plan.read_tokens, len(batch.trees)).astype(np.int64)
     return np.stack([read, found.mask_runs, found.partial_rows])
-
-
-def _join(plans: Sequence[Plan], batch: _Batch) -> Plan:
-    """The plan of a batch's forest out of plans of its trees, which agree in everything but their groups."""
-
-    def ends(name: str, first: Longs) -> npt.NDArray[np.int32]:
-        shifted = [getattr(plan, name)[1:] + start for plan, start in zip(plans, first[:-1], strict=True)]
-        return frozen(np.concatenate([np.zeros(1, np.int64), *shifted]))
-
-    def column(name: str, first: Longs | None = None) -> npt.NDArray[np.int32]:
-        values = np.concatenate([getattr(plan, name) for plan in plans])
-        if first is not None:
-            values = values + np.repeat(first[:-1], [len(getattr(plan, name)) for plan in plans])
-        return frozen(values)
-
-    return replace(
-        plans[0],
-        row_indptr=ends("row_indptr", offsets(np.array([len(plan.row_lo) for plan in plans]))),
-        row_lo=column("row_lo", batch.first_row),
-        row_hi=column("row_hi", batch.first_row),
-        segment_indptr=ends("segment_indptr", offsets(np.array([len(plan.node) for plan in plans]))),
-        node=column("node", batch.first_node),
-        start=column("start"),
-        stop=column("stop"),
-        seen_lo=column("seen_lo"),
-        seen_hi=column("seen_hi"),
-    )

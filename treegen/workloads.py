@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def replay(template: Template, name: str = "reasoning") -> Decode:
         events = np.concatenate([template.start[alive], template.end[alive].astype(np.int64) + 1])
         first, end = template.steps[0], template.steps[-1] + 1
         borders = np.unique(np.append(events[(events > first) & (events < end)], (first, end))).tolist()
-        for begin, until in zip(borders[:-1], borders[1:], strict=True):
+        for begin, until in pairwise(borders):
             if (alive & (template.start <= begin) & (begin <= template.end)).any():
                 tree = template.at(begin)
                 yield Segment(begin, tree, tree.row_node, np.arange(until - begin))

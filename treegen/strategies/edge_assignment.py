@@ -124,18 +124,16 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
     columns: list[tuple[npt.NDArray[Any], ...]] = [
         (spans.node[own], np.zeros(len(own)), spans.node[own], spans.start[own], spans.stop[own], seen_from[own])
     ]
-    reader, above, distance = nodes, np.where(concatenated, tree.parent, -1), 0
-    while True:
+    reader = np.flatnonzero(concatenated & (tree.parent >= 0) & (rows > 0))
+    above, distance = tree.parent[reader], 0
+    while len(reader):
         distance += 1
-        chosen = (above >= 0) & (rows[reader] > 0)
-        reader, above = reader[chosen], above[chosen]
-        if not len(reader):
-            break
         with_tokens = tree.tokens[above] > 0
         zeros = np.zeros(int(with_tokens.sum()))
         node = above[with_tokens]
         columns.append((reader[with_tokens], zeros + distance, node, zeros, tree.tokens[node], zeros))
-        above = np.where(concatenated[above], tree.parent[above], -1)
+        further = concatenated[above] & (tree.parent[above] >= 0)
+        reader, above = reader[further], tree.parent[above[further]]
     group, far, node, start, stop, seen_lo = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.lexsort((start, -far, group))
     group, node, start, stop, seen_lo = (column[order] for column in (group, node, start, stop, seen_lo))

@@ -66,7 +66,7 @@ def by_node(tree: Tree) -> Plan:
 
 
 def whole_tree(tree: Tree) -> Plan:
-    """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing are in it, too."""
+    """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing included."""
     spans = tree.topology.spans
     groups = 1 if len(spans) else 0
     return Plan(
