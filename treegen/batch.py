@@ -95,8 +95,8 @@ def _sampled(grown: Longs, stride: int) -> tuple[Longs, Floats]:
     left = np.minimum(np.searchsorted(places, step, side="right") - 1, len(places) - 2)
     begin, end = grown[places[left]], grown[places[left + 1]]
     right_share = (grown - begin) / np.maximum(end - begin, 1)
-    weight: Floats = np.bincount(left, 1 - right_share, len(places))
-    return places, weight + np.bincount(left + 1, right_share, len(places))
+    weight = np.bincount(left, 1 - right_share, len(places)) + np.bincount(left + 1, right_share, len(places))
+    return places, weight.astype(np.float64)
 
 
 def join(plans: Sequence[Plan], batch: Batch) -> Plan:

@@ -26,6 +26,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
 from treegen.lower import count, lower
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
+from treegen.strategies.edge_assignment import FastTree, virtual_tree
 from treegen.strategies.groupings import BY_TREE
 from treegen.strategies.passes import BY_GROUP
 from treegen.targets import Target, target_from
@@ -228,11 +229,22 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
         for step in strategy.passes:
             joined = step.apply(joined, batch.forest)
         return _counts(joined, batch, shape, target)
+    counted = np.zeros((3, len(batch.trees)), np.int64)
+    if isinstance(strategy, FastTree):
+        decisions = [strategy.decide(tree, shape) for tree in batch.trees]
+        alike: dict[object, list[int]] = {}
+        for index, decision in enumerate(decisions):
+            alike.setdefault((decision.split, decision.tile_q, decision.tile_kv), []).append(index)
+        for chosen in alike.values():
+            part = batch.take(np.array(chosen))
+            joined = virtual_tree(part.forest, np.concatenate([decisions[index].concatenated for index in chosen]))
+            joined = strategy.split_and_tile(joined, part.forest, decisions[chosen[0]], shape)
+            counted[:, chosen] = _counts(joined, part, shape, target)
+        return counted
     plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
     by_tiles: dict[tuple[tuple[int, int], ...], list[int]] = {}
     for index, plan in enumerate(plans):
         by_tiles.setdefault(plan.tiles, []).append(index)
-    counted = np.zeros((3, len(plans)), np.int64)
     for chosen in by_tiles.values():
         part = batch.take(np.array(chosen))
         counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
