@@ -118,21 +118,25 @@ class Plan:
                 raise PlanError("tiles", self.tiles, "has a size that is no power of two from 16", "give powers of two")
         if [tile[0] for tile in self.tiles] != sorted({tile[0] for tile in self.tiles}, reverse=True):
             raise PlanError("tiles", self.tiles, "is not in order of falling rows", "list larger tiles first")
-        lengths = offsets(self.row_hi.astype(np.int64) - self.row_lo)
-        object.__setattr__(self, "group_rows", frozen(np.diff(lengths[self.row_indptr])))
+        ends = offsets(self.row_hi.astype(np.int64) - self.row_lo)[self.row_indptr]
+        object.__setattr__(self, "group_rows", frozen(ends[1:] - ends[:-1]))
 
-        first = np.zeros(len(self.row_lo), bool)
-        first[self.row_indptr[:-1][np.diff(self.row_indptr) > 0]] = True
-        previous = np.where(first, 0, np.append(0, self.row_hi[:-1]))
-        self._reject("rows", self.row_interval_group, (self.row_lo < previous) | (self.row_hi <= self.row_lo))
-        self._reject("segments", self.segment_group, (self.start < 0) | (self.stop <= self.start) | (self.node < 0))
+        # The end of the interval before, 0 for a group's first one: where a group without intervals begins, another
+        # does, too, or the list ends.
+        previous = np.zeros(len(self.row_lo) + 1, np.int32)
+        previous[1:] = self.row_hi
+        previous[self.row_indptr] = 0
+        wrong = (self.row_lo < previous[:-1]) | (self.row_hi <= self.row_lo)
+        self._reject("rows", self.row_indptr, wrong)
+        wrong = (self.start < 0) | (self.stop <= self.start) | (self.node < 0)
+        self._reject("segments", self.segment_indptr, wrong)
         visible = self.group_rows[self.segment_group]
         wrong = (self.seen_lo < 0) | (self.seen_hi < self.seen_lo) | (self.seen_hi > visible)
-        self._reject("seen intervals", self.segment_group, wrong)
+        self._reject("seen intervals", self.segment_indptr, wrong)
 
-    def _reject(self, what: str, owner: Longs, wrong: npt.NDArray[np.bool_]) -> None:
+    def _reject(self, what: str, indptr: Ints, wrong: npt.NDArray[np.bool_]) -> None:
         if wrong.any():
-            group = int(owner[wrong.argmax()])
+            group = int(np.searchsorted(indptr, wrong.argmax(), side="right")) - 1
             reason = f"{what} are empty, out of order or out of range"
             raise PlanError(f"group {group} of {self.strategy}", str(self.groups[group]), reason, "correct the pass")
 
@@ -175,12 +179,12 @@ class Plan:
     @property
     def row_interval_group(self) -> Longs:
         """The group of every rank interval."""
-        return np.repeat(np.arange(len(self)), np.diff(self.row_indptr))
+        return np.repeat(np.arange(len(self)), self.row_indptr[1:] - self.row_indptr[:-1])
 
     @property
     def segment_group(self) -> Longs:
         """The group of every segment."""
-        return np.repeat(np.arange(len(self)), np.diff(self.segment_indptr))
+        return np.repeat(np.arange(len(self)), self.segment_indptr[1:] - self.segment_indptr[:-1])
 
     @property
     def read_tokens(self) -> Longs:
@@ -259,7 +263,7 @@ def checked_ints(argument: str, value: Any) -> Ints:
 
 
 def _check_indptr(name: str, indptr: Ints, columns: list[tuple[str, Ints]]) -> None:
-    if len(indptr) == 0 or indptr[0] != 0 or (np.diff(indptr) < 0).any():
+    if len(indptr) == 0 or indptr[0] != 0 or (indptr[1:] < indptr[:-1]).any():
         raise PlanError(name, indptr.tolist(), "is not an ascending list from 0", "give offsets of the groups")
     for column, values in columns:
         if len(values) != indptr[-1]:

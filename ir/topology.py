@@ -6,7 +6,7 @@ nodes costs 14 rounds and no recursion.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,14 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topolo
         rank_hi=frozen(rank_hi),
         spans=spans,
     )
+
+
+def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
+    """The same topology with nodes of other lengths, where every span is the whole of its node before and after."""
+    spans = topology.spans
+    whole = Spans(spans.node, spans.start, frozen(tokens[spans.node]), spans.lo, spans.hi)
+    inherited = np.where(parent >= 0, tokens[np.maximum(parent, 0)], 0).astype(np.int64)
+    return replace(topology, prefix=_path_sum(_doubled_parents(parent), inherited), spans=whole)
 
 
 def _doubled_parents(parent: Ints) -> list[Longs]:

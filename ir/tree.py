@@ -14,7 +14,7 @@ from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 from treegen.ir.signature import signature
-from treegen.ir.topology import Topology, derive
+from treegen.ir.topology import Topology, derive, lengthened
 
 if TYPE_CHECKING:
     import networkx
@@ -103,6 +103,25 @@ class Tree:
         return cls.from_parents(*build.from_token_tree(paths, prefix))
 
     @classmethod
+    def joined(cls, trees: Sequence[Tree]) -> Tree:
+        """One forest of several trees: nodes and rows of each behind those of the tree before, and stored so.
+
+        Raises TreeError.
+        """
+        if not trees:
+            raise TreeError("trees", [], "is empty", "give at least one tree")
+        nodes = np.array([len(tree.tokens) for tree in trees])
+        before = np.cumsum(nodes) - nodes
+        parent = np.concatenate([tree.parent for tree in trees])
+        parent = frozen(np.where(parent >= 0, parent + np.repeat(before, nodes), -1))
+        tokens = frozen(np.concatenate([tree.tokens for tree in trees]))
+        rows = np.repeat(before, [tree.num_rows for tree in trees])
+        row_node = frozen(np.concatenate([tree.row_node for tree in trees]) + rows)
+        row_sees = frozen(np.concatenate([tree.row_sees for tree in trees]))
+        topology = derive(parent, tokens, row_node, row_sees)
+        return cls(parent, tokens, row_node, row_sees, KVRuns.contiguous(tokens), topology)
+
+    @classmethod
     def from_networkx(cls, graph: networkx.DiGraph[Any]) -> Tree:
         """A directed forest whose nodes carry `tokens` and, optionally, `rows` (a list of sees). Raises TreeError."""
         return cls.from_parents(*build.from_networkx(graph))
@@ -150,6 +169,23 @@ class Tree:
         """The same topology with its tokens elsewhere."""
         runs = _checked_kv(kv, self.tokens)
         return Tree(self.parent, self.tokens, self.row_node, self.row_sees, runs, self.topology)
+
+    def lengthened(self, tokens: IntsLike) -> Tree:
+        """The same nodes and rows with other lengths, stored one after another: much cheaper than a new tree.
+
+        Every row goes on seeing the whole of its node. Raises TreeError where one does not, or a node becomes empty or
+        is no longer so.
+        """
+        length = int32_array("tokens", tokens, low=0)
+        if len(length) != len(self.tokens) or ((length > 0) != (self.tokens > 0)).any():
+            reason = "differs from the tree's in number or in which are 0"
+            raise TreeError("tokens", length.tolist(), reason, "make a new tree")
+        if (self.row_sees != self.tokens[self.row_node]).any():
+            row = int((self.row_sees != self.tokens[self.row_node]).argmax())
+            raise TreeError(f"rows[{row}]", int(self.row_sees[row]), "ends inside its node", "make a new tree")
+        topology = lengthened(self.topology, self.parent, length)
+        sees = frozen(length[self.row_node])
+        return Tree(self.parent, length, self.row_node, sees, KVRuns.contiguous(length), topology)
 
     @property
     def nodes(self) -> Sequence[Node]:

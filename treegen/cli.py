@@ -1,4 +1,4 @@
-"""The command line: explain a tree, print its kernels, list strategies and targets, generate trees."""
+"""The command line: explain a tree, print its kernels, account for decodings, list what there is, generate trees."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import sys
 import traceback as tracebacks
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -16,6 +17,7 @@ import typer
 
 from treegen import emit as emission
 from treegen import generate as generator
+from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.difference import Difference, difference
 from treegen.emit import Source
 from treegen.explain import DEFAULT_GROUPS, Explanation
@@ -26,6 +28,7 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import named, strategy_from, strategy_names
 from treegen.targets import DEFAULT_TARGET, targets
+from treegen.workloads import workload_from
 
 # The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
@@ -133,6 +136,39 @@ def emit(
         else:
             save_text(output / f"{source.digest}.py", source.text)
             print(output / f"{source.digest}.py")
+
+
+@app.command("io")
+def account_workload(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="few-shot, reasoning or speculative, as few-shot:width=30,steps=100; or a .json file of reasoning "
+            "templates, FILE or FILE#INDEX, or of a speculative decoding, FILE or FILE:prompt=500.",
+            show_default=False,
+        ),
+    ],
+    strategy: StrategyOption = "all",
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    layers: Annotated[int, typer.Option(help="Attention layers of the model.")] = DEFAULT_LAYERS,
+    stride: Annotated[int, typer.Option(help="Steps between plans, where only plans tell.")] = DEFAULT_STRIDE,
+    target: TargetOption = DEFAULT_TARGET,
+    json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
+) -> None:
+    """Account for the bytes that strategies move over whole decodings."""
+    named_workload = workload_from(workload)
+    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
+    shape = _shape(heads, head_dim, dtype, None) or DEFAULT_SHAPE
+    progress: AbstractContextManager[Any] = nullcontext()
+    if sys.stderr.isatty():
+        progress = typer.progressbar(length=len(named_workload.decodes), file=sys.stderr)
+    with progress as bar:
+        on_decode = (lambda: bar.update(1)) if bar else None
+        found = decode_io(named_workload, names, shape, target, layers=layers, stride=stride, on_decode=on_decode)
+    print(found.to_json() if json else found.text())
 
 
 @app.command()

@@ -20,6 +20,7 @@ from treegen.ir.tree_text import parse_node_list
 
 _TEMPLATE_FIELDS = ("parent", "tokens", "start", "end")
 _ONLY_IN_TEMPLATES = frozenset({"parent", "start", "end"})
+_DRAFT_FIELDS = frozenset({"paths", "accepted"})
 _SELECTION = re.compile(r"(?P<path>.+)#(?P<index>\d{1,9})(?:@(?P<step>\d{1,9}))?", re.DOTALL)
 _NODE_LIST = re.compile(r"\s*\d{1,9}[ \t]*\n\s*\S")
 _FILE_ENDINGS = (".json", ".txt")
@@ -102,9 +103,8 @@ class Template:
         number = np.full(len(self.parent) + 1, -1)  # one more, so that a root's parent -1 stays -1
         number[kept] = np.arange(len(kept))
         tokens = (np.minimum(self.end, step).astype(np.int64) - self.start + 1)[kept]
-        rows = np.flatnonzero(self._alive(step)[kept])
-        pairs = zip(rows.tolist(), tokens[rows].tolist(), strict=True)
-        return Tree.from_parents(number[self.parent[kept]], tokens, list(pairs))
+        # What is alive has no children yet, and what is kept besides has: the default rows, of whole leaves, are meant.
+        return Tree.from_parents(number[self.parent[kept]], tokens)
 
     def _alive(self, step: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         alive: np.ndarray[Any, np.dtype[np.bool_]] = (self.start <= step) & (step <= self.end)
@@ -117,6 +117,28 @@ def load_templates(path: str | Path) -> list[Template]:
     Raises FormatError.
     """
     return _templates(_parsed(_text(path), path), path)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A recorded speculative decoding: the token tree's paths (see Tree.from_token_tree), and per step the tokens
+    accepted.
+    """
+
+    paths: tuple[tuple[int, ...], ...]
+    accepted: tuple[int, ...]
+
+
+def load_course(path: str | Path) -> list[Template] | Draft:
+    """A recorded decoding: templates as `load_templates` reads them, or a JSON object with `paths` and `accepted`.
+
+    `accepted` may be a list of equal lists, as one per run. Raises FormatError.
+    """
+    value = _parsed(_text(path), path)
+    if isinstance(value, dict) and _DRAFT_FIELDS & set(value):
+        with _inside(path):
+            return _draft(value)
+    return _templates(value, path)
 
 
 def load_tree(path: str | Path) -> Tree:
@@ -259,3 +281,23 @@ def _template(entry: Any) -> Template:
         reason = f"differs from end - start + 1 = {expected[node]}"
         raise FormatError(f"tokens[{node}]", int(tokens[node]), reason, "correct the node")
     return template
+
+
+def _draft(entry: dict[str, Any]) -> Draft:
+    for name in (*sorted(_DRAFT_FIELDS), *entry):
+        if name not in entry or not isinstance(entry[name], list):
+            raise FormatError(name, entry.get(name), "is missing or no list", "give lists paths and accepted")
+        if name not in _DRAFT_FIELDS:
+            raise FormatError(name, "a list", "is an unknown field", "use paths and accepted")
+    paths = [
+        tuple(int32_array(f"paths[{index}]", path, low=0, error=FormatError).tolist())
+        for index, path in enumerate(entry["paths"])
+    ]
+    runs = entry["accepted"] if entry["accepted"] and isinstance(entry["accepted"][0], list) else [entry["accepted"]]
+    for index, run in enumerate(runs):
+        if run != runs[0]:
+            raise FormatError(f"accepted[{index}]", "a list", "differs from the first", "keep one list")
+    accepted = int32_array("accepted", runs[0], low=0, error=FormatError)
+    if len(accepted) == 0:
+        raise FormatError("accepted", [], "has no steps", "give the accepted length of every step")
+    return Draft(tuple(paths), tuple(accepted.tolist()))

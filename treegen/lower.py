@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
@@ -16,7 +17,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, RUN_FIELDS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.merges import merge_lists
+from treegen.merges import kept_between_stages, merge_lists
 from treegen.profiled import task_costs
 from treegen.targets import Target
 from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
@@ -41,6 +42,25 @@ class _Work(NamedTuple):
     entries: Ints
 
 
+class _Items(NamedTuple):
+    """Row tiles: rows `begin:begin + rows` of a group, in the group's tile class `tile` of all its stages' classes,
+    reading `work` tokens.
+    """
+
+    group: Longs
+    begin: Longs
+    rows: Longs
+    tile: Longs
+    work: Longs
+
+
+class Counts(NamedTuple):
+    """Per tree of a forest: rows of partial results, each written once and read once, and runs in masked work items."""
+
+    partial_rows: Longs
+    mask_runs: Longs
+
+
 class _Tables(NamedTuple):
     """Tile and block tables, and per item where its part begins and how many tiles it has."""
 
@@ -58,17 +78,13 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
     Raises ShapeError when no tile class fits the shape.
     """
-    sizes = _tile_sizes(plan, shape, target)
-    heights = [_height(tile, plan, shape) for tile in sizes]
-    item_group, step = ragged(-(-plan.group_rows // heights[0]))
-    begin = step * heights[0]
-    rows = np.minimum(plan.group_rows[item_group] - begin, heights[0]).astype(np.int64)
-    runs = _runs_of_items(_runs_of_groups(plan, tree), len(plan), item_group, begin, rows)
+    sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
+    heights = np.array([_height(tile, plan, shape) for tile in sizes])
+    items, runs = _cut(plan, _runs_of_groups(plan, tree), np.tile(heights, (len(plan), 1)))
+    item_group, begin, rows, item_class, work = items
 
     # Items that read nothing are dropped; the others are launched stage by stage, class by class, the longest first.
-    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
     stages, stage = np.unique(plan.stage[item_group[work > 0]], return_inverse=True)
-    item_class = sum((rows <= height for height in heights[1:]), np.zeros(len(rows), np.int64))
     item_class[work > 0] += stage * len(sizes)
     order = np.lexsort((-work, item_class)) if item_class.any() else np.argsort(-work, kind="stable")
     order = order[work[order] > 0]
@@ -85,8 +101,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     row0 = row0[item_group] + begin[order]
     item, position = ragged(rows)
     row = row_table[row0[item] + position]
-    items_of_row = np.bincount(row, minlength=tree.num_rows)
-    shared = np.bincount(item, items_of_row[row] > 1, len(rows)) > 0
+    shared, items_of_row = _shared(item, row, len(rows), tree.num_rows)
     slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
 
     partial = shared[item]
@@ -116,9 +131,69 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     )
 
 
-def _tile_sizes(plan: Plan, shape: Shape, target: Target) -> list[TileClass]:
-    """The tile classes that the plan wants, larger rows first, or the one that suits its largest group."""
-    most_rows = int(plan.group_rows.max(initial=1))
+def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> Counts:
+    """What the schedules of many plans at once have in numbers, without making their tables.
+
+    `plan` holds a plan of every tree of the forest, whose rows are `first_row[t]:first_row[t + 1]`; each is lowered as
+    if it were alone.
+    """
+    trees = len(first_row) - 1
+    tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
+    most_rows = np.zeros(trees, np.int64)
+    np.maximum.at(most_rows, tree, plan.group_rows)
+    sizes = [_tile_sizes(plan, shape, target, int(most)) for most in most_rows]
+    heights = np.array([[_height(tile, plan, shape) for tile in own] for own in sizes])
+    tokens = np.array([[tile.tokens for tile in own] for own in sizes])
+    items, runs = _cut(plan, _runs_of_groups(plan, forest), heights[tree])
+
+    row_table, row0 = _row_table(plan, forest)
+    working = np.flatnonzero(items.work)
+    item, position = ragged(items.rows[working])
+    item = working[item]
+    row = row_table[(row0[items.group] + items.begin)[item] + position]
+    shared, _ = _shared(item, row, len(items.rows), forest.num_rows)
+    partial_rows = np.bincount(tree[items.group], np.where(shared, items.rows, 0), trees).astype(np.int64)
+    if plan.stage.any():
+        partial = shared[item]
+        stage = plan.stage[items.group[item[partial]]].astype(np.int64)
+        kept = kept_between_stages(row[partial].astype(np.int64), stage, int(plan.stage.max()) + 1)
+        partial_rows += np.bincount(np.searchsorted(first_row, kept, side="right") - 1, minlength=trees)
+
+    of_group = (tree * (int(plan.stage.max(initial=0)) + 1) + plan.stage)[items.group]
+    _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
+    of_launch = tokens[tree[items.group[first]], items.tile[first]]
+    of_run, masked = launch[runs.owner], _masked(runs, items.rows)
+    tile_tokens, block = of_launch[of_run], _block_tokens(runs, launch, of_launch, _usual_block(plan))[of_run]
+    pieces = runs.length // tile_tokens - -(runs.length % tile_tokens) // block
+    pieces = np.where((np.bincount(of_run, masked, len(first)) > 0)[of_run], pieces, 0)
+    return Counts(partial_rows, np.bincount(tree[items.group][runs.owner], pieces, trees).astype(np.int64))
+
+
+def _cut(plan: Plan, runs: _Runs, heights: Longs) -> tuple[_Items, _Runs]:
+    """Every group's row tiles and their runs. heights: per group the rows of a tile in every class, larger first."""
+    group, step = ragged(-(-plan.group_rows // heights[:, 0]))
+    begin = step * heights[group, 0]
+    rows = np.minimum(plan.group_rows[group] - begin, heights[group, 0]).astype(np.int64)
+    tile = (rows[:, None] <= heights[group, 1:]).sum(1)
+    runs = _runs_of_items(runs, len(plan), group, begin, rows)
+    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    return _Items(group, begin, rows, tile, work), runs
+
+
+def _shared(item: Longs, row: Ints, items: int, rows: int) -> tuple[npt.NDArray[np.bool_], Longs]:
+    """Whether some row of an item is in another item too, and every row's items; of all (item, row) pairs."""
+    items_of_row = np.bincount(row, minlength=rows)
+    return np.bincount(item, items_of_row[row] > 1, items) > 0, items_of_row
+
+
+def _masked(runs: _Runs, rows: Longs) -> npt.NDArray[np.bool_]:
+    """Whether some of the owner's `rows` rows do not see a run."""
+    return (runs.lo > 0) | (runs.hi < rows[runs.owner])
+
+
+def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:
+    """The tile classes that the plan wants, larger rows first, or the one that suits groups of `most_rows` rows."""
+    most_rows = max(1, most_rows)
     if plan.mask == "dense":
         return [unfused_class(shape, most_rows)]
     if plan.tiles:
@@ -132,11 +207,16 @@ def _height(tile: TileClass, plan: Plan, shape: Shape) -> int:
     return min(height, MOST_BIT_ROWS) if plan.mask in _BIT_MASKS else height
 
 
+def _usual_block(plan: Plan) -> int:
+    """Granularity of packed runs."""
+    return DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS
+
+
 def _tabulate_classes(
     runs: _Runs, plan: Plan, sizes: list[TileClass], class_indptr: Longs, rows: Longs
 ) -> tuple[tuple[TileClass, ...], _Tables]:
     """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
-    masked = (runs.lo > 0) | (runs.hi < rows[runs.owner])
+    masked = _masked(runs, rows)
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
@@ -149,7 +229,8 @@ def _tabulate_classes(
             is_masked = bool(masked[chosen].any())
             if is_masked and mask == "bits":
                 own = own._replace(**dict(zip(("lo", "hi"), bit_words(own.lo, own.hi), strict=True)))
-            block = _block_tokens(own, items, tile.tokens, DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS)
+            of_class = np.zeros(items, np.int64)
+            block = int(_block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
             tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
         made = _tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
@@ -223,18 +304,20 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: _Runs, 
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))
 
 
-def _block_tokens(runs: _Runs, items: int, tile_tokens: int, usual: int) -> int:
-    """`usual`, or 1 (a slot per token) where packing in blocks of that size makes a quarter more tiles, full ones
-    counted.
+def _block_tokens(runs: _Runs, launch: Longs, tile_tokens: Longs, usual: int) -> Longs:
+    """Per launch `usual`, or 1 (a slot per token) where packing in blocks of that size makes a quarter more tiles, full
+    ones counted. launch: of every item; tile_tokens: of every launch.
     """
-    full = int((runs.length // tile_tokens).sum())
-    rest = runs.length % tile_tokens
-    usual = min(usual, tile_tokens)
-    blocks = np.bincount(runs.owner, -(-rest // usual), items)
-    tokens = np.bincount(runs.owner, rest, items)
-    by_block = full + int(np.ceil(blocks * usual / tile_tokens).sum())
-    by_token = full + int(np.ceil(tokens / tile_tokens).sum())
-    return 1 if by_block > 1.25 * by_token else usual
+    per_item, launches = tile_tokens[launch], len(tile_tokens)
+    block = np.minimum(usual, tile_tokens)
+    per_run, of_run = per_item[runs.owner], block[launch][runs.owner]
+    full = np.bincount(launch[runs.owner], runs.length // per_run, launches)
+    rest = runs.length % per_run
+    blocks = np.bincount(runs.owner, -(-rest // of_run), len(launch))
+    tokens = np.bincount(runs.owner, rest, len(launch))
+    by_block = full + np.bincount(launch, np.ceil(blocks * block[launch] / per_item), launches)
+    by_token = full + np.bincount(launch, np.ceil(tokens / per_item), launches)
+    return np.where(by_block > 1.25 * by_token, 1, block)
 
 
 def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:

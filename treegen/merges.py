@@ -18,6 +18,14 @@ class Merges(NamedTuple):
     stage_indptr: Ints
 
 
+def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
+    """The rows whose merged partials a later stage reads, once for every such merge; arguments as of `merge_lists`."""
+    order = np.lexsort((stage, row))
+    merges = merge_lists(row, np.argsort(order), stage, np.empty(0, np.int64), stages)
+    kept: Longs = row[order][-1 - merges.rows[merges.rows < 0]]
+    return kept
+
+
 def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
     """Merges of the partial slots that `row` has from items of `stage`; rows `unseeing`, which have none, become empty.
 

@@ -13,12 +13,13 @@ from treegen.strategies.named import (
     specinfer,
 )
 from treegen.strategies.registry import register_strategy, strategy_from, strategy_names
-from treegen.strategies.strategy import Choice, Pipeline, Strategy
+from treegen.strategies.strategy import Choice, Pipeline, Strategy, Traffic
 
 __all__ = [
     "Choice",
     "Pipeline",
     "Strategy",
+    "Traffic",
     "auto",
     "cascade",
     "deft_flatten",

@@ -18,7 +18,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.passes import SplitContext
-from treegen.strategies.strategy import OnPass, Strategy
+from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 
 Pair = tuple[int, int]
@@ -124,23 +124,22 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
     columns: list[tuple[npt.NDArray[Any], ...]] = [
         (spans.node[own], np.zeros(len(own)), spans.node[own], spans.start[own], spans.stop[own], seen_from[own])
     ]
-    reader, above, distance = nodes, np.where(concatenated, tree.parent, -1), 0
-    while True:
+    reader = np.flatnonzero(concatenated & (tree.parent >= 0) & (rows > 0))
+    above, distance = tree.parent[reader], 0
+    while len(reader):
         distance += 1
-        chosen = (above >= 0) & (rows[reader] > 0)
-        reader, above = reader[chosen], above[chosen]
-        if not len(reader):
-            break
         with_tokens = tree.tokens[above] > 0
         zeros = np.zeros(int(with_tokens.sum()))
         node = above[with_tokens]
         columns.append((reader[with_tokens], zeros + distance, node, zeros, tree.tokens[node], zeros))
-        above = np.where(concatenated[above], tree.parent[above], -1)
+        further = concatenated[above] & (tree.parent[above] >= 0)
+        reader, above = reader[further], tree.parent[above[further]]
     group, far, node, start, stop, seen_lo = (np.concatenate(column) for column in zip(*columns, strict=True))
     order = np.lexsort((start, -far, group))
     group, node, start, stop, seen_lo = (column[order] for column in (group, node, start, stop, seen_lo))
-    alive = np.unique(group)  # a group that reads nothing vanishes: its rows see nothing here
-    kept = np.isin(owner, alive)
+    reads_any = np.zeros(len(nodes), bool)
+    reads_any[group.astype(np.int64)] = True  # a group that reads nothing vanishes: its rows see nothing here
+    alive, kept = np.flatnonzero(reads_any), reads_any[owner]
     return Plan(
         "fasttree",
         frozen(np.searchsorted(owner[kept], np.append(alive, len(nodes)))),
@@ -153,6 +152,18 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
         frozen(seen_lo),
         frozen(rows[group.astype(np.int64)]),
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """What FastTree settles on for a tree: edges, context split lengths and tiles, each for the large and the small
+    phase.
+    """
+
+    concatenated: npt.NDArray[np.bool_]
+    split: Pair
+    tile_q: Pair
+    tile_kv: Pair
 
 
 @dataclass(frozen=True)
@@ -197,6 +208,11 @@ class FastTree(Strategy):
         listed = (field for field in fields(self) if field.name not in ("name", "proven"))
         return {f.name: getattr(self, f.name) for f in listed if getattr(self, f.name) != f.default}
 
+    @property
+    def traffic(self) -> Traffic:
+        """See Strategy."""
+        return Traffic("plan", "lengths")
+
     def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> Costs:
         """The costs for tiles of these head rows."""
         rows = max(1, tile_q[0] // group), max(1, tile_q[1] // group)
@@ -205,35 +221,62 @@ class FastTree(Strategy):
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy. The tiles that the last round settles on are the plan's tiles."""
-        tile_q, tile_kv = self.tile_q, self.tile_kv
-        costs = self.costs(tile_q, tile_kv, shape.group)
-        plan = virtual_tree(tree, assign_edges(tree, costs))
-        split = (self.split[0], self.split[0])
-        blocks = self._blocks(plan, costs, split, shape)
-        wanted = self.min_blocks[0]
-        split = self.split[0 < blocks[0] < wanted[0]], self.split[0 < blocks[1] < wanted[1]]
-        if split != (self.split[0], self.split[0]):
-            # Shorter contexts: if a phase still has too few blocks to fill the device, one tile size serves both.
-            blocks = self._blocks(plan, costs, split, shape)
-            few = [0 < n < least for n, least in zip(blocks, self.min_blocks[1], strict=True)]
-            if any(few):
-                phase = 1 if few[0] else 0
-                tile_q, tile_kv = (tile_q[phase], tile_q[phase]), (tile_kv[phase], tile_kv[phase])
-                costs = self.costs(tile_q, tile_kv, shape.group)
-                plan = virtual_tree(tree, assign_edges(tree, costs))
+        decision = self.decide(tree, shape)
+        plan = virtual_tree(tree, decision.concatenated)
         if on_pass:
             on_pass("assign-edges", plan)
-        plan = SplitContext(split[0], costs.tile_rows[1], split[1]).apply(plan, tree)
-        tiles = dict(zip(tile_q, tile_kv, strict=True))
-        plan = replace(plan, strategy=str(self), tiles=tuple(sorted(tiles.items(), reverse=True)))
+        plan = self.split_and_tile(plan, tree, decision, shape)
         if on_pass:
             on_pass("split-context", plan)
         return plan
 
-    def _blocks(self, plan: Plan, costs: Costs, split: Pair, shape: Shape) -> Pair:
-        """Thread blocks of the large and of the small phase."""
-        context = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
-        phase = (plan.group_rows <= costs.tile_rows[1]).astype(np.int64)
-        per_group = -(-plan.group_rows // np.array(costs.tile_rows)[phase]) * -(-context // np.array(split)[phase])
-        counts = np.bincount(phase, per_group, 2) * shape.num_kv_heads
-        return int(counts[0]), int(counts[1])
+    def decide(self, tree: Tree, shape: Shape) -> Decision:
+        """Edges, split lengths and tiles, in two rounds of the greedy assignment at most."""
+        tile_q, tile_kv = self.tile_q, self.tile_kv
+        costs = self.costs(tile_q, tile_kv, shape.group)
+        concatenated = assign_edges(tree, costs)
+        sizes = _group_sizes(tree, concatenated)
+        split = (self.split[0], self.split[0])
+        blocks = _blocks(*sizes, costs, split, shape)
+        wanted = self.min_blocks[0]
+        split = self.split[0 < blocks[0] < wanted[0]], self.split[0 < blocks[1] < wanted[1]]
+        if split != (self.split[0], self.split[0]):
+            # Shorter contexts: if a phase still has too few blocks to fill the device, one tile size serves both.
+            blocks = _blocks(*sizes, costs, split, shape)
+            few = [0 < n < least for n, least in zip(blocks, self.min_blocks[1], strict=True)]
+            if any(few):
+                phase = 1 if few[0] else 0
+                tile_q, tile_kv = (tile_q[phase], tile_q[phase]), (tile_kv[phase], tile_kv[phase])
+                concatenated = assign_edges(tree, self.costs(tile_q, tile_kv, shape.group))
+        return Decision(concatenated, split, tile_q, tile_kv)
+
+    def split_and_tile(self, plan: Plan, tree: Tree, decision: Decision, shape: Shape) -> Plan:
+        """A virtual tree's plan with contexts split and tiles named."""
+        small_rows = self.costs(decision.tile_q, decision.tile_kv, shape.group).tile_rows[1]
+        plan = SplitContext(decision.split[0], small_rows, decision.split[1]).apply(plan, tree)
+        tiles = dict(zip(decision.tile_q, decision.tile_kv, strict=True))
+        return replace(plan, strategy=str(self), tiles=tuple(sorted(tiles.items(), reverse=True)))
+
+
+def _group_sizes(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
+    """Rows and context tokens of every node's group in the virtual tree."""
+    topology, spans, parent = tree.topology, tree.topology.spans, tree.parent
+    below = (topology.rank_hi - topology.rank_lo).astype(np.int64)
+    joining = np.flatnonzero((parent >= 0) & ~concatenated)
+    rows = (topology.rank_own - topology.rank_lo).astype(np.int64)
+    np.add.at(rows, parent[joining], below[joining])
+    own = spans.lo - topology.rank_lo[spans.node] < rows[spans.node]
+    context = np.bincount(spans.node[own], spans.lengths[own], len(rows)).astype(np.int64)
+    above = np.zeros(len(rows), np.int64)
+    extended = np.flatnonzero(concatenated & (parent >= 0))
+    for node in extended[np.argsort(topology.depth[extended], kind="stable")].tolist():
+        above[node] = above[parent[node]] + tree.tokens[parent[node]]
+    return rows, context + above
+
+
+def _blocks(rows: Longs, context: Longs, costs: Costs, split: Pair, shape: Shape) -> Pair:
+    """Thread blocks of the large and of the small phase."""
+    phase = (rows <= costs.tile_rows[1]).astype(np.int64)
+    per_group = -(-rows // np.array(costs.tile_rows)[phase]) * -(-context // np.array(split)[phase])
+    counts = np.bincount(phase, per_group, 2) * shape.num_kv_heads
+    return int(counts[0]), int(counts[1])

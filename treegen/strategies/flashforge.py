@@ -18,7 +18,7 @@ from treegen.ir.tree import Tree
 from treegen.profiled import source_of_costs, task_costs
 from treegen.strategies.groupings import by_node
 from treegen.strategies.passes import DivideContext
-from treegen.strategies.strategy import Choice, OnPass, Strategy
+from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.targets import Target
 from treegen.tiles import resident_blocks, rows_per_tile, tile_class
 
@@ -43,6 +43,11 @@ class FlashForge(Strategy):
     def options(self) -> dict[str, object]:
         """See Strategy."""
         return {} if self.blocks is None else {"blocks": self.blocks}
+
+    @property
+    def traffic(self) -> Traffic:
+        """See Strategy."""
+        return Traffic("tree", "lengths")
 
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """See Strategy; the reason names the source of the costs."""

@@ -7,7 +7,6 @@ import numpy as np
 from treegen.ir.arrays import frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.strategies.passes import TrimRows
 
 
 def by_row(tree: Tree) -> Plan:
@@ -88,10 +87,10 @@ def by_node(tree: Tree) -> Plan:
 
 
 def whole_tree(tree: Tree) -> Plan:
-    """One group of all rows with all visible tokens in depth-first order, masked."""
+    """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing included."""
     spans = tree.topology.spans
     groups = 1 if len(spans) else 0
-    everything = Plan(
+    return Plan(
         "whole-tree",
         frozen(np.arange(groups + 1)),
         frozen(np.zeros(groups)),
@@ -103,4 +102,7 @@ def whole_tree(tree: Tree) -> Plan:
         spans.lo,
         spans.hi,
     )
-    return TrimRows().apply(everything, tree)
+
+
+BY_TREE = (by_row, by_node)
+"""Groupings that take every tree of a forest by itself: of several trees joined they give their plans joined."""

@@ -14,7 +14,7 @@ from treegen.strategies import groupings
 from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
-from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy
+from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy, Traffic
 from treegen.targets import Target
 
 
@@ -23,18 +23,21 @@ def query(split: int | None = None) -> Strategy:
     passes: tuple[Pass, ...] = ()
     if split is not None:
         passes = (SplitContext(positive_int("split", split, StrategyError)),)
-    return Pipeline("query", groupings.by_row, passes, () if split is None else (("split", split),), proven=True)
+    options = () if split is None else (("split", split),)
+    traffic = Traffic("paths", "none" if split is None else "lengths")
+    return Pipeline("query", groupings.by_row, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def deft_node() -> Strategy:
     """Each node with all rows that see it (DeFT-Node)."""
-    return Pipeline("deft-node", groupings.by_node, proven=True)
+    return Pipeline("deft-node", groupings.by_node, proven=True, pipeline_traffic=Traffic("tree", "nodes"))
 
 
 def deft_node_chunk(chunk: int = 128) -> Strategy:
     """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
     passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
-    return Pipeline("deft-node-chunk", groupings.by_node, passes, (("chunk", chunk),), proven=True)
+    options, traffic = (("chunk", chunk),), Traffic("tree", "lengths")
+    return Pipeline("deft-node-chunk", groupings.by_node, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def deft_flatten(block: int = 128, mask: Literal["interval", "bits"] = "interval") -> Strategy:
@@ -45,30 +48,37 @@ def deft_flatten(block: int = 128, mask: Literal["interval", "bits"] = "interval
     """
     passes: tuple[Pass, ...] = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
     options: tuple[tuple[str, object], ...] = (("block", block),)
+    traffic = Traffic("tree", "lengths")
     if mask == "bits":
         passes, options = (*passes, StoreMask("token-bits")), (*options, ("mask", mask))
+        traffic = Traffic("tree", "lengths", "word per token")
     elif mask != "interval":
         raise StrategyError("mask", mask, "is unknown", "use interval or bits")
-    return Pipeline("deft-flatten", groupings.whole_tree, passes, options, proven=True)
+    return Pipeline("deft-flatten", groupings.whole_tree, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def medusa() -> Strategy:
     """All rows with all KV under a dense mask, unfused: scores and their softmax pass through memory (Medusa's tree
     attention in PyTorch; DeFT, table 4).
     """
-    return Pipeline("medusa", groupings.whole_tree, (StoreMask("dense"),), proven=True)
+    traffic = Traffic("tree", "none", "element per row", scores=True)
+    passes = (TrimRows(), StoreMask("dense"))
+    return Pipeline("medusa", groupings.whole_tree, passes, proven=True, pipeline_traffic=traffic)
 
 
 def specinfer() -> Strategy:
     """Each row with the whole tree under a bit mask (SpecInfer's tree attention; DeFT, table 4)."""
-    return Pipeline("specinfer", groupings.by_row_whole_tree, (StoreMask("row-bits"),), proven=True)
+    traffic = Traffic("tree per row", "none", "bit per row")
+    passes = (StoreMask("row-bits"),)
+    return Pipeline("specinfer", groupings.by_row_whole_tree, passes, proven=True, pipeline_traffic=traffic)
 
 
 def cascade() -> Strategy:
     """Tree level by tree level, each node with all rows that see it; after every level but the first, results so far
     are merged (FlashInfer's multi-level cascade).
     """
-    return Pipeline("cascade", groupings.by_node, (StageLevels(),), proven=True)
+    traffic = Traffic("tree", "nodes")
+    return Pipeline("cascade", groupings.by_node, (StageLevels(),), proven=True, pipeline_traffic=traffic)
 
 
 def fasttree(**options: Any) -> Strategy:

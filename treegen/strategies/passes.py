@@ -123,7 +123,7 @@ class TrimRows:
         seeing = np.flatnonzero(plan.seen_hi > plan.seen_lo)
         owner = plan.segment_group
         # Row numbers shifted by group into one line, so that one running maximum merges the intervals of all groups.
-        stride = tree.num_rows + 1
+        stride = int(plan.group_rows.max(initial=0)) + 1
         shift = owner * stride
         order = seeing[np.argsort((shift + plan.seen_lo)[seeing], kind="stable")]
         lo, hi = (shift + plan.seen_lo)[order], np.maximum.accumulate((shift + plan.seen_hi)[order])
@@ -141,8 +141,9 @@ class TrimRows:
         seen_hi = np.where(sees, plan.seen_hi + moved, 0)
 
         index, rank_lo, rank_hi = plan.rank_intervals(group, kept_lo - group * stride, kept_hi - group * stride)
-        alive = np.unique(group)
-        kept = np.isin(owner, alive)
+        sees_any = np.zeros(len(plan), bool)
+        sees_any[group] = True
+        alive, kept = np.flatnonzero(sees_any), sees_any[owner]
         interval_group = group[index]
         return Plan(
             plan.strategy,
@@ -190,3 +191,7 @@ class StoreMask:
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
         return replace(plan, mask=self.mask)
+
+
+BY_GROUP = (SplitContext, TrimRows, StageLevels, StoreMask)
+"""Passes that treat every group by itself: plans of several trees go through them joined as through each alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -15,6 +15,22 @@ from treegen.targets import Target
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What the IO of a strategy's plans follows from, so that it can be told for many trees without planning them all.
+
+    kv: tokens read are those of all rows' paths, of the tree once, of the tree once per row, or the plan's.
+    partials: rows of partial results are none; follow from nodes and rows alone; or depend on lengths as well.
+    mask: row intervals of masked runs; one element, or one bit, per row and token of the tree; or a word per token.
+    scores: whether QK^T, scaling, mask addition and softmax are each written and read, as unfused attention does.
+    """
+
+    kv: Literal["paths", "tree", "tree per row", "plan"]
+    partials: Literal["none", "nodes", "lengths"]
+    mask: Literal["intervals", "element per row", "bit per row", "word per token"] = "intervals"
+    scores: bool = False
 
 
 class Strategy(ABC):
@@ -31,6 +47,11 @@ class Strategy(ABC):
     def options(self) -> dict[str, object]:
         """The options by name, as `explain` prints them."""
         return {}
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What the IO of its plans follows from; None: from plan, schedule and account of every single tree."""
+        return None
 
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """The strategy that will make the plan, and why; itself unless the strategy picks among others."""
@@ -55,18 +76,24 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """A grouping followed by passes. `pipeline_options`: what `options` reports."""
+    """A grouping followed by passes. `pipeline_options`, `pipeline_traffic`: what `options` and `traffic` report."""
 
     name: str
     grouping: Grouping
     passes: tuple[Pass, ...] = ()
     pipeline_options: tuple[tuple[str, object], ...] = ()
     proven: bool = False
+    pipeline_traffic: Traffic | None = None
 
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
         return dict(self.pipeline_options)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """See Strategy."""
+        return self.pipeline_traffic
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""

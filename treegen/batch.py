@@ -1,0 +1,127 @@
+"""Batches: trees at chosen steps of a decoding as one forest, so that passes and counts go over all of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.plan import Plan
+from treegen.ir.tree import Tree
+from treegen.workloads import Segment
+
+Floats = npt.NDArray[np.float64]
+
+_LARGEST_BATCH = 512  # trees that are counted at once
+_MOST_TOKENS = 2**30  # of them together: token coordinates are int32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Trees at chosen steps, how many steps each stands for, and its segment's number; all their trees as one forest.
+
+    first_row, first_node: where a tree's rows and nodes begin in the forest. tokens, paths: of every tree, visible
+    ones once and once per row.
+    """
+
+    trees: list[Tree]
+    weight: Floats
+    segment: Longs
+    forest: Tree
+    first_row: Longs
+    first_node: Longs
+    tokens: Longs
+    paths: Longs
+
+    @classmethod
+    def of(cls, trees: list[Tree], weight: Floats, segment: Longs) -> Batch:
+        """The batch of at least one tree."""
+        forest = Tree.joined(trees)
+        first_node = offsets(np.array([len(tree.tokens) for tree in trees]))
+        first_row = offsets(np.array([tree.num_rows for tree in trees]))
+        spans = forest.topology.spans
+        owner = np.searchsorted(first_node, spans.node, side="right") - 1
+        tokens = np.bincount(owner, spans.lengths, len(trees)).astype(np.int64)
+        seen = spans.lengths * (spans.hi.astype(np.int64) - spans.lo)
+        paths = np.bincount(owner, seen, len(trees)).astype(np.int64)
+        return cls(trees, weight, segment, forest, first_row, first_node, tokens, paths)
+
+    def take(self, chosen: Longs) -> Batch:
+        """The batch of these trees."""
+        if len(chosen) == len(self.trees):
+            return self
+        return Batch.of([self.trees[index] for index in chosen], self.weight[chosen], self.segment[chosen])
+
+    @property
+    def rows(self) -> Longs:
+        """Rows of every tree."""
+        return np.diff(self.first_row)
+
+
+def batches(segments: Iterable[Segment], stride: int) -> Iterator[Batch]:
+    """The trees of a decoding that are counted, with the steps that they stand for."""
+    trees: list[Tree] = []
+    weights: list[Floats] = []
+    numbers: list[int] = []
+    tokens = 0
+    for number, segment in enumerate(segments):
+        places, weight = _sampled(segment.grown, stride)
+        for place, stands_for in zip(places.tolist(), weight.tolist(), strict=True):
+            tree = segment.at(segment.first + place)
+            size = int(tree.tokens.sum(dtype=np.int64))
+            if trees and (len(trees) == _LARGEST_BATCH or tokens + size > _MOST_TOKENS):
+                yield Batch.of(trees, np.array(weights), np.array(numbers))
+                trees, weights, numbers, tokens = [], [], [], 0
+            trees.append(tree)
+            weights.append(stands_for)
+            numbers.append(number)
+            tokens += size
+    if trees:
+        yield Batch.of(trees, np.array(weights), np.array(numbers))
+
+
+def _sampled(grown: Longs, stride: int) -> tuple[Longs, Floats]:
+    """Chosen steps of a segment, and weights with which a function that is linear in `grown` between them adds up
+    to its sum over all steps.
+    """
+    last = len(grown) - 1
+    places: Longs = np.unique(np.append(np.arange(0, last + 1, stride), last))
+    if last == 0:
+        return places, np.ones(1)
+    step = np.arange(last + 1)
+    left = np.minimum(np.searchsorted(places, step, side="right") - 1, len(places) - 2)
+    begin, end = grown[places[left]], grown[places[left + 1]]
+    right_share = (grown - begin) / np.maximum(end - begin, 1)
+    weight = np.bincount(left, 1 - right_share, len(places)) + np.bincount(left + 1, right_share, len(places))
+    return places, weight.astype(np.float64)
+
+
+def join(plans: Sequence[Plan], batch: Batch) -> Plan:
+    """The plan of a batch's forest out of plans of its trees, which agree in everything but their groups."""
+
+    def ends(name: str, first: Longs) -> Ints:
+        shifted = [getattr(plan, name)[1:] + start for plan, start in zip(plans, first[:-1], strict=True)]
+        return frozen(np.concatenate([np.zeros(1, np.int64), *shifted]))
+
+    def column(name: str, first: Longs | None = None) -> Ints:
+        values = np.concatenate([getattr(plan, name) for plan in plans])
+        if first is not None:
+            values = values + np.repeat(first[:-1], [len(getattr(plan, name)) for plan in plans])
+        return frozen(values)
+
+    return replace(
+        plans[0],
+        row_indptr=ends("row_indptr", offsets(np.array([len(plan.row_lo) for plan in plans]))),
+        row_lo=column("row_lo", batch.first_row),
+        row_hi=column("row_hi", batch.first_row),
+        segment_indptr=ends("segment_indptr", offsets(np.array([len(plan.node) for plan in plans]))),
+        node=column("node", batch.first_node),
+        start=column("start"),
+        stop=column("stop"),
+        seen_lo=column("seen_lo"),
+        seen_hi=column("seen_hi"),
+        stage=column("stage"),
+    )

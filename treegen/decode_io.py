@@ -1,0 +1,259 @@
+"""IO over whole decodings: what every strategy reads and writes, summed over all steps of a workload.
+
+It is counted as the papers count (DeFT, tables 4 and 12): rows that are alive at a step and their ancestors alone,
+every group's read range once, sums over all steps and decodings before any ratio. Between two events lengths grow
+linearly, so what follows from lengths is known from the first and the last step; what only a plan tells is planned
+there and every `stride` steps, and taken as linear in between.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.batch import Batch, Floats, batches, join
+from treegen.estimate import account
+from treegen.ir.arrays import Longs, positive_int
+from treegen.ir.errors import StrategyError
+from treegen.ir.json_form import FORMAT
+from treegen.ir.plan import Plan
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.ir.tree import Tree
+from treegen.ir.verify import verify
+from treegen.lower import count, lower
+from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
+from treegen.strategies.edge_assignment import FastTree, virtual_tree
+from treegen.strategies.groupings import BY_TREE
+from treegen.strategies.passes import BY_GROUP
+from treegen.targets import Target, target_from
+from treegen.workloads import Workload
+
+DEFAULT_LAYERS = 32
+DEFAULT_STRIDE = 64
+_SCORE_TRIPS = 8  # QK^T, its scaling, the sum with the mask, and softmax, each written and read
+_FP32_BYTES = 4
+_WORD_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyIO:
+    """Bytes that a strategy moves over all steps, decodings and layers."""
+
+    name: str
+    kv_hbm_bytes: int  # every group's read range once
+    score_bytes: int  # materialised scores, written and read
+    mask_bytes: int  # masks, read
+    partial_bytes: int  # partial out and lse in float32, written once and read once
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadIO:
+    """The account of a workload. path_kv_bytes: KV that `query` reads, to which `kv_reduction` refers."""
+
+    workload: Workload
+    shape: Shape
+    layers: int
+    steps: int
+    path_kv_bytes: int
+    strategies: tuple[StrategyIO, ...]
+
+    def kv_reduction(self, entry: StrategyIO) -> float:
+        """The part of the KV bytes of `query` that a strategy does not read; 0 when nothing is read at all."""
+        return 1 - entry.kv_hbm_bytes / self.path_kv_bytes if self.path_kv_bytes else 0.0
+
+    def text(self) -> str:
+        """A plain table with one line per strategy, under the workload, the shape and titles."""
+        decodes = f"{len(self.workload.decodes)} decodings, " if len(self.workload.decodes) > 1 else ""
+        rows = [["strategy", "KV", "scores", "masks", "partials", "less KV than query"]]
+        for entry in self.strategies:
+            cells = [decimal_bytes(getattr(entry, field.name)) for field in fields(StrategyIO)[1:]]
+            rows.append([entry.name, *cells, f"{100 * self.kv_reduction(entry):.2f} %"])
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = [
+            f"workload {self.workload.name}: {decodes}{self.steps} steps",
+            f"shape {self.shape}, {self.layers} layers",
+        ]
+        for row in rows:
+            cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+            lines.append("  ".join((row[0].ljust(widths[0]), *cells)))
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def to_json(self) -> str:
+        """One JSON object: format, workload, shape with layers, strategies."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "workload": self.workload.name,
+                "shape": {**asdict(self.shape), "layers": self.layers},
+                "strategies": [asdict(entry) for entry in self.strategies],
+            }
+        )
+
+
+def decode_io(
+    workload: Workload,
+    strategies: Sequence[str | Strategy],
+    shape: Shape = DEFAULT_SHAPE,
+    target: str | Target | None = None,
+    *,
+    layers: int = DEFAULT_LAYERS,
+    stride: int = DEFAULT_STRIDE,
+    on_decode: Callable[[], None] | None = None,
+) -> WorkloadIO:
+    """What strategies read and write over a workload; needs neither torch nor a GPU.
+
+    `on_decode()` is called after every decoding. Raises a TreegenError for what is unknown or cannot be planned.
+    """
+    on_target = target_from(target)
+    positive_int("layers", layers, StrategyError)
+    positive_int("stride", stride, StrategyError)
+    made = [strategy_from(strategy) for strategy in strategies]
+    totals = [[0] * 4 for _ in made]
+    steps = paths = 0
+    for decode in workload.decodes:
+        sums = np.zeros((len(made), 4))
+        own_steps = own_paths = 0.0
+        for batch in batches(decode.segments(), stride):
+            own_steps += float(batch.weight.sum())
+            own_paths += float(batch.paths @ batch.weight)
+            known: dict[str, Floats] = {}
+            for index, strategy in enumerate(made):
+                known[str(strategy)] = moved = _moved(strategy, batch, shape, on_target, known)
+                sums[index] += moved @ batch.weight
+        steps += round(own_steps)
+        paths += round(own_paths)
+        for total, own in zip(totals, sums.tolist(), strict=True):
+            total[:] = [before + round(amount) for before, amount in zip(total, own, strict=True)]
+        if on_decode:
+            on_decode()
+    entries = [
+        StrategyIO(strategy.name, *(layers * amount for amount in total))
+        for strategy, total in zip(made, totals, strict=True)
+    ]
+    return WorkloadIO(workload, shape, layers, steps, layers * paths * shape.kv_token_bytes, tuple(entries))
+
+
+def score_elements(rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> Longs:
+    """Elements per query head and layer that unfused attention of all rows with all tokens writes and reads besides K
+    and V (DeFT, table 4).
+    """
+    return _SCORE_TRIPS * rows * tokens
+
+
+def decimal_bytes(amount: int) -> str:
+    """Bytes in the largest decimal unit that leaves at least 1: `1.68 TB`, as DeFT's table 12 has them."""
+    value, units = float(amount), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{amount} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
+
+
+def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
+    """Bytes per layer of every tree of a batch: KV, scores, masks, partials. known: what other strategies move."""
+    if strategy.proven and strategy.traffic:
+        return _told(strategy, strategy.traffic, batch, shape, target)
+    picks: dict[str, list[int]] = {}
+    made: dict[str, Strategy] = {}
+    moved = np.zeros((4, len(batch.trees)))
+    for index, tree in enumerate(batch.trees):
+        pick = strategy.choose(tree, shape, target).strategy
+        if pick is strategy:
+            moved[:, index] = _accounted(strategy, tree, shape, target)
+        else:
+            picks.setdefault(str(pick), []).append(index)
+            made[str(pick)] = pick
+    for name, chosen in picks.items():
+        if name in known:
+            moved[:, chosen] = known[name][:, chosen]
+        else:
+            moved[:, chosen] = _moved(made[name], batch.take(np.array(chosen)), shape, target, {})
+    return moved
+
+
+def _accounted(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> tuple[int, ...]:
+    """The account of one tree's plan, which is verified if nothing else vouches for it."""
+    plan = strategy.plan(tree, shape, target)
+    if not strategy.proven:
+        verify(plan, tree)
+    estimate = account(plan, lower(plan, tree, shape, target), tree, shape, target)
+    return estimate.kv_hbm_bytes, estimate.score_bytes, estimate.mask_bytes, estimate.partial_bytes
+
+
+def _told(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Floats:
+    """See _moved: from the strategy's traffic, and from plans where that refers to them."""
+    rows, tokens = batch.rows, batch.tokens
+    planned = np.zeros((3, len(batch.trees)), np.int64)
+    if traffic.kv == "plan" or traffic.partials != "none":
+        planned = _counted(strategy, traffic, batch, shape, target)
+    kv = {"paths": batch.paths, "tree": tokens, "tree per row": rows * tokens, "plan": planned[0]}[traffic.kv]
+    mask = {
+        "intervals": planned[1] * _WORD_BYTES,
+        "element per row": rows * tokens * shape.dtype_bytes,
+        "bit per row": rows * tokens / 8,
+        "word per token": tokens * _WORD_BYTES,
+    }[traffic.mask]
+    scores = score_elements(rows, tokens) * traffic.scores
+    heads = shape.num_qo_heads
+    partials = 2 * planned[2] * heads * (shape.head_dim_v + 1) * _FP32_BYTES
+    return np.stack([kv * shape.kv_token_bytes, scores * heads * shape.dtype_bytes, mask, partials]).astype(np.float64)
+
+
+def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Longs:
+    """Tokens read, masked runs and partial rows of every tree's plan.
+
+    Where they follow from nodes and rows, one tree per segment is planned; but masked runs depend on lengths.
+    """
+    if traffic.partials == "nodes" and traffic.kv != "plan":
+        _, first, segment = np.unique(batch.segment, return_index=True, return_inverse=True)
+        counted = _planned(strategy, batch.take(first), shape, target)
+        if not counted[1].any():
+            return counted[:, segment]
+    return _planned(strategy, batch, shape, target)
+
+
+def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
+    """See _counted: of plans of all trees."""
+    if isinstance(strategy, Pipeline) and all(isinstance(step, BY_GROUP) for step in strategy.passes):
+        if strategy.grouping in BY_TREE:
+            joined = strategy.grouping(batch.forest)
+        else:
+            joined = join([strategy.grouping(tree) for tree in batch.trees], batch)
+        for step in strategy.passes:
+            joined = step.apply(joined, batch.forest)
+        return _counts(joined, batch, shape, target)
+    counted = np.zeros((3, len(batch.trees)), np.int64)
+    if isinstance(strategy, FastTree):
+        decisions = [strategy.decide(tree, shape) for tree in batch.trees]
+        decided: dict[object, list[int]] = {}
+        for index, decision in enumerate(decisions):
+            decided.setdefault((decision.split, decision.tile_q, decision.tile_kv), []).append(index)
+        for chosen in decided.values():
+            part = batch.take(np.array(chosen))
+            joined = virtual_tree(part.forest, np.concatenate([decisions[index].concatenated for index in chosen]))
+            joined = strategy.split_and_tile(joined, part.forest, decisions[chosen[0]], shape)
+            counted[:, chosen] = _counts(joined, part, shape, target)
+        return counted
+    plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
+    alike: dict[object, list[int]] = {}
+    for index, plan in enumerate(plans):
+        alike.setdefault((plan.tiles, plan.mask, plan.blocks), []).append(index)
+    for chosen in alike.values():
+        part = batch.take(np.array(chosen))
+        counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
+    return counted
+
+
+def _counts(plan: Plan, batch: Batch, shape: Shape, target: Target) -> Longs:
+    """See _counted: of the plan of a batch's forest."""
+    found = count(plan, batch.forest, batch.first_row, shape, target)
+    owner = np.searchsorted(batch.first_node, plan.node, side="right") - 1
+    read = np.bincount(owner, plan.read_tokens, len(batch.trees)).astype(np.int64)
+    return np.stack([read, found.mask_runs, found.partial_rows])

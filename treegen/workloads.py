@@ -1,0 +1,170 @@
+"""Workloads: named decodings, each a course of segments in which the same nodes and rows go on growing."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from treegen import generate
+from treegen.files import Draft, Template, load_course
+from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.errors import FormatError, TreeError
+from treegen.ir.tree import Tree
+
+_LARGEST = 1_000_000
+_OPTIONS = {
+    "few-shot": {"prompt": 4000, "width": 20, "steps": 400},
+    "reasoning": {"seed": 0, "depth": 5, "width": 10, "prompt": 1000, "thought": 300},
+    "speculative": {"seed": 0, "tokens": 32, "prompt": 1000, "steps": 400, "accepted": 3},
+}
+_RECORDED_DRAFT = {"prompt": 1000}
+_KIND = re.compile(rf"({'|'.join(_OPTIONS)})(?::(.*))?", re.DOTALL)
+_FILE = re.compile(r"(?P<path>.+?)(?:#(?P<index>\d{1,9}))?(?::(?P<options>\w+=[^/]*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Steps `first`, `first + 1`, ... between two events: `tree` at the first one, of which only `growing` nodes grow.
+
+    They are `grown[i]` tokens longer at step `first + i`: one per step in plain decoding, the accepted tokens in
+    speculative decoding. Every row sees the whole of its node.
+    """
+
+    first: int
+    tree: Tree
+    growing: Ints
+    grown: Longs
+
+    @property
+    def last(self) -> int:
+        """The last step."""
+        return self.first + len(self.grown) - 1
+
+    def at(self, step: int) -> Tree:
+        """The tree at a step. Raises TreeError outside first..last."""
+        if not self.first <= step <= self.last:
+            raise TreeError("step", step, "is outside the segment", f"choose a step of {self.first}..{self.last}")
+        if step == self.first:
+            return self.tree
+        tokens = self.tree.tokens.astype(np.int64)
+        tokens[self.growing] += self.grown[step - self.first]
+        return self.tree.lengthened(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """One decoding from its first to its last step; `segments()` makes its course anew on every call."""
+
+    name: str
+    segments: Callable[[], Iterator[Segment]]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Decodings whose IO is counted together."""
+
+    name: str
+    decodes: tuple[Decode, ...]
+
+
+def few_shot(prompt: int = 4000, width: int = 20, steps: int = 400) -> Decode:
+    """A shared prompt; at step t = 1..steps each of `width` branches has t tokens (DeFT, table 6). Raises TreeError."""
+    tree = generate.few_shot(prompt, width, 1)
+    _check(steps=steps)
+    segment = Segment(1, tree, frozen(np.arange(1, 1 + width)), np.arange(steps))
+    return Decode("few-shot", lambda: iter((segment,)))
+
+
+def replay(template: Template, name: str = "reasoning") -> Decode:
+    """The decoding that a template describes, cut where a node begins or ends; steps without a row are left out."""
+
+    def segments() -> Iterator[Segment]:
+        alive = template.end >= template.start
+        events = np.concatenate([template.start[alive], template.end[alive].astype(np.int64) + 1])
+        first, end = template.steps[0], template.steps[-1] + 1
+        borders = np.unique(np.append(events[(events > first) & (events < end)], (first, end))).tolist()
+        for begin, until in pairwise(borders):
+            if (alive & (template.start <= begin) & (begin <= template.end)).any():
+                tree = template.at(begin)
+                yield Segment(begin, tree, tree.row_node, np.arange(until - begin))
+
+    return Decode(name, segments)
+
+
+def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") -> Decode:
+    """Speculative decoding: at every step one token tree over a past that grows by what was accepted before.
+
+    The past has `prompt` tokens at step 1. Raises TreeError.
+    """
+    _check(prompt=prompt)
+    tree = Tree.from_token_tree(draft.paths, prompt)
+    segment = Segment(1, tree, frozen(np.zeros(1)), offsets(np.array(draft.accepted, np.int64))[:-1])
+    return Decode(name, lambda: iter((segment,)))
+
+
+def workload_from(text: str) -> Workload:
+    """The workload that a WORKLOAD text means.
+
+    `few-shot`, `reasoning` or `speculative`, optionally with options as `few-shot:width=30,steps=100`; or a file of
+    reasoning templates (`FILE`, or one of them: `FILE#INDEX`) or of a recorded speculative decoding (`FILE`, optionally
+    `FILE:prompt=500`). Raises FormatError, TreeError.
+    """
+    kind = _KIND.fullmatch(text)
+    if kind:
+        options = _options(text, kind[2], _OPTIONS[kind[1]])
+        return Workload(text, (_generated(kind[1], options),))
+    parts: Any = {"path": text, "index": None, "options": None}
+    if not os.path.exists(text):
+        parts = _FILE.fullmatch(text) or parts
+    path, index = parts["path"], parts["index"]
+    if not os.path.exists(path):
+        reason = "is neither a kind of workload nor a file"
+        raise FormatError("workload", text, reason, f"use {', '.join(_OPTIONS)} or name a file")
+    course = load_course(path)
+    if isinstance(course, Draft):
+        if index is not None:
+            raise FormatError("workload", text, "selects from a file that holds one decoding", f"give {path}")
+        return Workload(text, (verification(course, _options(text, parts["options"], _RECORDED_DRAFT)["prompt"]),))
+    if parts["options"] is not None:
+        raise FormatError("workload", text, "gives options to recorded templates", f"give {path}")
+    if index is not None and int(index) >= len(course):
+        raise FormatError("workload", text, f"names a file of {len(course)} templates", "choose a lower index")
+    chosen = range(len(course)) if index is None else (int(index),)
+    return Workload(text, tuple(replay(course[number], f"{path}#{number}") for number in chosen))
+
+
+def _generated(kind: str, options: dict[str, int]) -> Decode:
+    if kind == "few-shot":
+        return few_shot(**options)
+    if kind == "reasoning":
+        return replay(generate.reasoning_template(**options))
+    _check(steps=options["steps"], accepted=options["accepted"])
+    tree = generate.speculative(options["seed"], options["tokens"], options["prompt"])
+    segment = Segment(1, tree, frozen(np.zeros(1)), np.arange(options["steps"]) * options["accepted"])
+    return Decode(kind, lambda: iter((segment,)))
+
+
+def _options(workload: str, text: str | None, defaults: dict[str, int]) -> dict[str, int]:
+    """`defaults`, changed as `name=value,name=value` says. Raises FormatError."""
+    found: dict[str, int] = {}
+    for entry in [] if text is None else text.split(","):
+        name, _, value = entry.partition("=")
+        if name not in defaults or name in found:
+            reason = f"has no option {name!r}" if name not in defaults else f"gives {name} twice"
+            raise FormatError("workload", workload, reason, f"use {', '.join(f'{n}={v}' for n, v in defaults.items())}")
+        if not re.fullmatch(r"\d{1,9}", value, re.ASCII):
+            raise FormatError("workload", workload, f"gives {name} no whole number", f"write {name}={defaults[name]}")
+        found[name] = int(value)
+    return {**defaults, **found}
+
+
+def _check(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if type(value) is not int or not 1 <= value <= _LARGEST:
+            raise TreeError(name, value, "is not a positive integer", f"give a whole number of 1..{_LARGEST}")
