@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,9 @@ from treegen.ir.verify import verify
 from treegen.lower import count, lower
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.edge_assignment import FastTree, virtual_tree
-from treegen.strategies.groupings import BY_TREE
-from treegen.strategies.passes import BY_GROUP
+from treegen.strategies.flashforge import FlashForge, read_tokens
+from treegen.strategies.groupings import BY_TREE, by_node
+from treegen.strategies.passes import BY_GROUP, DivideContext
 from treegen.targets import Target, target_from
 from treegen.workloads import Workload
 
@@ -241,6 +243,17 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
             joined = strategy.split_and_tile(joined, part.forest, decisions[chosen[0]], shape)
             counted[:, chosen] = _counts(joined, part, shape, target)
         return counted
+    if isinstance(strategy, FlashForge):
+        nodes = by_node(batch.forest)
+        tokens, tree = read_tokens(nodes), _tree_of_groups(nodes, batch)
+        parts = np.searchsorted(tree, np.arange(len(batch.trees) + 1))
+        divided = [
+            strategy.divide(nodes.group_rows[begin:end], tokens[begin:end], shape, target)
+            for begin, end in pairwise(parts.tolist())
+        ]
+        pieces = np.concatenate([pieces for pieces, _ in divided])
+        joined = replace(DivideContext(pieces).apply(nodes, batch.forest), blocks=max(blocks for _, blocks in divided))
+        return _counts(joined, batch, shape, target)
     plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
     alike: dict[object, list[int]] = {}
     for index, plan in enumerate(plans):
@@ -249,6 +262,13 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
         part = batch.take(np.array(chosen))
         counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
     return counted
+
+
+def _tree_of_groups(plan: Plan, batch: Batch) -> Longs:
+    """The tree whose rows every group of a forest's plan has."""
+    first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]]
+    tree: Longs = np.searchsorted(batch.first_row, first, side="right") - 1
+    return tree
 
 
 def _counts(plan: Plan, batch: Batch, shape: Shape, target: Target) -> Longs:

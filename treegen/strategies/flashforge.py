@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.division import divide
+from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -58,15 +59,22 @@ class FlashForge(Strategy):
         plan = replace(by_node(tree), strategy=str(self))
         if on_pass:
             on_pass("by_node", plan)
-        tile = tile_class(shape, target, int(plan.group_rows.max(initial=1)))
-        blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
-        height = rows_per_tile(tile.rows, shape.group)
-        head_rows = np.minimum(plan.group_rows, height) * shape.group
-        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
-        count = -(-plan.group_rows // height) * lanes
-        pieces = divide(head_rows, tokens, count, blocks, task_costs(shape, target))
+        pieces, blocks = self.divide(plan.group_rows, read_tokens(plan), shape, target)
         plan = replace(DivideContext(pieces).apply(plan, tree), blocks=blocks)
         if on_pass:
             on_pass("divide-context", plan)
         return plan
+
+    def divide(self, rows: Ints, tokens: Longs, shape: Shape, target: Target) -> tuple[Longs, int]:
+        """Pieces of every node with so many rows and tokens, and the thread blocks that they are dealt to."""
+        tile = tile_class(shape, target, int(rows.max(initial=1)))
+        blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
+        height = rows_per_tile(tile.rows, shape.group)
+        head_rows = np.minimum(rows, height) * shape.group
+        count = -(-rows // height) * (shape.num_kv_heads * -(-shape.group // tile.rows))
+        return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks
+
+
+def read_tokens(plan: Plan) -> Longs:
+    """Tokens that every group reads."""
+    return np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
