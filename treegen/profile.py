@@ -31,13 +31,13 @@ ROWS = (1, 4, 16, 17, 32, 64)
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Knots in KV tokens."""
 HEAD_DIM = 128
-_OnTask = Callable[[int, int], None]
+_OnTask = Callable[[], None]
 
 
 def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = None) -> CostGrid:
     """The grid of the current CUDA device: medians less the time of a launch without work, fp16, head_dim 128.
 
-    on_task(done, all): called after every measured task. Raises BackendError without a CUDA device.
+    on_task(): called after every measured task. Raises BackendError without a CUDA device.
     """
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "has no CUDA device to measure", "run it on a machine with a GPU")
@@ -47,7 +47,7 @@ def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = No
         for rows in ROWS:
             line.append(_task_us(rows, tokens, target, repeats))
             if on_task:
-                on_task(len(lines) * len(ROWS) + len(line), len(ROWS) * len(TOKENS))
+                on_task()
         lines.append(tuple(line))
     source = f"treegen profile on {torch.cuda.get_device_name()}: as many thread blocks as fit, fp16, head_dim 128"
     return CostGrid(ROWS, TOKENS, tuple(lines), source)

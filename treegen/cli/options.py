@@ -1,0 +1,84 @@
+"""Options that several commands take, and what their texts mean."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from treegen.ir.errors import ShapeError
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.targets import Target, target_from
+
+TreeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TREE",
+        help="Levels 1,16/1000,50; nodes 1000(50*16); or a .json or .txt file, of templates FILE#INDEX@STEP.",
+        show_default=False,
+    ),
+]
+StrategyOption = Annotated[str, typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.")]
+HeadsOption = Annotated[
+    str | None,
+    typer.Option(metavar="QUERY:KV", help="Numbers of query heads and KV heads, as 32:8 or 32/8.", show_default="32:8"),
+]
+HeadDimOption = Annotated[int | None, typer.Option(help="Head dimension.", show_default="128")]
+DtypeOption = Annotated[str | None, typer.Option(help="Element type: fp16, bf16 or fp32.", show_default="bf16")]
+PageSizeOption = Annotated[int | None, typer.Option(help="Tokens of a page of the KV cache.", show_default="1")]
+TargetOption = Annotated[
+    str,
+    typer.Option(metavar="NAME|FILE|current", help="What to plan for; see `treegen targets` and `treegen profile`."),
+]
+
+
+def shape_from(heads: str | None, head_dim: int | None, dtype: str | None, page_size: int | None) -> Shape | None:
+    """The shape that the options describe, DEFAULT_SHAPE's parts where they are silent; None when all are."""
+    if heads is None and head_dim is None and dtype is None and page_size is None:
+        return None
+    default = DEFAULT_SHAPE
+    query, kv = (default.num_qo_heads, default.num_kv_heads) if heads is None else _heads(heads)
+    return Shape(
+        query,
+        kv,
+        default.head_dim if head_dim is None else head_dim,
+        dtype=default.dtype if dtype is None else dtype,
+        page_size=default.page_size if page_size is None else page_size,
+    )
+
+
+def _heads(text: str) -> tuple[int, int]:
+    pair = re.fullmatch(r"(\d{1,6})[:/](\d{1,6})", text)
+    if pair is None:
+        raise ShapeError("heads", text, "is not a pair of head counts", "give query and KV heads as 32:8")
+    return int(pair[1]), int(pair[2])
+
+
+def target_of(text: str) -> Target:
+    """The target of a name or in a file; `current` is this machine's GPU. Raises BackendError."""
+    if text != "current":
+        return target_from(text)
+    from treegen.devices import current_target
+
+    return current_target()
+
+
+@contextmanager
+def progress_bar(steps: int) -> Iterator[Callable[[], None]]:
+    """What to call after each of so many steps; a bar is drawn on stderr when that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    with typer.progressbar(length=steps, file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows of cells in aligned columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

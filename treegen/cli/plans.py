@@ -1,0 +1,171 @@
+"""Commands about plans: explain, emit, io, strategies."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from treegen import emit as emission
+from treegen.cli.options import (
+    DtypeOption,
+    HeadDimOption,
+    HeadsOption,
+    PageSizeOption,
+    StrategyOption,
+    TargetOption,
+    TreeArgument,
+    print_table,
+    progress_bar,
+    shape_from,
+    target_of,
+)
+from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
+from treegen.difference import Difference, difference
+from treegen.emit import Source
+from treegen.estimate import CostModel
+from treegen.explain import DEFAULT_GROUPS, Explanation
+from treegen.explain import explain as explained
+from treegen.files import save_text, tree_from_argument
+from treegen.ir.errors import BackendError, FormatError, StrategyError
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.strategies import named, strategy_from, strategy_names
+from treegen.targets import DEFAULT_TARGET
+from treegen.workloads import workload_from
+
+
+def explain(
+    tree: TreeArgument,
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.", show_default="auto"),
+    ] = None,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Tell what two strategies do differently.", show_default=False),
+    ] = None,
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    page_size: PageSizeOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+    cost: Annotated[
+        str, typer.Option(metavar="MODEL", help="What times are estimated with: analytic or profiled.")
+    ] = "analytic",
+    groups: Annotated[
+        int, typer.Option(min=0, help="Groups of a plan, and lines of --diff on nodes, that are listed at most.")
+    ] = DEFAULT_GROUPS,
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Draw a tree, list who reads what together, and account for bytes, padding and launches."""
+    shape = shape_from(heads, head_dim, dtype, page_size)
+    told: Explanation | Difference
+    if diff is None:
+        told = _explanation(tree, strategy or "auto", shape, target, _cost_model(cost))
+    elif strategy is None:
+        told = difference(tree_from_argument(tree), *diff, shape, target_of(target))
+    else:
+        fix = "leave out --strategy or --diff"
+        raise StrategyError("strategy", strategy, "cannot go with --diff, which names the two it compares", fix)
+    print(told.to_json() if json else told.text(groups))
+
+
+def emit(
+    tree: TreeArgument,
+    strategy: StrategyOption = "auto",
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    page_size: PageSizeOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FOLDER", help="Write <digest>.py files here.", show_default="print"),
+    ] = None,
+) -> None:
+    """Print the Triton modules that a tree's kernel launches.
+
+    A page size other than 1 gives the modules for pages that lie apart; a cache without gaps is addressed by slot.
+    """
+    explanation = _explanation(tree, strategy, shape_from(heads, head_dim, dtype, page_size), target)
+    if output is not None:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            reason = f"cannot be made ({cause.strerror})"
+            raise FormatError("output", str(output), reason, "name another folder") from cause
+    sources = _sources(explanation)
+    if not sources:
+        print("nothing to emit: the plan launches no kernel, or runs unfused in PyTorch", file=sys.stderr)
+    for source in sources:
+        if output is None:
+            print(f"# {source.digest}.py\n{source.text}")
+        else:
+            save_text(output / f"{source.digest}.py", source.text)
+            print(output / f"{source.digest}.py")
+
+
+def account_workload(
+    workload: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="few-shot, reasoning or speculative, as few-shot:width=30,steps=100; or a .json file of reasoning "
+            "templates, FILE or FILE#INDEX, or of a speculative decoding, FILE or FILE:prompt=500.",
+            show_default=False,
+        ),
+    ],
+    strategy: StrategyOption = "all",
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    layers: Annotated[int, typer.Option(help="Attention layers of the model.")] = DEFAULT_LAYERS,
+    stride: Annotated[int, typer.Option(help="Steps between plans, where only plans tell.")] = DEFAULT_STRIDE,
+    target: TargetOption = DEFAULT_TARGET,
+    json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
+) -> None:
+    """Account for the bytes that strategies move over whole decodings."""
+    named_workload = workload_from(workload)
+    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
+    shape = shape_from(heads, head_dim, dtype, None) or DEFAULT_SHAPE
+    on_target = target_of(target)
+    with progress_bar(len(named_workload.decodes)) as on_decode:
+        found = decode_io(named_workload, names, shape, on_target, layers=layers, stride=stride, on_decode=on_decode)
+    print(found.to_json() if json else found.text())
+
+
+def strategies() -> None:
+    """List the strategies with their default options."""
+    names = [*strategy_names(), "auto"]
+    summaries = [
+        (inspect.getdoc(getattr(named, name.replace("-", "_"), None)) or "").split("\n\n")[0] for name in names
+    ]
+    print_table(
+        [(str(strategy_from(name)), " ".join(text.split())) for name, text in zip(names, summaries, strict=True)]
+    )
+
+
+def _explanation(
+    tree: str, strategy: str, shape: Shape | None, target: str, cost: CostModel = "analytic"
+) -> Explanation:
+    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
+    return explained(tree_from_argument(tree), names, shape, target_of(target), cost)
+
+
+def _cost_model(text: str) -> CostModel:
+    if text not in get_args(CostModel):
+        raise BackendError("cost", text, "is unknown", f"use one of {', '.join(get_args(CostModel))}")
+    return "profiled" if text == "profiled" else "analytic"
+
+
+def _sources(explanation: Explanation) -> Collection[Source]:
+    """The modules behind all plans of an explanation, each once."""
+    found: dict[str, Source] = {}
+    for entry in explanation.entries:
+        emitted = emission.emit(entry.schedule, explanation.shape, explanation.shape.page_size)
+        found.update((source.digest, source) for source in emitted)
+    return found.values()
