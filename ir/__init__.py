@@ -12,8 +12,10 @@ Glossary
     plan      groups. The law: every visible (row, token) pair is seen in exactly one group, no invisible pair is seen.
     item      the part of a group that one thread block works on, per KV head.
     partial   an item's result for a row that other items work on too; it goes to a slot of the partial buffer.
+    stage     a round of launches, merged before the next one begins; most schedules have one.
     schedule  items in launch order, the KV tiles they walk, and per row the partials to merge.
+    arena     a schedule as one array.
 
 Modules, in the order of the flow: errors, arrays, kv, topology, build, tree_text, tree_json, signature, tree, shape,
-plan, schedule, verify.
+plan, arena, schedule, verify.
 """

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 
 import numpy as np
 
+from treegen.ir.arena import Arena, Capacity, pack
 from treegen.ir.arrays import Ints, LazySequence, frozen
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
@@ -20,10 +21,6 @@ RUN_FIELDS = ("slot", "length", "lo", "hi")
 class with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
 MOST_BIT_ROWS = 64
 """Rows of an item in a class with bit masks, at most."""
-ALIGNMENT = 16
-"""Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
-
-
 TileMask: TypeAlias = Literal["none", "interval", "bits", "dense"]
 UNFUSED_LAUNCHES = 5
 """Operations of an unfused class: scores, scaling, mask, softmax, product with the values."""
@@ -79,44 +76,6 @@ class WorkItem:
     block_tiles: int
     slot0: int
     group: int
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
-    slots, thread blocks with lists of work, and work; and of the partial buffer: slots.
-    """
-
-    items: tuple[int, ...]
-    rows: int
-    tiles: int
-    blocks: int
-    merges: tuple[int, ...]
-    merge_slots: int
-    slots: int
-    workers: int = 0
-    work: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Arena:
-    """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
-
-    Section `counts` holds, 16 entries apart, the number of items of every class and then of merged rows of every stage:
-    kernels launch on the capacity and blocks beyond the count exit at once.
-    """
-
-    array: Ints
-    counts: int
-    rows: int
-    tiles: int
-    blocks: int
-    merge_slots: int
-    work_indptr: int
-    work: int
-    items: tuple[int, ...]
-    merge_rows: tuple[int, ...]
-    merge_indptr: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,56 +192,7 @@ class Schedule:
         """The arena, with room for `capacity` (default: exactly this schedule). Raises PlanError when it does not
         fit.
         """
-        size = self.size
-        capacity = capacity or size
-        for section in fields(Capacity):
-            needed, room = getattr(size, section.name), getattr(capacity, section.name)
-            if np.shape(needed) != np.shape(room) or np.any(np.greater(needed, room)):
-                raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
-        classes, stages = range(len(self.classes)), range(self.num_stages)
-        counts = np.zeros((len(self.classes) + self.num_stages, ALIGNMENT), np.int32)
-        counts[:, 0] = [*np.diff(self.class_indptr), *np.diff(self.merge_stage_indptr)]
-        items = [self.items[self.class_indptr[c] : self.class_indptr[c + 1]] for c in classes]
-        merged = [merges for _, merges in self.stages]
-        # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
-        spare = max((tile.blocks_per_tile for tile in self.classes), default=1) * len(RUN_FIELDS)
-        sections = [
-            (counts, counts.size),
-            (self.rows, capacity.rows),
-            (self.tiles, (capacity.tiles + 1) * len(RUN_FIELDS)),
-            (self.blocks, capacity.blocks * len(RUN_FIELDS) + spare),
-            (self.merge_slots, capacity.merge_slots + 1),
-            (self._work_indptr(capacity.workers), capacity.workers + 1),
-            (self.work, capacity.work),
-            *((items[c], capacity.items[c] * len(ITEM_FIELDS)) for c in classes),
-            *((self.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
-            *((self.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
-        ]
-        places = [0]
-        for _, room in sections:
-            places.append(places[-1] + -(-room // ALIGNMENT) * ALIGNMENT)
-        array = np.zeros(places[-1], np.int32)
-        for place, (values, _) in zip(places, sections, strict=False):
-            array[place : place + values.size] = values.ravel()
-        of_items, of_merges = places[7:], places[7 + len(classes) :]
-        counted, rows, tiles, blocks, merge_slots, work_indptr, work = places[:7]
-        return Arena(
-            frozen(array),
-            counted,
-            rows,
-            tiles,
-            blocks,
-            merge_slots,
-            work_indptr,
-            work,
-            items=tuple(of_items[: len(classes)]),
-            merge_rows=tuple(of_merges[: len(stages)]),
-            merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
-        )
-
-    def _work_indptr(self, workers: int) -> Ints:
-        """`work_indptr` with empty lists for thread blocks beyond those that have work."""
-        return frozen(np.append(self.work_indptr, np.full(workers + 1 - len(self.work_indptr), len(self.work))))
+        return pack(self, capacity or self.size)
 
     def text(self, most_items: int | None = None) -> str:
         """Classes, counts and one line per item, at most `most_items` of them."""

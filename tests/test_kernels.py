@@ -11,8 +11,8 @@ import torch
 
 import treegen
 from treegen import KVRuns, Shape, Tree, oracle, triton_backend
+from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
-from treegen.ir.schedule import Capacity
 from treegen.strategies import (
     Strategy,
     cascade,

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes
 from treegen import KVRuns, Shape, Tree, strategies
+from treegen.ir.arena import ALIGNMENT, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.plan import Group, Plan, Segment
-from treegen.ir.schedule import ALIGNMENT, Arena, Capacity, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names

@@ -14,25 +14,26 @@ from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import MOST_BIT_ROWS, RUN_FIELDS, Schedule, TileClass, TileMask
+from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import kept_between_stages, merge_lists
 from treegen.profiled import task_costs
+from treegen.runs import (
+    Runs,
+    Tables,
+    bit_words,
+    block_tokens,
+    masked_runs,
+    runs_of_groups,
+    runs_of_items,
+    table,
+    tabulate,
+)
 from treegen.targets import Target
 from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
 
 _BIT_MASKS = ("token-bits", "row-bits")
-
-
-class _Runs(NamedTuple):
-    """Runs of KV slots with an owner (a group, later an item) and the owner's rows that see them; grouped by owner."""
-
-    owner: Longs
-    slot: Longs
-    length: Longs
-    lo: Longs
-    hi: Longs
 
 
 class _Work(NamedTuple):
@@ -61,17 +62,6 @@ class Counts(NamedTuple):
     mask_runs: Longs
 
 
-class _Tables(NamedTuple):
-    """Tile and block tables, and per item where its part begins and how many tiles it has."""
-
-    tiles: Ints
-    blocks: Ints
-    tile0: Longs
-    tile_count: Longs
-    block0: Longs
-    block_tiles: Longs
-
-
 def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
@@ -80,7 +70,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     """
     sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
     heights = np.array([_height(tile, plan, shape) for tile in sizes])
-    items, runs = _cut(plan, _runs_of_groups(plan, tree), np.tile(heights, (len(plan), 1)))
+    items, runs = _cut(plan, runs_of_groups(plan, tree), np.tile(heights, (len(plan), 1)))
     item_group, begin, rows, item_class, work = items
 
     # Items that read nothing are dropped; the others are launched stage by stage, class by class, the longest first.
@@ -90,8 +80,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     order = order[work[order] > 0]
     number = np.full(len(rows), -1, np.int64)
     number[order] = np.arange(len(order))
-    runs = _Runs(number[runs.owner], *runs[1:])
-    runs = _Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
+    runs = Runs(number[runs.owner], *runs[1:])
+    runs = Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
     item_group, rows = item_group[order], rows[order]
     num_stages = max(len(stages), 1)
     class_indptr = np.searchsorted(item_class[order], np.arange(num_stages * len(sizes) + 1))
@@ -117,7 +107,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     return Schedule(
         classes=classes,
         class_indptr=frozen(class_indptr),
-        items=frozen(_table(row0, rows, *walk, slot0, item_group)),
+        items=frozen(table(row0, rows, *walk, slot0, item_group)),
         rows=row_table,
         tiles=frozen(tables.tiles),
         blocks=frozen(tables.blocks),
@@ -144,7 +134,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     sizes = [_tile_sizes(plan, shape, target, int(most)) for most in most_rows]
     heights = np.array([[_height(tile, plan, shape) for tile in own] for own in sizes])
     tokens = np.array([[tile.tokens for tile in own] for own in sizes])
-    items, runs = _cut(plan, _runs_of_groups(plan, forest), heights[tree])
+    items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
 
     row_table, row0 = _row_table(plan, forest)
     working = np.flatnonzero(items.work)
@@ -162,20 +152,20 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     of_group = (tree * (int(plan.stage.max(initial=0)) + 1) + plan.stage)[items.group]
     _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
     of_launch = tokens[tree[items.group[first]], items.tile[first]]
-    of_run, masked = launch[runs.owner], _masked(runs, items.rows)
-    tile_tokens, block = of_launch[of_run], _block_tokens(runs, launch, of_launch, _usual_block(plan))[of_run]
+    of_run, masked = launch[runs.owner], masked_runs(runs, items.rows)
+    tile_tokens, block = of_launch[of_run], block_tokens(runs, launch, of_launch, _usual_block(plan))[of_run]
     pieces = runs.length // tile_tokens - -(runs.length % tile_tokens) // block
     pieces = np.where((np.bincount(of_run, masked, len(first)) > 0)[of_run], pieces, 0)
     return Counts(partial_rows, np.bincount(tree[items.group][runs.owner], pieces, trees).astype(np.int64))
 
 
-def _cut(plan: Plan, runs: _Runs, heights: Longs) -> tuple[_Items, _Runs]:
+def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     """Every group's row tiles and their runs. heights: per group the rows of a tile in every class, larger first."""
     group, step = ragged(-(-plan.group_rows // heights[:, 0]))
     begin = step * heights[group, 0]
     rows = np.minimum(plan.group_rows[group] - begin, heights[group, 0]).astype(np.int64)
     tile = (rows[:, None] <= heights[group, 1:]).sum(1)
-    runs = _runs_of_items(runs, len(plan), group, begin, rows)
+    runs = runs_of_items(runs, len(plan), group, begin, rows)
     work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
     return _Items(group, begin, rows, tile, work), runs
 
@@ -184,11 +174,6 @@ def _shared(item: Longs, row: Ints, items: int, rows: int) -> tuple[npt.NDArray[
     """Whether some row of an item is in another item too, and every row's items; of all (item, row) pairs."""
     items_of_row = np.bincount(row, minlength=rows)
     return np.bincount(item, items_of_row[row] > 1, items) > 0, items_of_row
-
-
-def _masked(runs: _Runs, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Whether some of the owner's `rows` rows do not see a run."""
-    return (runs.lo > 0) | (runs.hi < rows[runs.owner])
 
 
 def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:
@@ -213,81 +198,34 @@ def _usual_block(plan: Plan) -> int:
 
 
 def _tabulate_classes(
-    runs: _Runs, plan: Plan, sizes: list[TileClass], class_indptr: Longs, rows: Longs
-) -> tuple[tuple[TileClass, ...], _Tables]:
+    runs: Runs, plan: Plan, sizes: list[TileClass], class_indptr: Longs, rows: Longs
+) -> tuple[tuple[TileClass, ...], Tables]:
     """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
-    masked = _masked(runs, rows)
+    masked = masked_runs(runs, rows)
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
     tiles_before = blocks_before = 0
     for c, tile in enumerate(sizes):
         chosen = slice(first_run[c], first_run[c + 1])
-        own = _Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
+        own = Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
         items = class_indptr[c + 1] - class_indptr[c]
         if tile.fused:
             is_masked = bool(masked[chosen].any())
             if is_masked and mask == "bits":
                 own = own._replace(**dict(zip(("lo", "hi"), bit_words(own.lo, own.hi), strict=True)))
             of_class = np.zeros(items, np.int64)
-            block = int(_block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
+            block = int(block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
             tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
-        made = _tabulate(own, items, tile.tokens, tile.block)
+        made = tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
         tiles_before += len(made.tiles)
         blocks_before += len(made.blocks)
-    return tuple(classes), _Tables(*(np.concatenate(column) for column in zip(*tables, strict=True)))
+    return tuple(classes), Tables(*(np.concatenate(column) for column in zip(*tables, strict=True)))
 
 
-def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
-    """The lower and the upper half, as int32 values, of 64-bit words with bits `lo:hi` set."""
-    below = [
-        np.where(end > 0, np.uint64(2**64 - 1) >> (64 - np.maximum(end, 1)).astype(np.uint64), np.uint64(0))
-        for end in (lo, hi)
-    ]
-    halves = (below[0] ^ below[1]).view(np.int32).reshape(-1, 2)
-    return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
-
-
-def _runs_of_groups(plan: Plan, tree: Tree) -> _Runs:
-    """Every segment cut at the borders of its node's KV runs."""
-    ends = offsets(tree.kv.length)  # token coordinates through all nodes; runs cover them without gaps
-    begin = offsets(tree.tokens)[plan.node] + plan.start
-    end = begin + plan.read_tokens
-    first = np.searchsorted(ends, begin, side="right") - 1
-    counts = np.searchsorted(ends, end) - first
-    segment = np.repeat(np.arange(len(begin)), counts)
-    run = ragged_ranges(first, counts)
-    from_token = np.maximum(begin[segment], ends[run])
-    to_token = np.minimum(end[segment], ends[run + 1])
-    return _Runs(
-        plan.segment_group[segment],
-        tree.kv.start[run] + from_token - ends[run],
-        to_token - from_token,
-        plan.seen_lo[segment].astype(np.int64),
-        plan.seen_hi[segment].astype(np.int64),
-    )
-
-
-def _runs_of_items(runs: _Runs, groups: int, item_group: Longs, begin: Longs, rows: Longs) -> _Runs:
-    """Each group's runs handed to its row tiles, without those that none of a tile's rows sees.
-
-    Runs that nobody in the group sees stay: the strategy reads them on purpose.
-    """
-    indptr = np.searchsorted(runs.owner, np.arange(groups + 1))
-    counts = np.diff(indptr)[item_group]
-    item = np.repeat(np.arange(len(item_group)), counts)
-    run = ragged_ranges(indptr[item_group], counts)
-    lo = np.maximum(runs.lo[run] - begin[item], 0)
-    hi = np.minimum(runs.hi[run] - begin[item], rows[item])
-    unseen = runs.lo[run] == runs.hi[run]
-    kept = (hi > lo) | unseen
-    lo, hi = np.where(unseen, 0, lo), np.where(unseen, 0, hi)
-    return _Runs(item[kept], runs.slot[run][kept], runs.length[run][kept], lo[kept], hi[kept])
-
-
-def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: _Runs, shape: Shape, target: Target) -> _Work:
+def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, shape: Shape, target: Target) -> _Work:
     """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first (treegen.division).
 
     Raises PlanError when the plan needs several tile classes.
@@ -302,53 +240,6 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: _Runs, 
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
     counts = np.bincount(worker, minlength=1)
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))
-
-
-def _block_tokens(runs: _Runs, launch: Longs, tile_tokens: Longs, usual: int) -> Longs:
-    """Per launch `usual`, or 1 (a slot per token) where packing in blocks of that size makes a quarter more tiles, full
-    ones counted. launch: of every item; tile_tokens: of every launch.
-    """
-    per_item, launches = tile_tokens[launch], len(tile_tokens)
-    block = np.minimum(usual, tile_tokens)
-    per_run, of_run = per_item[runs.owner], block[launch][runs.owner]
-    full = np.bincount(launch[runs.owner], runs.length // per_run, launches)
-    rest = runs.length % per_run
-    blocks = np.bincount(runs.owner, -(-rest // of_run), len(launch))
-    tokens = np.bincount(runs.owner, rest, len(launch))
-    by_block = full + np.bincount(launch, np.ceil(blocks * block[launch] / per_item), launches)
-    by_token = full + np.bincount(launch, np.ceil(tokens / per_item), launches)
-    return np.where(by_block > 1.25 * by_token, 1, block)
-
-
-def _tabulate(runs: _Runs, items: int, tokens: int, block: int) -> _Tables:
-    """Cuts every run into full tiles and a rest in blocks; an item's blocks are packed into tiles one after another."""
-    full = runs.length // tokens
-    run, step = ragged(full)
-    tiles = _table(runs.slot[run] + step * tokens, tokens, runs.lo[run], runs.hi[run])
-    tile_count = np.bincount(runs.owner, full, items).astype(np.int64)
-
-    rest = runs.length - full * tokens
-    run, step = ragged(-(-rest // block))
-    item = runs.owner[run]
-    block_count = np.bincount(item, minlength=items)
-    per_tile = tokens // block
-    block_tiles = -(-block_count // per_tile)
-    block0 = offsets(block_tiles * per_tile)
-    blocks = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
-    if len(run):
-        slot = runs.slot[run] + full[run] * tokens + step * block
-        length = np.minimum(rest[run] - step * block, block)
-        place = np.arange(len(item)) + (block0[:-1] - offsets(block_count)[:-1])[item]
-        blocks[place] = _table(slot, length, runs.lo[run], runs.hi[run])
-    return _Tables(tiles, blocks, offsets(tile_count)[:-1], tile_count, block0[:-1], block_tiles)
-
-
-def _table(first: Longs, *others: Longs | int) -> Ints:
-    """An int32 table of these columns."""
-    table = np.empty((len(first), 1 + len(others)), np.int32)
-    for column, values in enumerate((first, *others)):
-        table[:, column] = values
-    return table
 
 
 def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:

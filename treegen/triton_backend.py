@@ -9,8 +9,9 @@ from types import ModuleType
 import torch
 
 from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.arena import ALIGNMENT, Capacity
 from treegen.ir.errors import PerformanceWarning
-from treegen.ir.schedule import ALIGNMENT, Capacity, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
 from treegen.trace import stage

@@ -1,0 +1,110 @@
+"""Arena: a schedule laid out as one int32 array, so that it goes to the device in one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from treegen.ir.arrays import Ints, frozen
+from treegen.ir.errors import PlanError
+
+if TYPE_CHECKING:
+    from treegen.ir.schedule import Schedule
+
+ALIGNMENT = 16
+"""Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
+    slots, thread blocks with lists of work, and work; and of the partial buffer: slots.
+    """
+
+    items: tuple[int, ...]
+    rows: int
+    tiles: int
+    blocks: int
+    merges: tuple[int, ...]
+    merge_slots: int
+    slots: int
+    workers: int = 0
+    work: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
+
+    Section `counts` holds, 16 entries apart, the number of items of every class and then of merged rows of every stage:
+    kernels launch on the capacity and blocks beyond the count exit at once.
+    """
+
+    array: Ints
+    counts: int
+    rows: int
+    tiles: int
+    blocks: int
+    merge_slots: int
+    work_indptr: int
+    work: int
+    items: tuple[int, ...]
+    merge_rows: tuple[int, ...]
+    merge_indptr: tuple[int, ...]
+
+
+def pack(schedule: Schedule, capacity: Capacity) -> Arena:
+    """The arena of a schedule, with room for `capacity`. Raises PlanError when it does not fit."""
+    size = schedule.size
+    for section in fields(Capacity):
+        needed, room = getattr(size, section.name), getattr(capacity, section.name)
+        if np.shape(needed) != np.shape(room) or np.any(np.greater(needed, room)):
+            raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
+    classes, stages = range(len(schedule.classes)), range(schedule.num_stages)
+    counts = np.zeros((len(schedule.classes) + schedule.num_stages, ALIGNMENT), np.int32)
+    counts[:, 0] = [*np.diff(schedule.class_indptr), *np.diff(schedule.merge_stage_indptr)]
+    items = [schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]] for c in classes]
+    merged = [merges for _, merges in schedule.stages]
+    # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
+    spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * schedule.tiles.shape[1]
+    sections = [
+        (counts, counts.size),
+        (schedule.rows, capacity.rows),
+        (schedule.tiles, (capacity.tiles + 1) * schedule.tiles.shape[1]),
+        (schedule.blocks, capacity.blocks * schedule.tiles.shape[1] + spare),
+        (schedule.merge_slots, capacity.merge_slots + 1),
+        (_work_indptr(schedule, capacity.workers), capacity.workers + 1),
+        (schedule.work, capacity.work),
+        *((items[c], capacity.items[c] * schedule.items.shape[1]) for c in classes),
+        *((schedule.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
+        *((schedule.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
+    ]
+    places = [0]
+    for _, room in sections:
+        places.append(places[-1] + -(-room // ALIGNMENT) * ALIGNMENT)
+    array = np.zeros(places[-1], np.int32)
+    for place, (values, _) in zip(places, sections, strict=False):
+        array[place : place + values.size] = values.ravel()
+    of_items, of_merges = places[7:], places[7 + len(classes) :]
+    counted, rows, tiles, blocks, merge_slots, work_indptr, work = places[:7]
+    return Arena(
+        frozen(array),
+        counted,
+        rows,
+        tiles,
+        blocks,
+        merge_slots,
+        work_indptr,
+        work,
+        items=tuple(of_items[: len(classes)]),
+        merge_rows=tuple(of_merges[: len(stages)]),
+        merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
+    )
+
+
+def _work_indptr(schedule: Schedule, workers: int) -> Ints:
+    """`work_indptr` with empty lists for thread blocks beyond those that have work."""
+    surplus = np.full(workers + 1 - len(schedule.work_indptr), len(schedule.work))
+    return frozen(np.append(schedule.work_indptr, surplus))
