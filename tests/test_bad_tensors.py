@@ -74,7 +74,7 @@ def test_a_refused_call_loses_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected", "pieces"),
     [
-        ({"strategy": "best"}, StrategyError, ["strategy = best", "query, deft-node"]),
+        ({"strategy": "best"}, StrategyError, ["strategy = best", "query, medusa"]),
         ({"backend": "cuda"}, BackendError, ["backend = cuda", "triton, torch"]),
         ({"target": "h800x"}, BackendError, ["target = h800x", "h200"]),
         ({"shape": (32, 8, 128)}, InputError, ["shape", "treegen.Shape"]),

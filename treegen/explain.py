@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from treegen.accounts import account_lines, model_lines, time_lines
 from treegen.cost import Times
@@ -131,25 +131,39 @@ def explain(
     Raises a TreegenError for what is unknown or cannot be planned.
     """
     on_target, of_shape = target_from(target), shape or DEFAULT_SHAPE
+    entries = []
+    for choice, plan, schedule in planned(tree, strategies, of_shape, on_target):
+        parts = (plan, schedule, tree, of_shape, on_target, model)
+        entries.append(Entry.from_plan(choice.strategy, choice.reason, *parts))
+    best = auto().choose(tree, of_shape, on_target).strategy
+    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best, model)
+
+
+class Planned(NamedTuple):
+    """A strategy with the reason why it was taken, its verified plan, and the schedule."""
+
+    choice: Choice
+    plan: Plan
+    schedule: Schedule
+
+
+def planned(tree: Tree, strategies: Sequence[str | Strategy], shape: Shape, target: Target) -> list[Planned]:
+    """What strategies make of a tree, without accounts; see `explain`."""
     if not strategies:
         raise StrategyError("strategies", strategies, "is empty", "give at least one name")
     choices: dict[str, Choice] = {}
     for strategy in map(strategy_from, strategies):
-        choice = strategy.choose(tree, of_shape, on_target)
+        choice = strategy.choose(tree, shape, target)
         if choice.strategy is not strategy:
             choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
             choices[str(choice.strategy)] = choice
         choices.setdefault(str(choice.strategy), choice)
-    entries = []
+    made = []
     for choice in choices.values():
-        plan = choice.strategy.plan(tree, of_shape, on_target)
+        plan = choice.strategy.plan(tree, shape, target)
         verify(plan, tree)
-        schedule = lower(plan, tree, of_shape, on_target)
-        entries.append(
-            Entry.from_plan(choice.strategy, choice.reason, plan, schedule, tree, of_shape, on_target, model)
-        )
-    best = auto().choose(tree, of_shape, on_target).strategy
-    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best, model)
+        made.append(Planned(choice, plan, lower(plan, tree, shape, target)))
+    return made
 
 
 def tree_json(tree: Tree) -> dict[str, object]:

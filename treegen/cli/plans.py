@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -28,10 +28,11 @@ from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.difference import Difference, difference
 from treegen.emit import Source
 from treegen.estimate import CostModel
-from treegen.explain import DEFAULT_GROUPS, Explanation
+from treegen.explain import DEFAULT_GROUPS, Explanation, planned
 from treegen.explain import explain as explained
 from treegen.files import save_text, tree_from_argument
 from treegen.ir.errors import BackendError, FormatError, StrategyError
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.strategies import named, strategy_from, strategy_names
 from treegen.targets import DEFAULT_TARGET
@@ -91,14 +92,15 @@ def emit(
 
     A page size other than 1 gives the modules for pages that lie apart; a cache without gaps is addressed by slot.
     """
-    explanation = _explanation(tree, strategy, shape_from(heads, head_dim, dtype, page_size), target)
+    shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
+    made = planned(tree_from_argument(tree), _strategies(strategy), shape, target_of(target))
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             reason = f"cannot be made ({cause.strerror})"
             raise FormatError("output", str(output), reason, "name another folder") from cause
-    sources = _sources(explanation)
+    sources = _sources([entry.schedule for entry in made], shape)
     if not sources:
         print("nothing to emit: the plan launches no kernel, or runs unfused in PyTorch", file=sys.stderr)
     for source in sources:
@@ -130,7 +132,7 @@ def account_workload(
 ) -> None:
     """Account for the bytes that strategies move over whole decodings."""
     named_workload = workload_from(workload)
-    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
+    names = _strategies(strategy)
     shape = shape_from(heads, head_dim, dtype, None) or DEFAULT_SHAPE
     on_target = target_of(target)
     with progress_bar(len(named_workload.decodes)) as on_decode:
@@ -152,8 +154,7 @@ def strategies() -> None:
 def _explanation(
     tree: str, strategy: str, shape: Shape | None, target: str, cost: CostModel = "analytic"
 ) -> Explanation:
-    names = (*strategy_names(), "auto") if strategy == "all" else (strategy,)
-    return explained(tree_from_argument(tree), names, shape, target_of(target), cost)
+    return explained(tree_from_argument(tree), _strategies(strategy), shape, target_of(target), cost)
 
 
 def _cost_model(text: str) -> CostModel:
@@ -162,10 +163,13 @@ def _cost_model(text: str) -> CostModel:
     return "profiled" if text == "profiled" else "analytic"
 
 
-def _sources(explanation: Explanation) -> Collection[Source]:
-    """The modules behind all plans of an explanation, each once."""
+def _sources(schedules: Sequence[Schedule], shape: Shape) -> Collection[Source]:
+    """The modules behind all schedules, each once."""
     found: dict[str, Source] = {}
-    for entry in explanation.entries:
-        emitted = emission.emit(entry.schedule, explanation.shape, explanation.shape.page_size)
-        found.update((source.digest, source) for source in emitted)
+    for schedule in schedules:
+        found.update((source.digest, source) for source in emission.emit(schedule, shape, shape.page_size))
     return found.values()
+
+
+def _strategies(text: str) -> tuple[str, ...]:
+    return (*strategy_names(), "auto") if text == "all" else (text,)
