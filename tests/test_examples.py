@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from treegen.strategies import registry
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXPECTED = {
     "demo": "against the float64 oracle: passed",
     "explain_tree": "moves the fewest bytes",
+    "own_strategy": "us estimated on",
     "page_slots": "row 0 reads pages",
 }
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
     assert EXPECTED[name] in capsys.readouterr().out
 

@@ -26,7 +26,7 @@ from forests import (
     visible_slot_counts,
 )
 from treegen import Shape, Tree, oracle, strategies
-from treegen.ir.errors import PlanError
+from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
@@ -445,6 +445,34 @@ def test_own_strategies_are_served_by_name() -> None:
     kernel = treegen.compile(tree, strategy="node-by-another-name", shape=SMALL, backend="torch")
     expected, _ = oracle.reference(tree, *tensors(tree))
     assert oracle.error(kernel(*tensors(tree)), expected) <= TOLERANCE
+
+
+def test_strategies_of_installed_packages_are_served_and_held_to_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from treegen.strategies import registry
+
+    points = [
+        EntryPoint("installed-node", f"{__name__}:NodeByAnotherName", registry.ENTRY_POINTS),
+        EntryPoint("installed-wrong", f"{__name__}:FirstTokenOnly", registry.ENTRY_POINTS),
+        EntryPoint("query", f"{__name__}:FirstTokenOnly", registry.ENTRY_POINTS),
+        EntryPoint("no-strategy", "builtins:dict", registry.ENTRY_POINTS),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.ENTRY_POINTS else [])
+    registry._installed.cache_clear()
+    try:
+        assert strategy_names()[-3:] == ("installed-node", "installed-wrong", "no-strategy")
+        assert strategy_from("query").name == "query"  # a shipped name is not taken over
+        tree = tree_of_two_roots()
+        kernel = treegen.compile(tree, strategy="installed-node", shape=SMALL, backend="torch")
+        expected, _ = oracle.reference(tree, *tensors(tree))
+        assert oracle.error(kernel(*tensors(tree)), expected) <= TOLERANCE
+        with pytest.raises(PlanError, match="first-token-only"):
+            treegen.compile(tree, strategy="installed-wrong", shape=SMALL, backend="torch")
+        with pytest.raises(StrategyError, match="makes a dict"):
+            strategy_from("no-strategy")
+    finally:
+        registry._installed.cache_clear()
 
 
 @pytest.mark.usefixtures("_own_registry")

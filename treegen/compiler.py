@@ -236,6 +236,11 @@ class Kernel:
         return self._choice
 
     @property
+    def target(self) -> Target:
+        """What the plan is made for."""
+        return self._target
+
+    @property
     def backend(self) -> str:
         """What runs the schedule: "triton" or "torch"."""
         return self._backend

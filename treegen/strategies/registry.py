@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias
 
 from treegen.ir.errors import StrategyError
@@ -10,6 +12,8 @@ from treegen.strategies import named
 from treegen.strategies.strategy import Strategy
 
 Factory: TypeAlias = Callable[[], Strategy]
+ENTRY_POINTS = "treegen.strategies"
+"""The entry-point group in which installed packages offer strategies: a name, and a function that makes one."""
 
 _FACTORIES: dict[str, Factory] = {
     "query": named.query,
@@ -33,14 +37,36 @@ def register_strategy(name: str, factory: Factory) -> None:
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Registered names in order of registration, without `auto`."""
-    return tuple(name for name in _FACTORIES if name != "auto")
+    """Registered names in order of registration, without `auto`; those of installed packages last."""
+    installed = (name for name in _installed() if name not in _FACTORIES)
+    return tuple(name for name in (*_FACTORIES, *installed) if name != "auto")
 
 
 def strategy_from(strategy: str | Strategy) -> Strategy:
     """The strategy of this name with default options, or the object itself. Raises StrategyError."""
     if isinstance(strategy, Strategy):
         return strategy
-    if not isinstance(strategy, str) or strategy not in _FACTORIES:
-        raise StrategyError("strategy", strategy, "is not registered", f"use one of {', '.join(_FACTORIES)}")
-    return _FACTORIES[strategy]()
+    if isinstance(strategy, str):
+        factory = _FACTORIES.get(strategy) or _installed().get(strategy)
+        if factory:
+            return factory()
+    raise StrategyError(
+        "strategy", strategy, "is not registered", f"use one of {', '.join((*strategy_names(), 'auto'))}"
+    )
+
+
+@cache
+def _installed() -> dict[str, Factory]:
+    """Factories of installed packages, which are imported when they are called."""
+
+    def factory(point: EntryPoint) -> Factory:
+        return lambda: _made(point)
+
+    return {point.name: factory(point) for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _made(point: EntryPoint) -> Strategy:
+    made = point.load()()
+    if not isinstance(made, Strategy):
+        raise StrategyError("entry point", point.value, f"makes a {type(made).__name__}", "let it make a Strategy")
+    return made
