@@ -1,8 +1,9 @@
 """Profiling: the times of single tasks on the current GPU, as the cost grid of a target (FlashForge, section 5.2).
 
 A task is a number of query head rows that attend to a run of KV tokens, for one KV head, in one thread block. The paper
-measures a thread block alone; here as many run as the device is taken to hold, all on the same KV, because that is how
-tasks run: times include what blocks on one SM cost one another, but not the device memory's bandwidth.
+measures one thread block alone, with what it takes to start. Here the device is kept full of thread blocks with tasks of
+one kind, all on the same KV, and a task costs what one more of them adds to every block: that is what adds up in a list
+of tasks. It includes what blocks on one SM cost one another, but neither the launch nor the device memory's bandwidth.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ ROWS = (1, 4, 16, 17, 32, 64)
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Knots in KV tokens."""
 HEAD_DIM = 128
+_WAVES = (1, 4)  # tasks for each thread block in the launches that are compared
+_LEAST_US = 0.001
 _OnTask = Callable[[], None]
 
 
 def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = None) -> CostGrid:
-    """The grid of the current CUDA device: medians less the time of a launch without work, fp16, head_dim 128.
+    """The grid of the current CUDA device: medians on a cold L2, fp16, head_dim 128.
 
     on_task(): called after every measured task. Raises BackendError without a CUDA device.
     """
@@ -49,22 +52,29 @@ def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = No
             if on_task:
                 on_task()
         lines.append(tuple(line))
-    source = f"treegen profile on {torch.cuda.get_device_name()}: as many thread blocks as fit, fp16, head_dim 128"
+    source = f"treegen profile on {torch.cuda.get_device_name()}: device full of equal tasks, fp16, head_dim 128"
     return CostGrid(ROWS, TOKENS, tuple(lines), source)
 
 
 def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
-    """The time of one task while every thread block that the target holds works on one like it."""
+    """What one more task adds to every thread block that the target holds, in microseconds."""
+    few, many = _WAVES
+    more = _launch_us(rows, tokens, many, target, repeats) - _launch_us(rows, tokens, few, target, repeats)
+    return max(round(more / (many - few), 3), _LEAST_US)
+
+
+def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int) -> float:
+    """The time of a launch of `waves` tasks for each thread block that the target holds."""
     shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
-    blocks = resident_blocks(tile_class(shape, target, rows), shape, target) * target.sms
-    tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (blocks * rows))
-    first, ones = np.arange(blocks) * rows, np.ones(blocks)
+    tasks = waves * resident_blocks(tile_class(shape, target, rows), shape, target) * target.sms
+    tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (tasks * rows))
+    first, ones = np.arange(tasks) * rows, np.ones(tasks)
     plan = Plan(
         "profile",
-        frozen(np.arange(blocks + 1)),
+        frozen(np.arange(tasks + 1)),
         frozen(first),
         frozen(first + rows),
-        frozen(np.arange(blocks + 1)),
+        frozen(np.arange(tasks + 1)),
         frozen(0 * ones),
         frozen(0 * ones),
         frozen(tokens * ones),
@@ -74,14 +84,8 @@ def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
     q = torch.randn(tree.num_rows, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     k, v = torch.randn(2, tokens, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     out, lse = torch.empty_like(q), torch.empty(len(q), 1, device="cuda")
-
-    def timed(program: TritonProgram) -> float:
-        return median_us(lambda: program(q, k, v, out, lse, HEAD_DIM**-0.5, 1.0), repeats)
-
-    schedule = lower(plan, tree, shape, target)
-    idle = replace(schedule, items=schedule.items[:0], class_indptr=frozen(0 * schedule.class_indptr))
-    busy = timed(TritonProgram(schedule, shape, q.device))
-    return round(busy - timed(TritonProgram(idle, shape, q.device, schedule.size)), 2)
+    program = TritonProgram(lower(plan, tree, shape, target), shape, q.device)
+    return median_us(lambda: program(q, k, v, out, lse, HEAD_DIM**-0.5, 1.0), repeats)
 
 
 def profiled_target(repeats: int = 30, on_task: _OnTask | None = None) -> Target:

@@ -107,10 +107,10 @@ class Auto(Strategy):
 
     1. Rows share less than a quarter of what they read (path tokens < 1.25 unique tokens): `query`, its context split
        when the rows alone are too few for the target.
-    2. Few rows (fewer than 32) or one query head per KV head, and short nodes (fewer than 64 visible tokens on
-       average): `deft-flatten`, which packs short nodes into full tiles.
-    3. Few rows and long nodes: `deft-node-chunk`, with the longest chunk of 1024, 512, 256, 128 that gives two blocks
-       per SM.
+    2. Fewer than 32 rows or one query head per KV head, and short nodes (fewer than 64 visible tokens on average):
+       `deft-flatten`, which packs short nodes into full tiles.
+    3. At most 64 rows (32 with one query head per KV head) and long nodes: `flashforge`, which divides them to fill the
+       device.
     4. Otherwise `fasttree`.
     """
 
@@ -131,8 +131,8 @@ class Auto(Strategy):
         nodes = f"{rows} rows, {mean:.0f} visible tokens per node on average"
         if mean < _SHORT_NODE and (rows < _FEW_ROWS or shape.group == 1):
             return Choice(deft_flatten(), f"short nodes are packed into tiles: {nodes}")
-        if rows < _FEW_ROWS:
-            return Choice(deft_node_chunk(_longest_split(unique, shape, blocks)), f"few rows on long nodes: {nodes}")
+        if mean >= _SHORT_NODE and rows <= (_FEW_ROWS if shape.group == 1 else 2 * _FEW_ROWS):
+            return Choice(flashforge(), f"few rows on long nodes: {nodes}")
         return Choice(fasttree(), f"many rows share prefixes: {nodes}")
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
