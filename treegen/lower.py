@@ -18,7 +18,7 @@ from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import kept_between_stages, merge_lists
-from treegen.profiled import task_costs
+from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
     Runs,
     Tables,
@@ -236,7 +236,7 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, s
         raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
     lanes = shape.num_kv_heads * -(-shape.group // classes[0].rows)
     tokens = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
-    costs = task_costs(shape, target)(np.minimum(rows * shape.group, classes[0].rows), tokens)
+    costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), tokens)
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
     counts = np.bincount(worker, minlength=1)
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))

@@ -1,9 +1,9 @@
 """Profiling: the times of single tasks on the current GPU, as the cost grid of a target (FlashForge, section 5.2).
 
 A task is a number of query head rows that attend to a run of KV tokens, for one KV head, in one thread block. The paper
-measures one thread block alone, with what it takes to start. Here the device is kept full of thread blocks with tasks of
-one kind, all on the same KV, and a task costs what one more of them adds to every block: that is what adds up in a list
-of tasks. It includes what blocks on one SM cost one another, but neither the launch nor the device memory's bandwidth.
+measures one thread block alone, with what it takes to start. Here the device is kept full of thread blocks with tasks
+of one kind, all on the same KV, and a task costs what one more of them adds to every block: that is what adds up in a
+list of tasks. It includes what blocks on one SM cost one another, but neither the launch nor KV from device memory.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from treegen.cost import term_values
 from treegen.division import Costs, Counts
 from treegen.ir.arrays import Longs, offsets
-from treegen.ir.schedule import Schedule
+from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import ItemLaunches, tile_work
 from treegen.targets import Target
-from treegen.tiles import resident_blocks, tile_class
+from treegen.tiles import SMALL_ROWS, resident_blocks, tile_class
 
 Floats = npt.NDArray[np.float64]
 _GRID_TOKEN_BYTES = 2 * 128 * 2
@@ -32,6 +32,15 @@ def task_costs(shape: Shape, target: Target) -> Costs:
         return partial(_analytic_task_us, shape=shape, target=target)
     scale, cost = shape.kv_token_bytes / shape.num_kv_heads / _GRID_TOKEN_BYTES, target.grid.cost
     return lambda rows, tokens: cost(rows, tokens) * scale
+
+
+def task_rows(rows: Counts, tile: TileClass, shape: Shape) -> Longs:
+    """Query head rows with which items of `rows` rows enter the grid.
+
+    Few rows in a large tile cost what the fewest do that a large tile is chosen for.
+    """
+    least = 1 if tile.rows <= SMALL_ROWS else SMALL_ROWS + 1
+    return np.clip(np.asarray(rows, np.int64) * shape.group, least, tile.rows)
 
 
 def source_of_costs(target: Target) -> str:
@@ -78,7 +87,8 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
         if not len(of_class) or not tile.fused:
             continue
         lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
-        costs = cost(np.full(len(of_class), tile.rows), of_class)
+        rows = schedule.column("rows")[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
+        costs = cost(task_rows(rows, tile, shape), of_class)
         if tile.dealt:
             ends = np.concatenate([[0.0], np.cumsum(costs[schedule.work // lanes])])
             times.append(float(np.diff(ends[schedule.work_indptr]).max()))

@@ -15,6 +15,9 @@ BLOCK_TOKENS = 16
 DEALT_BLOCK_TOKENS = 32
 """The same where thread blocks work off lists: registers for more runs per tile would spill."""
 
+SMALL_ROWS = 16
+"""Head rows up to which the small tile is taken."""
+
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
@@ -57,7 +60,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Packed runs
     have blocks of BLOCK_TOKENS, and rows no mask. Raises ShapeError.
     """
-    small = most_rows * shape.group <= 16
+    small = most_rows * shape.group <= SMALL_ROWS
     candidates: tuple[tuple[int, int, int, int], ...]
     if shape.dtype == "fp32":
         candidates = _SMALL_FP32 if small else _LARGE_FP32

@@ -16,7 +16,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.profiled import source_of_costs, task_costs
+from treegen.profiled import source_of_costs, task_costs, task_rows
 from treegen.strategies.groupings import by_node
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
@@ -70,7 +70,7 @@ class FlashForge(Strategy):
         tile = tile_class(shape, target, int(rows.max(initial=1)))
         blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
         height = rows_per_tile(tile.rows, shape.group)
-        head_rows = np.minimum(rows, height) * shape.group
+        head_rows = task_rows(np.minimum(rows, height), tile, shape)
         count = -(-rows // height) * (shape.num_kv_heads * -(-shape.group // tile.rows))
         return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks
 
