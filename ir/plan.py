@@ -192,6 +192,11 @@ class Plan:
         return self.stop.astype(np.int64) - self.start
 
     @property
+    def group_tokens(self) -> Longs:
+        """Tokens that every group reads."""
+        return np.bincount(self.segment_group, self.read_tokens, len(self)).astype(np.int64)
+
+    @property
     def masked(self) -> npt.NDArray[np.bool_]:
         """For every segment whether some row of its group does not see it."""
         return (self.seen_lo > 0) | (self.seen_hi < self.group_rows[self.segment_group])

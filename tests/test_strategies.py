@@ -63,6 +63,7 @@ def optioned(option: int | None) -> list[Strategy]:
     """Every registered strategy; those that take a length to split at get this one, if any."""
     split: dict[str, Strategy] = {}
     if option is not None:
+        split["cohort"] = strategies.cohort(head_rows=option, split=16 * option if option < 10 else None)
         split["query"] = strategies.query(split=option)
         split["deft-node-chunk"] = strategies.deft_node_chunk(chunk=option)
         split["deft-flatten"] = strategies.deft_flatten(block=option, mask="bits" if option == 24 else "interval")
@@ -384,13 +385,15 @@ def test_tree_without_rows_gives_empty_tensors() -> None:
         ("1000*4", "query", {"split": 128}),
         ("0(100*400)", "query", {}),
         ("2(50*400)", "query", {}),
-        ("100(1*100)", "fasttree", {}),
-        ("100(1*31)", "deft-flatten", {"block": 128}),
-        ("1000(200*64)", "flashforge", {}),
-        ("1000(200*65)", "fasttree", {}),
+        ("100(1*100)", "cohort", {"head_rows": 64}),
+        ("100(1*31)", "cohort", {"head_rows": 64}),
+        ("1000(200*32)", "flashforge", {}),
+        ("1000(200*33)", "cohort", {"head_rows": 64, "split": 256}),
+        ("90000(200*33)", "cohort", {"head_rows": 64, "split": 2048}),
+        ("1000(20*240)", "cohort", {"head_rows": 64}),
+        ("1000(20*224)", "cohort", {"head_rows": 64, "split": 512}),
+        ("100(20*32)", "cohort", {"head_rows": 64}),
         ("100000(400*4)", "flashforge", {}),
-        ("1000(50*64)", "flashforge", {}),
-        ("1000(47*64)", "fasttree", {}),
         ("0", "query", {}),
     ],
 )
@@ -484,8 +487,3 @@ def test_own_strategies_are_held_to_the_law() -> None:
         treegen.compile(
             Tree.parse("1"), strategy=strategy, shape=SMALL, backend="torch"
         )  # here it happens to be lawful
-
-
-def test_auto_packs_short_nodes_where_every_query_head_has_its_own_kv() -> None:
-    tree = Tree.parse("100(1*100)")
-    assert strategies.auto().choose(tree, Shape(32, 32, 128), H200).strategy.name == "deft-flatten"

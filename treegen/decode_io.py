@@ -28,7 +28,7 @@ from treegen.ir.verify import verify
 from treegen.lower import count, lower
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.edge_assignment import FastTree, virtual_tree
-from treegen.strategies.flashforge import FlashForge, read_tokens
+from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
 from treegen.targets import Target, target_from
@@ -245,7 +245,7 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
         return counted
     if isinstance(strategy, FlashForge):
         nodes = by_node(batch.forest)
-        tokens, tree = read_tokens(nodes), _tree_of_groups(nodes, batch)
+        tokens, tree = nodes.group_tokens, _tree_of_groups(nodes, batch)
         parts = np.searchsorted(tree, np.arange(len(batch.trees) + 1))
         divided = [
             strategy.divide(nodes.group_rows[begin:end], tokens[begin:end], shape, target)

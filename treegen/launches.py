@@ -52,7 +52,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
     """The launches of work items of a plan's schedule; classes that run unfused launch none."""
     tile_ends = offsets(schedule.tiles[:, 1])
     block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
-    group_tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan))
+    group_tokens = plan.group_tokens
     table: list[tuple[int, ...]] = []
     for index, tile in enumerate(schedule.classes):
         of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])

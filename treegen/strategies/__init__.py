@@ -3,6 +3,7 @@
 from treegen.strategies.named import (
     auto,
     cascade,
+    cohort,
     deft_flatten,
     deft_node,
     deft_node_chunk,
@@ -22,6 +23,7 @@ __all__ = [
     "Traffic",
     "auto",
     "cascade",
+    "cohort",
     "deft_flatten",
     "deft_node",
     "deft_node_chunk",

@@ -59,7 +59,7 @@ class FlashForge(Strategy):
         plan = replace(by_node(tree), strategy=str(self))
         if on_pass:
             on_pass("by_node", plan)
-        pieces, blocks = self.divide(plan.group_rows, read_tokens(plan), shape, target)
+        pieces, blocks = self.divide(plan.group_rows, plan.group_tokens, shape, target)
         plan = replace(DivideContext(pieces).apply(plan, tree), blocks=blocks)
         if on_pass:
             on_pass("divide-context", plan)
@@ -73,8 +73,3 @@ class FlashForge(Strategy):
         head_rows = task_rows(np.minimum(rows, height), tile, shape)
         count = -(-rows // height) * (shape.num_kv_heads * -(-shape.group // tile.rows))
         return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks
-
-
-def read_tokens(plan: Plan) -> Longs:
-    """Tokens that every group reads."""
-    return np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treegen.ir.arrays import frozen, offsets
+from treegen.ir.arrays import frozen, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -83,6 +83,31 @@ def by_node(tree: Tree) -> Plan:
         spans.stop,
         frozen(spans.lo - lo),
         frozen(spans.hi - lo),
+    )
+
+
+def by_cohort(tree: Tree, rows: int) -> Plan:
+    """One group per `rows` neighbouring ranks with their whole paths, root first: what several of them see is read once
+    for all, masked.
+    """
+    spans = tree.topology.spans
+    first = spans.lo // rows
+    span, step = ragged((spans.hi - 1) // rows - first + 1)
+    cohort = first[span] + step
+    order = np.argsort(cohort, kind="stable")
+    span, cohort = span[order], cohort[order]
+    alive, begin = np.unique(cohort, return_index=True)
+    return Plan(
+        "by-cohort",
+        frozen(np.arange(len(alive) + 1)),
+        frozen(alive * rows),
+        frozen(np.minimum((alive + 1) * rows, tree.num_rows)),
+        frozen(np.append(begin, len(span))),
+        frozen(spans.node[span]),
+        frozen(spans.start[span]),
+        frozen(spans.stop[span]),
+        frozen(np.maximum(spans.lo[span] - cohort * rows, 0)),
+        frozen(np.minimum(spans.hi[span] - cohort * rows, rows)),
     )
 
 

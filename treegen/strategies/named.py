@@ -11,6 +11,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
+from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
@@ -97,8 +98,17 @@ def flashforge(blocks: int | None = None) -> Strategy:
     return FlashForge(blocks)
 
 
+def cohort(head_rows: int = 64, split: int | None = None) -> Strategy:
+    """Neighbouring rows that fill a tile with their whole paths, masked: one launch, no partials (path cohorts).
+
+    head_rows: query head rows of a group; split: tokens per work item.
+    """
+    return Cohort(head_rows, split)
+
+
 _FEW_ROWS = 32
-_SHORT_NODE = 64
+_LONG_NODE = 64
+_SHORT_PATH = 512
 
 
 @dataclass(frozen=True)
@@ -107,11 +117,10 @@ class Auto(Strategy):
 
     1. Rows share less than a quarter of what they read (path tokens < 1.25 unique tokens): `query`, its context split
        when the rows alone are too few for the target.
-    2. Fewer than 32 rows or one query head per KV head, and short nodes (fewer than 64 visible tokens on average):
-       `deft-flatten`, which packs short nodes into full tiles.
-    3. At most 64 rows (32 with one query head per KV head) and long nodes: `flashforge`, which divides them to fill the
-       device.
-    4. Otherwise `fasttree`.
+    2. At most 32 rows and long nodes (at least 64 visible tokens on average): `flashforge`, which divides them to fill
+       the device.
+    3. Otherwise `cohort`, whole if its groups give nine of ten SMs a block or none reads more than 512 tokens, else
+       with the longest split of 2048, 1024, 512, 256 tokens that gives two blocks per SM.
     """
 
     name: str = "auto"
@@ -125,26 +134,28 @@ class Auto(Strategy):
             reason = f"rows share little: {total} tokens read by paths, {unique} unique"
             if rows * shape.num_kv_heads >= blocks or unique == 0:
                 return Choice(query(), reason)
-            length = _longest_split(total, shape, blocks)
+            length = _longest_split(total, shape, blocks, (1024, 512, 256, 128))
             return Choice(query(length), f"{reason}; too few rows for {target.sms} SMs, so contexts are split")
         mean = unique / len(tree.topology.spans)
-        nodes = f"{rows} rows, {mean:.0f} visible tokens per node on average"
-        if mean < _SHORT_NODE and (rows < _FEW_ROWS or shape.group == 1):
-            return Choice(deft_flatten(), f"short nodes are packed into tiles: {nodes}")
-        if mean >= _SHORT_NODE and rows <= (_FEW_ROWS if shape.group == 1 else 2 * _FEW_ROWS):
-            return Choice(flashforge(), f"few rows on long nodes: {nodes}")
-        return Choice(fasttree(), f"many rows share prefixes: {nodes}")
+        if rows <= _FEW_ROWS and mean >= _LONG_NODE:
+            return Choice(flashforge(), f"few rows on long nodes: {rows} rows, {mean:.0f} tokens per node on average")
+        made = cohort()
+        tokens = made.plan(tree, shape, target).group_tokens
+        count, longest = len(tokens) * shape.num_kv_heads, int(tokens.max())
+        reason = f"neighbouring rows share paths: {count} thread blocks of up to {longest} tokens"
+        if 10 * count >= 9 * target.sms or longest <= _SHORT_PATH:
+            return Choice(made, reason)
+        length = _longest_split(int(tokens.sum()), shape, blocks, (2048, 1024, 512, 256))
+        return Choice(cohort(split=length), f"{reason}, too few for {target.sms} SMs, so contexts are split")
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
 
 
-def _longest_split(tokens: int, shape: Shape, blocks: int) -> int:
-    """The longest of a few split lengths that gives at least `blocks` thread blocks over all KV heads, else the
-    shortest.
-    """
-    return next((n for n in (1024, 512, 256) if tokens // n * shape.num_kv_heads >= blocks), 128)
+def _longest_split(tokens: int, shape: Shape, blocks: int, lengths: tuple[int, ...]) -> int:
+    """The longest split that gives at least `blocks` thread blocks over all KV heads, else the shortest."""
+    return next((n for n in lengths if tokens // n * shape.num_kv_heads >= blocks), lengths[-1])
 
 
 def auto() -> Strategy:

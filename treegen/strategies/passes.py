@@ -47,7 +47,7 @@ class SplitContext:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
+        tokens = plan.group_tokens
         length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
         group, step = ragged(-(-tokens // length))
         begin = step * length[group]
@@ -101,7 +101,7 @@ class DivideContext:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
+        tokens = plan.group_tokens
         if len(self.pieces) != len(plan) or (self.pieces < 1).any() or (self.pieces > tokens).any():
             reason = f"does not divide the tokens of {len(plan)} groups"
             raise StrategyError("pieces", self.pieces.tolist(), reason, "give 1..tokens for every group")

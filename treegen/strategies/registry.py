@@ -25,6 +25,7 @@ _FACTORIES: dict[str, Factory] = {
     "deft-flatten": named.deft_flatten,
     "fasttree": named.fasttree,
     "flashforge": named.flashforge,
+    "cohort": named.cohort,
     "auto": named.auto,
 }
 
