@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
+from strategies import label, measured_strategies
 
 import treegen
 from treegen.cost import times
@@ -26,7 +27,6 @@ from treegen.estimate import account
 from treegen.ir.errors import FormatError
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.lower import lower
-from treegen.strategies import strategy_from, strategy_names
 from treegen.targets import Constants, Target, target_from
 
 DTYPE = "fp16"
@@ -61,16 +61,17 @@ def samples(path: Path, target: Target) -> list[Sample]:
         results = json.loads(path.read_text())["results"]
     except (OSError, ValueError, KeyError, TypeError) as cause:
         raise FormatError("results", str(path), f"cannot be read ({cause})", "write it with strategies.py") from cause
+    made = {label(strategy): strategy for strategy in measured_strategies()}
     trees: dict[str, treegen.Tree] = {}
     found = []
     for result in results:
-        named = result["strategy"] in strategy_names() and result["passed"] and result["dtype"] == DTYPE
+        named = result["strategy"] in made and result["passed"] and result["dtype"] == DTYPE
         if not named or not result["case"][:1].isdigit():
             continue
         tree = trees.setdefault(result["case"], treegen.Tree.parse(result["case"]))
         heads = [int(number) for number in result["heads"].split("/")]
         shape = treegen.Shape(heads[0], heads[1], HEAD_DIM, dtype=DTYPE)
-        plan = strategy_from(result["strategy"]).plan(tree, shape, target)
+        plan = made[result["strategy"]].plan(tree, shape, target)
         if plan.mask == "dense":
             continue
         schedule = lower(plan, tree, shape, target)

@@ -23,7 +23,7 @@ import torch
 import treegen
 from treegen import oracle
 from treegen.files import load_templates
-from treegen.strategies import strategy_names
+from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.timing import median_us
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -80,6 +80,17 @@ def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
         yield Case(name, template.at(template.middle), USUAL_HEADS)
 
 
+def measured_strategies() -> list[Strategy]:
+    """Every registered strategy but `auto`, and path cohorts with other options."""
+    variants = (cohort(head_rows=32), cohort(head_rows=16), cohort(split=512), cohort(split=1024))
+    return [*map(strategy_from, strategy_names()), *variants]
+
+
+def label(strategy: Strategy) -> str:
+    """The registered name of a strategy with default options, else its text."""
+    return strategy.name if strategy == strategy_from(strategy.name) else str(strategy)
+
+
 def inputs(case: Case, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Standard-normal q, k and v for a case."""
     heads, kv_heads = case.heads
@@ -97,7 +108,7 @@ def measure(case: Case, dtype: str, repeats: int) -> list[Result]:
     q, k, v = inputs(case, dtype)
     expected_out, expected_lse = oracle.reference(case.tree, q, k, v)
     results = []
-    for strategy in (*strategy_names(), "auto"):
+    for strategy in (*measured_strategies(), "auto"):
         kernel = treegen.compile(case.tree, strategy=strategy)
         out, lse = kernel(q, k, v, return_lse=True)
         again = kernel(q, k, v)
@@ -105,7 +116,7 @@ def measure(case: Case, dtype: str, repeats: int) -> list[Result]:
         time_us = median_us(lambda kernel=kernel, out=out: kernel(q, k, v, out=out), 3)
         if time_us < SLOW_MICROSECONDS:
             time_us = median_us(lambda kernel=kernel, out=out: kernel(q, k, v, out=out), repeats)
-        name = strategy if strategy != "auto" else f"auto: {kernel.choice.strategy}"
+        name = f"auto: {kernel.choice.strategy}" if strategy == "auto" else label(strategy)
         results.append(
             Result(
                 case.name,
@@ -153,8 +164,9 @@ def main() -> None:
                 {"device": device, "torch": torch.__version__, "results": [asdict(r) for r in results]}, indent=1
             )
         )
-    names = [*strategy_names(), "auto"]
-    print(f"{'tree':44} {'heads':6}{'type':5}" + "".join(f"{name:>16}" for name in names) + "  worst error")
+    names = [*map(label, measured_strategies()), "auto"]
+    titles = (name.replace("head_rows=", "").replace("split=", "/") for name in names)
+    print(f"{'tree':44} {'heads':6}{'type':5}" + "".join(f"{title:>16}" for title in titles) + "  worst error")
     for begin in range(0, len(results), len(names)):
         row = results[begin : begin + len(names)]
         marks = ["" if r.passed and r.repeatable else "!" for r in row]

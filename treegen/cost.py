@@ -66,13 +66,14 @@ def model() -> Model:
     )
     lone_tile, full_tile, chain, throughput, traffic = symbols("lone_tile full_tile chain throughput traffic")
     turns, full, packed, sms, block_us = symbols("turns full packed sms full_block_us")
+    rows, row_us = symbols("tile_rows full_row_us")
     long_turns, long_full, long_packed, lone_us = symbols("longest_turns longest_full longest_packed lone_block_us")
     memory, rate, fraction = symbols("memory_bytes memory_bytes_per_us memory_fraction")
     items = {
         "lone_tile": tile_us + flops / (sm_rate * lone_fraction),
         "full_tile": flops / (sm_rate * full_fraction) + loaded / load_rate,
         "chain": long_turns * lone_us + (long_full + long_packed * packing) * lone_tile,
-        "throughput": (turns * block_us + (full + packed * packing) * full_tile) / sms,
+        "throughput": (turns * (block_us + rows * row_us) + (full + packed * packing) * full_tile) / sms,
         "traffic": memory / (rate * fraction),
         "items_us": joined(chain, throughput, traffic),
     }
@@ -89,7 +90,7 @@ def model() -> Model:
         Part(
             (
                 "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "tile_flops",
-                "tile_bytes", "memory_bytes",
+                "tile_bytes", "tile_rows", "memory_bytes",
             ),
             items,
         ),

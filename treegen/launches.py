@@ -31,6 +31,7 @@ class ItemLaunches:
     longest_packed: Longs  # packed tiles of that block
     tile_flops: Longs  # floating-point operations of one tile, padding included
     tile_bytes: Longs  # bytes of keys and values in one tile
+    tile_rows: Longs  # query head rows of a tile
     resident: Longs  # thread blocks that an SM is taken to hold at a time
     kv_loads: Longs  # tokens that blocks load, per KV head, whether or not L2 serves them
     mask_runs: Longs  # runs with a mask
@@ -79,6 +80,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 int(packed.sum()) * lanes,
                 *longest,
                 *tile_work(tile, shape),
+                tile.rows,
                 resident_blocks(tile, shape, target),
                 int(loads.sum()) * head_tiles,
                 int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
@@ -86,7 +88,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 read + q_bytes + partial + final,
             )
         )
-    columns = np.array(table, np.int64).reshape(-1, 14).T
+    columns = np.array(table, np.int64).reshape(-1, 15).T
     return ItemLaunches(*columns)
 
 

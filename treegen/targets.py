@@ -21,7 +21,8 @@ class Constants:
     launch_us: float  # microseconds; the first launch, whatever it does
     next_launch_us: float  # microseconds; every further launch
     lone_block_us: float  # microseconds; a block without its tiles: queries in, results out
-    full_block_us: float  # microseconds of an SM; the same
+    full_block_us: float  # microseconds of an SM; the same, but for rows
+    full_row_us: float  # microseconds of an SM; a query head row of a block
     lone_tile_us: float  # microseconds; a KV tile, whatever its size
     lone_flop_fraction: float  # of an SM's tensor rate
     full_flop_fraction: float  # of an SM's tensor rate

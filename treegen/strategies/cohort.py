@@ -37,7 +37,7 @@ class Cohort(Strategy):
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
-        return {"head_rows": self.head_rows} | ({} if self.split is None else {"split": self.split})
+        return {"head_rows": self.head_rows, **({} if self.split is None else {"split": self.split})}
 
     @property
     def traffic(self) -> Traffic | None:
