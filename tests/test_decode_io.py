@@ -98,7 +98,9 @@ def test_what_is_linear_does_not_depend_on_the_stride(stride: int) -> None:
         if traffic and traffic.kv != "plan":
             assert entry.kv_hbm_bytes == expected.kv_hbm_bytes
         if traffic and traffic.partials != "lengths":
-            assert entry == expected
+            assert (entry.score_bytes, entry.partial_bytes) == (expected.score_bytes, expected.partial_bytes)
+            # Cohorts are masked: how many runs a mask has depends on lengths.
+            assert entry.mask_bytes == expected.mask_bytes or traffic.kv == "plan"
     node_chunk = [e.partial_bytes for io in (found, exact) for e in io.strategies if e.name == "deft-node-chunk"]
     assert node_chunk[0] == pytest.approx(node_chunk[1], rel=0.2)
 
