@@ -98,13 +98,16 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     anything.
     """
     if len(schedule.work_indptr) > 1 and len(schedule.items):
-        complete = len(schedule.work) % len(schedule.items) == 0
+        complete = len(schedule.work) > 0 and len(schedule.work) % len(schedule.items) == 0
         if not complete or not np.array_equal(np.sort(schedule.work), np.arange(len(schedule.work))):
             raise PlanError("work", f"{len(schedule.work)} entries", "do not name all work once", "deal every item")
     counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
     item, position = ragged(counts)
     row = schedule.rows[first[item] + position]
     partial = slot0[item] >= 0
+    highest = max(int(row.max(initial=-1)), int(schedule.merge_rows.max(initial=-1)))
+    if highest >= num_rows:
+        raise PlanError(f"row {highest}", "written", f"is beyond the last row, {num_rows - 1}", "correct the schedule")
     written = np.bincount(row[~partial], minlength=num_rows)
     final = schedule.merge_rows >= 0
     written += np.bincount(schedule.merge_rows[final], minlength=num_rows)
@@ -119,6 +122,8 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
         raise PlanError("slot0", f"{count} rows", reason, "renumber slots")
     holds = np.full(schedule.num_slots, -1, np.int64)
     wrong_merge = PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
+    if (schedule.merge_slots < 0).any():
+        raise wrong_merge
     for classes, merges in schedule.stages:
         launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
         new = partial & (item >= launched.start) & (item < launched.stop)
@@ -130,10 +135,14 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
         owner = np.where(target >= 0, target, holds[read[begins]] if len(read) else -1)
         if len(np.unique(read)) != len(read) or not np.array_equal(holds[read], np.repeat(owner, lengths)):
             raise wrong_merge
-        kept = target < 0
-        if (owner[kept] < 0).any() or (holds[-1 - target[kept]] != owner[kept]).any() or (lengths[kept] == 0).any():
+        # A running result goes to a slot that its own merge reads: any other may hold a partial that is still needed.
+        kept = np.flatnonzero(target < 0)
+        running = -1 - target[kept].astype(np.int64)
+        reader = np.full(schedule.num_slots, -1, np.int64)
+        reader[read] = np.repeat(np.arange(len(lengths)), lengths)
+        if (owner[kept] < 0).any() or (running >= schedule.num_slots).any() or (reader[running] != kept).any():
             raise wrong_merge
         holds[read] = -1
-        holds[-1 - target[kept]] = owner[kept]
+        holds[running] = owner[kept]
     if (holds >= 0).any():
         raise wrong_merge

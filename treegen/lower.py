@@ -66,7 +66,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
     An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
-    Raises ShapeError when no tile class fits the shape.
+    Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to merge.
     """
     sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
     heights = np.array([_height(tile, plan, shape) for tile in sizes])
@@ -92,6 +92,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     item, position = ragged(rows)
     row = row_table[row0[item] + position]
     shared, items_of_row = _shared(item, row, len(rows), tree.num_rows)
+    if plan.mask == "dense" and shared.any():
+        raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
     slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
 
     partial = shared[item]
