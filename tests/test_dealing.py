@@ -19,7 +19,7 @@ from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
-from treegen.profiled import task_costs
+from treegen.profiled import task_costs, task_rows
 from treegen.strategies import Strategy, strategy_from
 from treegen.targets import target_from
 from treegen.tiles import DEALT_BLOCK_TOKENS, resident_blocks
@@ -65,8 +65,8 @@ def lists(schedule: Schedule) -> list[list[int]]:
 
 def costs_of(schedule: Schedule, shape: Shape, target: str) -> list[float]:
     """Microseconds of every entry of work, item by item and lane by lane."""
-    head_rows = [min(item.rows * shape.group, schedule.classes[0].rows) for item in schedule.work_items]
-    costs = task_costs(shape, target_from(target))(np.array(head_rows), np.array(tokens_of(schedule)))
+    rows = task_rows(np.array([item.rows for item in schedule.work_items]), schedule.classes[0], shape)
+    costs = task_costs(shape, target_from(target))(rows, np.array(tokens_of(schedule)))
     return np.repeat(costs, lanes_of(schedule, shape)).tolist()
 
 

@@ -232,11 +232,11 @@ def test_many_kinds_are_told_without_depths() -> None:
 
 def test_a_tree_of_a_thousand_leaves_gives_a_short_text() -> None:
     tree = Tree.parse("1,4,16,64,256,1024/256,8,256,64,32,256")
-    for first in strategy_names():
-        for second in strategy_names():
-            lines = difference(tree, first, second).text().splitlines()
-            assert len(lines) < 100
-            assert max(map(len, lines)) < 500
+    names = strategy_names()
+    for first, second in zip(names, (*names[1:], names[0]), strict=True):
+        lines = difference(tree, first, second).text().splitlines()
+        assert len(lines) < 100
+        assert max(map(len, lines)) < 500
 
 
 def test_a_difference_is_found_in_well_under_a_second() -> None:

@@ -56,7 +56,8 @@ def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target
     flops, loaded = tile_work(tile, shape)
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     idle = ItemLaunches(*[none] * len(fields(ItemLaunches)))
-    values = term_values(replace(idle, turns=one, tile_flops=flops * one, tile_bytes=loaded * one), target)
+    turn = replace(idle, turns=one, tile_flops=flops * one, tile_bytes=loaded * one, tile_rows=tile.rows * one)
+    values = term_values(turn, target)
     start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
     whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)
     return whole
