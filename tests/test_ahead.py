@@ -82,8 +82,8 @@ def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int
 
 
 def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
-    """Prints what every variant takes; no stack for 16-bit types up to head dim 128, and shared memory within the
-    target.
+    """Prints what every variant takes; shared memory within the target, and for 16-bit types up to head dim 128 no
+    stack: four registers' worth where thread blocks work off lists and gather tokens one by one.
     """
     for architecture, key, resources in compiled(jobs):
         print(
@@ -91,7 +91,8 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            assert resources.stack == 0, f"sm_{architecture} {key}"
+            gathers = key.dealt and key.block_tokens == 1
+            assert resources.stack <= (16 if gathers else 0), f"sm_{architecture} {key}"
 
 
 def test_the_usual_variants_compile_for_every_architecture() -> None:
