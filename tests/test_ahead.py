@@ -91,7 +91,7 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            gathers = key.dealt and key.block_tokens == 1
+            gathers = isinstance(key, KernelKey) and key.dealt and key.block_tokens == 1
             assert resources.stack <= (16 if gathers else 0), f"sm_{architecture} {key}"
 
 
