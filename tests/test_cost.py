@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree
-from treegen.cost import DEVICE_FACTS, model, term_values, times
+from treegen.cost import DEVICE_FACTS, ITEMS, MERGES, term_values, times, total_symbol
 from treegen.estimate import account, assess
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches
 from treegen.lower import lower
@@ -35,15 +35,15 @@ def launches(kind: type, **counts: int) -> ItemLaunches | MergeLaunches:
 @pytest.mark.parametrize("kind", [ItemLaunches, MergeLaunches])
 @given(data=st.data())
 def test_values_are_those_of_the_symbols(kind: type, data: st.DataObject) -> None:
-    """The compiled functions against sympy's own arithmetic, term by term."""
-    part = model().items if kind is ItemLaunches else model().merges
+    """Values of numbers against sympy's own arithmetic, term by term."""
+    part = ITEMS if kind is ItemLaunches else MERGES
     names = [field.name for field in fields(kind)]
     counts = data.draw(st.fixed_dictionaries({name: st.integers(1, 10**6) for name in names}))
     values = {**counts, **{name: getattr(H200, name) for name in DEVICE_FACTS}}
     values |= {field.name: getattr(H200.constants, field.name) for field in fields(Constants)}
     found = term_values(launches(kind, **counts), H200)
     assert list(found) == list(part.terms)
-    for name, term in part.terms.items():
+    for name, term in part.symbols.items():
         known = {str(symbol) for symbol in term.free_symbols}
         assert known <= set(values), f"{name} uses what nothing gives"
         values[name] = float(term.subs({symbol: values[str(symbol)] for symbol in term.free_symbols}))
@@ -52,14 +52,14 @@ def test_values_are_those_of_the_symbols(kind: type, data: st.DataObject) -> Non
 
 def test_every_constant_counts() -> None:
     """A constant that no term reads could not be fitted."""
-    used = set().union(*(term.free_symbols for part in (model().items, model().merges) for term in part.terms.values()))
-    names = {str(symbol) for symbol in used | model().total.free_symbols}
+    used = set().union(*(term.free_symbols for part in (ITEMS, MERGES) for term in part.symbols.values()))
+    names = {str(symbol) for symbol in used | total_symbol().free_symbols}
     assert {field.name for field in fields(Constants)} <= names
 
 
 @given(data=st.data())
 def test_more_work_takes_no_less(data: st.DataObject) -> None:
-    counted = model().items.counts
+    counted = ITEMS.counts
     counts = data.draw(st.fixed_dictionaries({name: st.integers(0, 10**5) for name in counted}))
     name = data.draw(st.sampled_from(counted))
     more = {**counts, name: counts[name] + data.draw(st.integers(1, 10**5))}

@@ -376,34 +376,7 @@ def test_tree_without_rows_gives_empty_tensors() -> None:
         assert kernel(*tensors(tree)).shape == (0, 4, 16)
 
 
-# auto, and the registry
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "options"),
-    [
-        ("1000*4", "query", {"split": 128}),
-        ("0(100*400)", "query", {}),
-        ("2(50*400)", "query", {}),
-        ("100(1*100)", "cohort", {"head_rows": 64}),
-        ("100(1*31)", "cohort", {"head_rows": 64}),
-        ("1000(200*32)", "flashforge", {}),
-        ("1000(200*33)", "cohort", {"head_rows": 64, "split": 256}),
-        ("90000(200*33)", "cohort", {"head_rows": 64, "split": 2048}),
-        ("1000(20*240)", "cohort", {"head_rows": 64}),
-        ("1000(20*224)", "cohort", {"head_rows": 64, "split": 512}),
-        ("100(20*32)", "cohort", {"head_rows": 64}),
-        ("100000(400*4)", "flashforge", {}),
-        ("0", "query", {}),
-    ],
-)
-def test_auto_follows_its_rule(text: str, name: str, options: dict[str, int]) -> None:
-    """On an H200 (132 SMs) with 8 KV heads."""
-    tree, shape = Tree.parse(text), Shape(32, 8, 128)
-    choice = strategies.auto().choose(tree, shape, H200)
-    assert (choice.strategy.name, choice.strategy.options) == (name, options)
-    assert choice.reason
-    assert str(strategies.auto().plan(tree, shape, H200)) == str(choice.strategy.plan(tree, shape, H200))
+# The registry
 
 
 def test_registered_names() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from treegen.cost import Floats, Part, Times, model
+from treegen.cost import ITEMS, MERGES, Floats, Times, total_symbol
 from treegen.estimate import CostModel, Estimate
 from treegen.profiled import source_of_costs
 from treegen.targets import Target
@@ -59,11 +59,10 @@ def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
     own = target.constants_of == target.name
     source = f"fitted on {target.name}" if own else f"of {target.constants_of}, scaled to {target.name}"
     yield f"cost model, in microseconds per launch; constants {source}:"
-    parts: tuple[tuple[str, Part], ...] = (("work items", model().items), ("merges", model().merges))
-    for title, part in parts:
+    for title, part in (("work items", ITEMS), ("merges", MERGES)):
         yield f"  {title}"
-        yield from (f"    {name} = {term}" for name, term in part.terms.items())
-    yield f"  all launches: {model().total}"
+        yield from (f"    {name} = {term}" for name, term in part.symbols.items())
+    yield f"  all launches: {total_symbol()}"
     if chosen == "profiled":
         yield f"  times of work items are profiled instead: {source_of_costs(target)}"
 

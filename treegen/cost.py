@@ -8,8 +8,9 @@ Constants are a target's, fitted to measurements or scaled from a target that ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,94 +30,90 @@ DEVICE_FACTS = ("sms", "sm_flops_per_us", "memory_bytes_per_us")
 class Part:
     """One kind of launch: what is counted of it, and its terms in microseconds; the last one is the launch's time.
 
-    A term may use those before it by name.
+    A term reads counts, DEVICE_FACTS, Constants and the terms before it from a namespace, whose values may be numbers,
+    arrays or symbols.
     """
 
     counts: tuple[str, ...]
-    terms: Mapping[str, sympy.Expr]
+    terms: Mapping[str, Callable[[Any], Any]]
+
+    def values(self, namespace: SimpleNamespace) -> dict[str, Any]:
+        """The values of all terms. They are put into the namespace, too."""
+        found = {}
+        for name, term in self.terms.items():
+            found[name] = term(namespace)
+            setattr(namespace, name, found[name])
+        return found
+
+    @property
+    def symbols(self) -> Mapping[str, sympy.Expr]:
+        """The terms as expressions of symbols; imports sympy."""
+        symbols = _Symbols()
+        return {name: term(symbols) for name, term in self.terms.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The symbolic model. total: of the launches' summed times `items_us` and `merge_us`, the traffic of unfused
-    operations, and the number of launches.
-    """
-
-    items: Part
-    merges: Part
-    total: sympy.Expr
+def _joined(v: Any, *times: Any) -> Any:
+    """The soft maximum of times."""
+    return sum(time**v.sharpness for time in times) ** (1 / v.sharpness)
 
 
-@cache
-def model() -> Model:
-    """The model's expressions; imports sympy on first use."""
-    import sympy
-
-    def symbols(names: str) -> list[sympy.Symbol]:
-        return [_symbol(name) for name in names.split()]
-
-    def joined(*times: sympy.Expr) -> sympy.Expr:
-        return sympy.Add(*(time**sharpness for time in times)) ** (1 / sharpness)
-
-    sharpness = _symbol("sharpness")
-    flops, loaded, sm_rate, packing = symbols("tile_flops tile_bytes sm_flops_per_us packed_factor")
-
-    tile_us, lone_fraction, full_fraction, load_rate = symbols(
-        "lone_tile_us lone_flop_fraction full_flop_fraction full_bytes_per_us"
-    )
-    lone_tile, full_tile, chain, throughput, traffic = symbols("lone_tile full_tile chain throughput traffic")
-    turns, full, packed, sms, block_us = symbols("turns full packed sms full_block_us")
-    rows, row_us = symbols("tile_rows full_row_us")
-    long_turns, long_full, long_packed, lone_us = symbols("longest_turns longest_full longest_packed lone_block_us")
-    memory, rate, fraction = symbols("memory_bytes memory_bytes_per_us memory_fraction")
-    items = {
-        "lone_tile": tile_us + flops / (sm_rate * lone_fraction),
-        "full_tile": flops / (sm_rate * full_fraction) + loaded / load_rate,
-        "chain": long_turns * lone_us + (long_full + long_packed * packing) * lone_tile,
-        "throughput": (turns * (block_us + rows * row_us) + (full + packed * packing) * full_tile) / sms,
-        "traffic": memory / (rate * fraction),
-        "items_us": joined(chain, throughput, traffic),
-    }
-    longest, step, merge_chain, merge_traffic = symbols("longest merge_step_us merge_chain merge_traffic")
-    read, written, merge_fraction = symbols("read_bytes written_bytes merge_fraction")
-    merges = {
-        "merge_chain": longest * step,
-        "merge_traffic": (read + written) / (rate * merge_fraction),
-        "merge_us": joined(merge_chain, merge_traffic),
-    }
-    launch, following, launches, items_us, merge_us = symbols("launch_us next_launch_us launches items_us merge_us")
-    unfused = _symbol("unfused_bytes") / (rate * fraction)
-    return Model(
-        Part(
-            (
-                "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "tile_flops",
-                "tile_bytes", "tile_rows", "memory_bytes",
-            ),
-            items,
+ITEMS = Part(
+    (
+        "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "tile_flops", "tile_bytes",
+        "tile_rows", "memory_bytes",
+    ),
+    {
+        "lone_tile": lambda v: v.lone_tile_us + v.tile_flops / (v.sm_flops_per_us * v.lone_flop_fraction),
+        "full_tile": lambda v: (
+            v.tile_flops / (v.sm_flops_per_us * v.full_flop_fraction) + v.tile_bytes / v.full_bytes_per_us
         ),
-        Part(("read_bytes", "written_bytes", "longest"), merges),
-        launch + (launches - 1) * following + items_us + merge_us + unfused,
-    )  # fmt: skip
+        "chain": lambda v: (
+            v.longest_turns * v.lone_block_us + (v.longest_full + v.longest_packed * v.packed_factor) * v.lone_tile
+        ),
+        "throughput": lambda v: (
+            v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)
+            + (v.full + v.packed * v.packed_factor) * v.full_tile
+        )
+        / v.sms,
+        "traffic": lambda v: v.memory_bytes / (v.memory_bytes_per_us * v.memory_fraction),
+        "items_us": lambda v: _joined(v, v.chain, v.throughput, v.traffic),
+    },
+)  # fmt: skip
+MERGES = Part(
+    ("read_bytes", "written_bytes", "longest"),
+    {
+        "merge_chain": lambda v: v.longest * v.merge_step_us,
+        "merge_traffic": lambda v: (v.read_bytes + v.written_bytes) / (v.memory_bytes_per_us * v.merge_fraction),
+        "merge_us": lambda v: _joined(v, v.merge_chain, v.merge_traffic),
+    },
+)
 
 
-def _symbol(name: str) -> sympy.Symbol:
-    import sympy
+def _total(v: Any) -> Any:
+    """Of the launches' summed times, the traffic of unfused operations, and the number of launches."""
+    launching = v.launch_us + (v.launches - 1) * v.next_launch_us
+    return launching + v.items_us + v.merge_us + v.unfused_bytes / (v.memory_bytes_per_us * v.memory_fraction)
 
-    return sympy.Symbol(name, positive=True)
+
+class _Symbols:
+    """A namespace in which every name is a symbol."""
+
+    def __getattr__(self, name: str) -> sympy.Symbol:
+        import sympy
+
+        return sympy.Symbol(name, positive=True)
+
+
+def total_symbol() -> sympy.Expr:
+    """The time of all launches as an expression of symbols; imports sympy."""
+    return _total(_Symbols())
 
 
 @cache
-def _compiled(kind: str) -> Callable[..., Any]:
-    """A function of a part's counts, DEVICE_FACTS and the Constants that gives the values of all its terms."""
-    import sympy
-
-    part: Part = getattr(model(), kind)
-    values: dict[sympy.Symbol, sympy.Expr] = {}
-    for name, term in part.terms.items():
-        values[_symbol(name)] = term.subs(values)
-    names = (*part.counts, *DEVICE_FACTS, *(field.name for field in fields(Constants)))
-    function: Callable[..., Any] = sympy.lambdify([_symbol(n) for n in names], list(values.values()), "numpy", cse=True)
-    return function
+def facts_of(target: Target, constants: Constants | None = None) -> Mapping[str, float]:
+    """What terms read of a target, by name. constants: the target's by default."""
+    facts = {name: float(getattr(target, name)) for name in DEVICE_FACTS}
+    return {**facts, **asdict(constants or target.constants)}
 
 
 def term_values(
@@ -126,13 +123,11 @@ def term_values(
 
     constants: the target's by default.
     """
-    kind = "items" if isinstance(launches, ItemLaunches) else "merges"
-    part: Part = getattr(model(), kind)
-    counts = [getattr(launches, name).astype(np.float64) for name in part.counts]
-    facts = [getattr(target, name) for name in DEVICE_FACTS]
-    of_target = [getattr(constants or target.constants, field.name) for field in fields(Constants)]
-    values = _compiled(kind)(*counts, *facts, *of_target)
-    return {name: np.broadcast_to(value, counts[0].shape) for name, value in zip(part.terms, values, strict=True)}
+    part = ITEMS if isinstance(launches, ItemLaunches) else MERGES
+    counts = {name: getattr(launches, name).astype(np.float64) for name in part.counts}
+    values = part.values(SimpleNamespace(**counts, **facts_of(target, constants)))
+    length = len(next(iter(counts.values())))
+    return {name: np.broadcast_to(value, length) for name, value in values.items()}
 
 
 @dataclass(frozen=True, slots=True)

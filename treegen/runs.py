@@ -14,6 +14,9 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
 from treegen.ir.tree import Tree
 
+MOST_SPREAD = 1.25
+"""Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""
+
 
 class Runs(NamedTuple):
     """Runs of KV slots with an owner (a group, later an item) and the owner's rows that see them; grouped by owner."""
@@ -101,7 +104,7 @@ def block_tokens(runs: Runs, launch: Longs, tile_tokens: Longs, usual: int) -> L
     tokens = np.bincount(runs.owner, rest, len(launch))
     by_block = full + np.bincount(launch, np.ceil(blocks * block[launch] / per_item), launches)
     by_token = full + np.bincount(launch, np.ceil(tokens / per_item), launches)
-    return np.where(by_block > 1.25 * by_token, 1, block)
+    return np.where(by_block > MOST_SPREAD * by_token, 1, block)
 
 
 def tabulate(runs: Runs, items: int, tokens: int, block: int) -> Tables:

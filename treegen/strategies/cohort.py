@@ -1,10 +1,15 @@
-"""Path cohorts: neighbouring rows fill a tile and walk their whole paths together, in one launch, without partials."""
+"""Path cohorts: neighbouring rows fill a tile and walk their whole paths together, in one launch, without partials.
+
+They are also treegen's policies: few numbers that say how to plan any tree. `auto` searches among them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from treegen.ir.arrays import positive_int
+import numpy as np
+
+from treegen.ir.arrays import Ints, frozen, int32_array, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -20,33 +25,63 @@ from treegen.tiles import rows_per_tile
 class Cohort(Strategy):
     """Groups of rows that lie next to one another in depth-first order, with all that any of them sees.
 
-    head_rows: query head rows of a group; a row's heads per KV head count as one each. split: tokens per work item; by
-    default a group is one item. KV that several groups share is read by each of them, after the first from L2.
+    head_rows: query head rows of a group; a row's heads per KV head count as one each, and a group has one row at
+    least. split: tokens per work item; by default a group is one item. tile: (head rows, tokens) of a tile, by default
+    what suits the groups. KV that several groups share is read by each of them, after the first from L2.
+
+    apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
+    results are merged. cut: the same for the nodes above these ones, which belong to one tree.
     """
 
     head_rows: int = 64
     split: int | None = None
+    tile: tuple[int, int] | None = None
+    apart: int | None = None
+    cut: tuple[int, ...] = ()
     name: str = "cohort"
     proven: bool = True
 
     def __post_init__(self) -> None:
         positive_int("head_rows", self.head_rows, StrategyError)
-        if self.split is not None:
-            positive_int("split", self.split, StrategyError)
+        for name in ("split", "apart"):
+            if getattr(self, name) is not None:
+                positive_int(name, getattr(self, name), StrategyError)
+        if self.tile is not None:
+            rows_and_tokens = self.tile if isinstance(self.tile, tuple) and len(self.tile) == 2 else (0, 0)
+            for size in rows_and_tokens:
+                if not isinstance(size, int) or size < 16 or size & (size - 1):
+                    raise StrategyError("tile", self.tile, "is not a tile", "give (head rows, tokens), powers of two")
+        if self.apart is not None and self.cut:
+            raise StrategyError("cut", self.cut, "cannot go with apart, which cuts by itself", "give one of them")
 
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
-        return {"head_rows": self.head_rows, **({} if self.split is None else {"split": self.split})}
+        chosen = {name: getattr(self, name) for name in ("split", "tile", "apart", "cut")}
+        return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}}
 
     @property
     def traffic(self) -> Traffic | None:
         """See Strategy."""
+        if self.apart or self.cut:
+            return None
         return Traffic("plan", "none" if self.split is None else "lengths")
+
+    def cut_nodes(self, tree: Tree) -> Ints:
+        """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
+        if self.apart is not None:
+            return nodes_below(tree, self.apart)
+        cut = int32_array("cut", self.cut, low=0, high=len(tree.parent) - 1, error=StrategyError)
+        if (tree.parent[cut] < 0).any() or len(np.unique(cut)) < len(cut):
+            raise StrategyError("cut", self.cut, "names a root, or a node twice", "name nodes that have a parent")
+        return cut
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        plan = replace(by_cohort(tree, rows_per_tile(self.head_rows, shape.group)), strategy=str(self))
+        rows = rows_per_tile(self.head_rows, shape.group)
+        plan = replace(by_cohort(tree, rows, self.cut_nodes(tree)), strategy=str(self))
+        if self.tile is not None:
+            plan = replace(plan, tiles=(self.tile,))
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:
@@ -54,3 +89,11 @@ class Cohort(Strategy):
             if on_pass:
                 on_pass("split-context", plan)
         return plan
+
+
+def nodes_below(tree: Tree, rows: int) -> Ints:
+    """Nodes seen by fewer than `rows` rows, but by some, whose parent is seen by at least so many."""
+    topology = tree.topology
+    seen = topology.rank_hi - topology.rank_lo
+    above = np.where(tree.parent >= 0, seen[np.maximum(tree.parent, 0)], 0)
+    return frozen(np.flatnonzero((above >= rows) & (seen < rows) & (seen > 0)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from treegen.ir.arrays import frozen, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -86,29 +88,82 @@ def by_node(tree: Tree) -> Plan:
     )
 
 
-def by_cohort(tree: Tree, rows: int) -> Plan:
+def by_cohort(tree: Tree, rows: int, cut: Ints | None = None) -> Plan:
     """One group per `rows` neighbouring ranks with their whole paths, root first: what several of them see is read once
     for all, masked.
+
+    cut: nodes at which paths are cut. What lies at or below such a node, down to the next ones, is walked by groups of
+    its own, which begin with the node's first row.
     """
     spans = tree.topology.spans
-    first = spans.lo // rows
-    span, step = ragged((spans.hi - 1) // rows - first + 1)
-    cohort = first[span] + step
-    order = np.argsort(cohort, kind="stable")
-    span, cohort = span[order], cohort[order]
+    cohorts = cohorts_of(tree, rows, cut)
+    order = np.argsort(cohorts.of, kind="stable")
+    span, cohort = cohorts.span[order], cohorts.of[order]
     alive, begin = np.unique(cohort, return_index=True)
+    row_lo = cohorts.row_lo[cohort]
     return Plan(
         "by-cohort",
         frozen(np.arange(len(alive) + 1)),
-        frozen(alive * rows),
-        frozen(np.minimum((alive + 1) * rows, tree.num_rows)),
+        frozen(cohorts.row_lo[alive]),
+        frozen(cohorts.row_hi[alive]),
         frozen(np.append(begin, len(span))),
         frozen(spans.node[span]),
         frozen(spans.start[span]),
         frozen(spans.stop[span]),
-        frozen(np.maximum(spans.lo[span] - cohort * rows, 0)),
-        frozen(np.minimum(spans.hi[span] - cohort * rows, rows)),
+        frozen(np.maximum(spans.lo[span] - row_lo, 0)),
+        frozen(np.minimum(spans.hi[span], cohorts.row_hi[cohort]) - row_lo),
     )
+
+
+class Cohorts(NamedTuple):
+    """Pairs of a span and a cohort that reads it, by span, and the ranks `row_lo:row_hi` of every cohort. Some cohorts
+    may have no span.
+    """
+
+    span: Longs
+    of: Longs
+    row_lo: Longs
+    row_hi: Longs
+
+
+def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None) -> Cohorts:
+    """The groups of `by_cohort` as arrays, without a plan."""
+    spans = tree.topology.spans
+    lo, hi = spans.lo.astype(np.int64), spans.hi.astype(np.int64)
+    if cut is None or not len(cut):
+        starts = np.arange(0, tree.num_rows, rows)
+        first, last = lo // rows, (hi - 1) // rows
+        ends = np.minimum(starts + rows, tree.num_rows)
+    else:
+        # Fragments: 0 is what hangs on the roots, then one per cut node in depth-first order.
+        topology = tree.topology
+        cut = cut[np.argsort(topology.preorder[cut])]
+        base = np.append(0, topology.rank_lo[cut]).astype(np.int64)
+        width = np.append(tree.num_rows, topology.rank_hi[cut]) - base
+        counts = -(-width // rows)
+        before = offsets(counts)
+        fragment, step = ragged(counts)
+        starts = base[fragment] + step * rows
+        ends = np.minimum(starts + rows, (base + width)[fragment])
+        own = fragments_of(tree, cut)[spans.node]
+        first = before[own] + (lo - base[own]) // rows
+        last = before[own] + (hi - 1 - base[own]) // rows
+    if (first == last).all():
+        return Cohorts(np.arange(len(first)), first, starts, ends)
+    span, step = ragged(last - first + 1)
+    return Cohorts(span, first[span] + step, starts, ends)
+
+
+def fragments_of(tree: Tree, cut: Ints) -> Longs:
+    """For every node 1 + the index in `cut` of the nearest such node at or above it; 0 where there is none."""
+    number = np.zeros(len(tree.parent), np.int64)
+    number[cut] = np.arange(1, len(cut) + 1)
+    above = np.where(number > 0, -1, tree.parent).astype(np.int64)
+    while (above >= 0).any():
+        reached = np.maximum(above, 0)
+        number = np.where(above >= 0, number[reached], number)
+        above = np.where((above >= 0) & (number == 0), above[reached], -1)
+    return number
 
 
 def whole_tree(tree: Tree) -> Plan:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
-from treegen.ir.plan import Plan
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
-from treegen.strategies.strategy import Choice, OnPass, Pipeline, Strategy, Traffic
-from treegen.targets import Target
+from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
 
 def query(split: int | None = None) -> Strategy:
@@ -98,66 +94,23 @@ def flashforge(blocks: int | None = None) -> Strategy:
     return FlashForge(blocks)
 
 
-def cohort(head_rows: int = 64, split: int | None = None) -> Strategy:
+def cohort(
+    head_rows: int = 64,
+    split: int | None = None,
+    tile: tuple[int, int] | None = None,
+    apart: int | None = None,
+    cut: tuple[int, ...] = (),
+) -> Strategy:
     """Neighbouring rows that fill a tile with their whole paths, masked: one launch, no partials (path cohorts).
 
-    head_rows: query head rows of a group; split: tokens per work item.
+    head_rows: query head rows of a group; split: tokens per work item; tile: (head rows, tokens) of a tile; apart:
+    nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes.
     """
-    return Cohort(head_rows, split)
-
-
-_FEW_ROWS = 32
-_LONG_NODE = 64
-_SHORT_PATH = 512
-
-
-@dataclass(frozen=True)
-class Auto(Strategy):
-    """Picks one of the named strategies by a fixed rule on the tree and on how many blocks the target holds.
-
-    1. Rows share less than a quarter of what they read (path tokens < 1.25 unique tokens): `query`, its context split
-       when the rows alone are too few for the target.
-    2. At most 32 rows and long nodes (at least 64 visible tokens on average): `flashforge`, which divides them to fill
-       the device.
-    3. Otherwise `cohort`, whole if its groups give nine of ten SMs a block or none reads more than 512 tokens, else
-       with the longest split of 2048, 1024, 512, 256 tokens that gives two blocks per SM.
-    """
-
-    name: str = "auto"
-    proven: bool = True
-
-    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
-        """See Strategy."""
-        unique, total, rows = tree.unique_tokens, tree.path_tokens, tree.num_rows
-        blocks = 2 * target.sms
-        if total < 1.25 * unique or unique == 0:
-            reason = f"rows share little: {total} tokens read by paths, {unique} unique"
-            if rows * shape.num_kv_heads >= blocks or unique == 0:
-                return Choice(query(), reason)
-            length = _longest_split(total, shape, blocks, (1024, 512, 256, 128))
-            return Choice(query(length), f"{reason}; too few rows for {target.sms} SMs, so contexts are split")
-        mean = unique / len(tree.topology.spans)
-        if rows <= _FEW_ROWS and mean >= _LONG_NODE:
-            return Choice(flashforge(), f"few rows on long nodes: {rows} rows, {mean:.0f} tokens per node on average")
-        made = cohort()
-        tokens = made.plan(tree, shape, target).group_tokens
-        count, longest = len(tokens) * shape.num_kv_heads, int(tokens.max())
-        reason = f"neighbouring rows share paths: {count} thread blocks of up to {longest} tokens"
-        if 10 * count >= 9 * target.sms or longest <= _SHORT_PATH:
-            return Choice(made, reason)
-        length = _longest_split(int(tokens.sum()), shape, blocks, (2048, 1024, 512, 256))
-        return Choice(cohort(split=length), f"{reason}, too few for {target.sms} SMs, so contexts are split")
-
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
-        """See Strategy."""
-        return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
-
-
-def _longest_split(tokens: int, shape: Shape, blocks: int, lengths: tuple[int, ...]) -> int:
-    """The longest split that gives at least `blocks` thread blocks over all KV heads, else the shortest."""
-    return next((n for n in lengths if tokens // n * shape.num_kv_heads >= blocks), lengths[-1])
+    return Cohort(head_rows, split, tile, apart, cut)
 
 
 def auto() -> Strategy:
-    """The default: a fixed rule among the named strategies (see Auto)."""
+    """What treegen's own search finds: the least estimated time of all policies and of the strategies above."""
+    from treegen.search.auto import Auto  # the search compares the strategies of this module
+
     return Auto()

@@ -1,0 +1,246 @@
+"""The search behind `auto`: counts against real plans, the optimum of the space, named strategies, bounds, traces."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forests import examples, forests
+from treegen import Shape, Tree, strategies
+from treegen.estimate import account
+from treegen.ir.errors import StrategyError
+from treegen.ir.verify import verify
+from treegen.lower import lower
+from treegen.search import search as searching
+from treegen.search.bounds import Bounds
+from treegen.search.costs import PolicyCosts
+from treegen.search.search import as_named, candidates, search, time_of
+from treegen.search.space import MOST_EDGES, SPLITS, policies_of, space_digest
+from treegen.strategies import strategy_from, strategy_names
+from treegen.strategies.cohort import Cohort, nodes_below
+from treegen.strategies.strategy import Move
+from treegen.targets import target_from
+
+SHAPES = (
+    Shape(32, 8, 128, dtype="fp16"),
+    Shape(4, 4, 64, dtype="bf16"),
+    Shape(80, 1, 128, dtype="fp16"),
+    Shape(16, 1, 128, dtype="fp16"),
+)
+H200 = target_from("h200")
+FEW_EDGES = forests(7, 3000, salt=1210)
+
+
+def edges(tree: Tree) -> list[int]:
+    return np.flatnonzero(tree.parent >= 0).tolist()
+
+
+@given(forests(25, 400, salt=1205), st.sampled_from(SHAPES), st.data())
+@examples(120)
+def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataObject) -> None:
+    """The array model against the account of the plan, for policies with and without cuts."""
+    costs = PolicyCosts(tree, shape, H200)
+    for _ in range(3):
+        policy = data.draw(st.sampled_from(policies_of(shape, H200)[0]))
+        policy = replace(policy, split=data.draw(st.sampled_from((None, 16, 50, 128, 512))))
+        if data.draw(st.booleans()):
+            policy = replace(policy, apart=data.draw(st.sampled_from((1, 2, 5))))
+        elif edges(tree):
+            policy = replace(policy, cut=tuple(data.draw(st.sets(st.sampled_from(edges(tree)), max_size=6))))
+        plan = policy.plan(tree, shape, H200)
+        verify(plan, tree)
+        expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200).time_us
+        assert costs.time_us(policy) == pytest.approx(expected, rel=1e-9)
+        walks = costs.walks(policy)
+        assert (Bounds(costs).of_walks(walks, costs.lines_of(policy, walks))[0] <= expected * (1 + 1e-9)) or (
+            policy.split is not None and not (walks.tokens > policy.split).any()
+        )
+
+
+@given(forests(12, 400, salt=1206), st.sampled_from(SHAPES), st.data())
+@examples(40)
+def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> None:
+    """Lines of many assignments give the times of each alone."""
+    nodes = np.array(edges(tree)[:4], np.int32)
+    cuts = np.array(list(itertools.product((False, True), repeat=len(nodes))))[1:]
+    if not len(nodes):
+        return
+    costs = PolicyCosts(tree, shape, H200)
+    policy = replace(data.draw(st.sampled_from(policies_of(shape, H200)[0])), split=data.draw(st.sampled_from(SPLITS)))
+    walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
+    together = costs.times_us(walks, costs.lines_of(policy, walks))
+    alone = [costs.time_us(replace(policy, cut=tuple(nodes[line].tolist()))) for line in cuts]
+    assert together == pytest.approx(np.array(alone), rel=1e-12)
+
+
+def optimum(tree: Tree, shape: Shape, target: str) -> float:
+    """The least time of the stated space, by enumeration."""
+    costs, nodes = PolicyCosts(tree, shape, target_from(target)), edges(tree)
+    best = np.inf
+    for length in range(len(nodes) + 1):
+        for cut in itertools.combinations(nodes, length):
+            for policy in policies_of(shape, target_from(target))[0]:
+                best = min(best, *(costs.time_us(replace(policy, cut=cut, split=split)) for split in SPLITS))
+    return min(best, *(time_of(strategy_from(name), tree, shape, target_from(target)) for name in strategy_names()))
+
+
+def check_optimum(tree: Tree, shape: Shape, target: str) -> None:
+    found = search(tree, shape, target_from(target))
+    assert found.time_us == pytest.approx(optimum(tree, shape, target), rel=1e-9)
+    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, target_from(target)), rel=1e-9)
+    verify(found.strategy.plan(tree, shape, target_from(target)), tree)
+
+
+@given(forests(5, 3000, salt=1207), st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
+@examples(15)
+def test_the_optimum_of_few_edges(tree: Tree, shape: Shape, target: str) -> None:
+    check_optimum(tree, shape, target)
+
+
+@pytest.mark.full
+@given(FEW_EDGES, st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
+@examples(200)
+def test_the_optimum_of_six_edges(tree: Tree, shape: Shape, target: str) -> None:
+    assert len(edges(tree)) <= 6
+    check_optimum(tree, shape, target)
+
+
+FIXED = (
+    "4000(400*10)", "4000(400,30,5000*2)", "100(100(100(100(100))))", "8(256*8)", "20000(5000(3000*2),100*6)",
+    "64(64(64*2)*2)+64(64*2)", "3000(10(2000*3)*2)", "1(1(1*4)*2)", "0(500(300*2)*3)", "0(17,4000(3*3)*2)",
+    "5000*3+200(10*5)", "1000(0(1000*2)*3)", "30000(10*9)", "512(512(512(512*2)*2))", "2000(128*4)+2000(128*4)",
+    "65(65(65(65*2,65)),65*3)", "10000(9000(8000(7000(6000*2))))", "16(16*5)+16(16*4)", "40000(2*3,4000*3)",
+    "700(100(50*2),300(20*3))",
+)  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("text", FIXED)
+def test_the_optimum_of_fixed_trees(text: str) -> None:
+    tree = Tree.parse(text)
+    assert len(edges(tree)) <= MOST_EDGES
+    check_optimum(tree, SHAPES[0], "h200")
+
+
+@given(forests(40, 600, salt=1208), st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
+@examples(25)
+def test_no_named_strategy_is_better(tree: Tree, shape: Shape, target: str) -> None:
+    found = search(tree, shape, target_from(target))
+    for name in strategy_names():
+        assert found.time_us <= time_of(strategy_from(name), tree, shape, target_from(target)) * (1 + 1e-9), name
+    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, target_from(target)), rel=1e-9)
+
+
+@given(forests(30, 500, salt=1209), st.sampled_from(SHAPES))
+@examples(60)
+def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
+    bounds = Bounds(PolicyCosts(tree, shape, H200))
+    for name in strategy_names():
+        if name not in ("query", "cohort"):
+            assert bounds.of_strategy(name, 128) <= time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9), name
+
+
+@given(forests(30, 500, salt=1211), st.sampled_from(SHAPES))
+@examples(40)
+def test_bounds_are_below_thresholds(tree: Tree, shape: Shape) -> None:
+    costs = PolicyCosts(tree, shape, H200)
+    bounds, thresholds = Bounds(costs), [1, 2, 3, 8]
+    for policy in policies_of(shape, H200)[0]:
+        least = bounds.of_thresholds(policy, bounds.merged_at(thresholds))
+        for apart, bound in zip(thresholds, least.tolist(), strict=True):
+            assert bound <= costs.time_us(replace(policy, apart=apart)) * (1 + 1e-9)
+
+
+def test_the_same_tree_gives_the_same_policy() -> None:
+    tree = Tree.parse("1,4,16,64/512,256,64,32")
+    first, again = (search(Tree.parse(tree.text or ""), SHAPES[0], H200) for _ in range(2))
+    assert first == again
+
+
+@pytest.mark.parametrize("text", ["1,256/256,32", "1,4,16,64/512,256,64,32", "256*4096", "8000(100*3)"])
+def test_the_trace_leads_to_the_choice(text: str) -> None:
+    """Every step improves, moves tell what changed, and the last step is what was found."""
+    found = search(Tree.parse(text), SHAPES[0], H200)
+    times = [step.time_us for step in found.trace]
+    assert times == sorted(times, reverse=True)
+    assert len(set(times)) == len(times)
+    assert as_named(found.trace[-1].strategy) == found.strategy
+    assert times[-1] == found.time_us
+    options: dict[str, object] = {}
+    for step in found.trace:
+        for move in step.moves:
+            if move.field == "strategy":
+                options = dict(step.strategy.options)
+            else:
+                options[move.field] = move.after
+        if isinstance(step.strategy, Cohort):
+            assert {name: value for name, value in options.items() if value} == step.strategy.options
+    assert str(Move("split", None, 512)) == "split None -> 512"
+
+
+def test_plain_decoding_where_nothing_is_shared() -> None:
+    """Rows of one head each, alone on their context: no cohort can be better."""
+    shape = Shape(16, 16, 128, dtype="fp16")
+    choice = strategies.auto().choose(Tree.parse("9000+9000"), shape, H200)
+    assert choice.strategy.name == "query"
+    assert choice.strategy.options
+    assert choice.reason.startswith("sharing does not pay: plain per-row decoding")
+
+
+def test_nothing_to_do() -> None:
+    for tree in (Tree.from_parents([-1], [10], rows=[]), Tree.from_parents([-1, 0], [0, 0], rows=[(1, 0)])):
+        choice = strategies.auto().choose(tree, SHAPES[0], H200)
+        plan = choice.strategy.plan(tree, SHAPES[0], H200)
+        assert not len(plan)
+
+
+def test_auto_makes_the_plan_of_its_choice() -> None:
+    tree = Tree.parse("1,4,16,64/512,256,64,32")
+    choice = strategies.auto().choose(tree, SHAPES[0], H200)
+    assert str(strategies.auto().plan(tree, SHAPES[0], H200)) == str(choice.strategy.plan(tree, SHAPES[0], H200))
+    assert choice.trace
+
+
+def test_candidates_fit_any_tree() -> None:
+    """Rising estimates, each once, none tied to the nodes of this tree; the best of them is the search's at best."""
+    tree = Tree.parse("1,4,16,64/512,256,64,32")
+    found = candidates(tree, SHAPES[0], H200, 32)
+    times = [time for _, time in found]
+    assert len(found) == len({str(strategy) for strategy, _ in found}) == 32
+    assert times == sorted(times)
+    assert not any(isinstance(strategy, Cohort) and strategy.cut for strategy, _ in found)
+    assert search(tree, SHAPES[0], H200).time_us <= times[0]
+    other = Tree.parse("700(10*3)+9")
+    for strategy, _ in found:
+        verify(strategy.plan(other, SHAPES[0], H200), other)
+    assert len(candidates(tree, SHAPES[0], H200, 10_000)) < 10_000
+
+
+def test_cuts_at_a_threshold() -> None:
+    tree = Tree.parse("100(50(10*3)*2,20)")
+    # Rows: 7 at the root, 3 at each middle node, 1 elsewhere.
+    assert nodes_below(tree, 7).tolist() == [1, 5, 9]
+    assert nodes_below(tree, 3).tolist() == [2, 3, 4, 6, 7, 8, 9]
+    assert nodes_below(tree, 1).tolist() == nodes_below(tree, 8).tolist() == []
+    plan = strategies.cohort(apart=7).plan(tree, SHAPES[0], H200)
+    assert [group.rows for group in plan.groups] == [((0, 7),), ((0, 3),), ((3, 6),), ((6, 7),)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"apart": 0}, {"apart": 2, "cut": (1,)}, {"tile": (64,)}, {"tile": (48, 64)}, {"tile": 64}, {"cut": (0,)},
+     {"cut": (99,)}, {"cut": (1, 1)}],
+)  # fmt: skip
+def test_bad_options(options: dict[str, object]) -> None:
+    with pytest.raises(StrategyError):
+        strategies.cohort(**options).plan(Tree.parse("100(10*3)"), SHAPES[0], H200)
+
+
+def test_the_space_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = space_digest()
+    monkeypatch.setattr("treegen.search.space.SPLITS", (None, 4096))
+    assert space_digest() != before
+    assert searching.SPLITS == SPLITS

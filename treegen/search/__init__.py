@@ -1,0 +1,1 @@
+"""The search behind `auto`: its space, its costs without plans, its bounds."""

@@ -1,0 +1,52 @@
+"""The strategy `auto`: what was measured as the fastest for a tree's bucket, else what the search finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treegen.accounts import time_text
+from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.search.policies import accepts, key_of, strategy_of
+from treegen.search.search import Found, search
+from treegen.strategies.strategy import Choice, OnPass, Strategy
+from treegen.targets import Target
+
+
+@dataclass(frozen=True)
+class Auto(Strategy):
+    """Picks the policy of the cache, where the tree's bucket has been tuned (treegen.tune), else the policy or named
+    strategy with the least estimated time (treegen.search).
+    """
+
+    name: str = "auto"
+    proven: bool = True
+
+    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+        """See Strategy."""
+        cached = POLICY_CACHE.lookup(key_of(tree, shape, target), accepts)
+        if cached.entry is not None:
+            source = f"{cached.where} cache" if cached.where != "memory" else "cache"
+            return Choice(strategy_of(cached.entry.policy), f"measured as the fastest for such trees ({source})")
+        return searched(tree, shape, target)
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """See Strategy."""
+        return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
+
+
+def searched(tree: Tree, shape: Shape, target: Target) -> Choice:
+    """What the search finds, whatever has been measured."""
+    found = search(tree, shape, target)
+    return Choice(found.strategy, _reason(found), found.trace)
+
+
+def _reason(found: Found) -> str:
+    if not found.time_us:
+        return "nothing to do"
+    best = time_text(found.time_us)
+    if found.strategy.name == "query":
+        return f"sharing does not pay: plain per-row decoding takes least, {best}"
+    return f"least estimated time, {best}; plain per-row decoding takes {time_text(found.query_us)}"

@@ -1,0 +1,221 @@
+"""Lower bounds of the cost model: what no plan of a kind can be faster than, so that most plans are never counted.
+
+Row tiles bound the work of full SMs, since a token of a row tile takes the same time in tiles of any length; launches
+that follow one another take no less than one launch with the sums of their counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.cost import ITEMS, MERGES
+from treegen.ir.arrays import Longs, frozen
+from treegen.ir.schedule import UNFUSED_LAUNCHES, TileClass
+from treegen.launches import tile_work
+from treegen.search.costs import Line, PolicyCosts, Walks, highest
+from treegen.strategies.cohort import Cohort, nodes_below
+from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class
+
+Floats = npt.NDArray[np.float64]
+_STEPS = 16  # mixtures of walked and cut edges for which a FastTree plan is bounded
+
+
+class Bounds:
+    """Lower bounds in microseconds for one tree, shape and target."""
+
+    def __init__(self, costs: PolicyCosts) -> None:
+        self._costs, self._facts = costs, costs.facts
+        shape, target, tree = costs.shape, costs.target, costs.tree
+        self._classes: dict[TileClass, _Class] = {}
+        self._usual = [self._class_of(tile_class(shape, target, rows)) for rows in (1, SMALL_ROWS + 1)]
+        self._prefix = tree.topology.prefix[tree.topology.spans.node]
+        self._rows = self._rows_of(costs.lo, costs.hi)
+        self._bytes = costs.kv_bytes + self._rows * (costs.q_row + min(costs.final_row, costs.partial_row))
+        self._row_us = min(c.block_us / c.rows for c in self._usual)
+        self._least_us = float((costs.length * self._token_us(costs.hi - costs.lo)).sum())
+        self.shares = bool((self._prefix > 0).any())
+        """Whether some row sees tokens of two nodes."""
+        self.any_plan = self._of_plan(0.0, 0)
+
+    def _rows_of(self, lo: Longs, hi: Longs) -> int:
+        """Rows in some of the intervals."""
+        cells = self._costs.tree.num_rows + 1
+        return int((np.cumsum(np.bincount(lo, minlength=cells) - np.bincount(hi, minlength=cells)) > 0).sum())
+
+    def _class_of(self, tile: TileClass) -> _Class:
+        if tile not in self._classes:
+            self._classes[tile] = _Class(tile, self._costs, self._facts)
+        return self._classes[tile]
+
+    def _token_us(self, rows: Longs) -> Floats:
+        """Microseconds of the device for a token that so many rows see together, in the class that suits them."""
+        us: Floats = np.minimum(*(-(-rows // c.rows) * c.token_us for c in self._usual))
+        return us
+
+    def _joined(self, *times: Any) -> Any:
+        sharpness = self._facts["sharpness"]
+        return sum(time**sharpness for time in times) ** (1 / sharpness)
+
+    def _traffic_us(self, memory_bytes: Any) -> Any:
+        return memory_bytes / (self._facts["memory_bytes_per_us"] * self._facts["memory_fraction"])
+
+    def _of_plan(self, more_us: Any, merged_rows: Any) -> Any:
+        """Any plan whose tiles take `more_us` more than the least, and that merges two partials of so many rows."""
+        costs, facts = self._costs, self._facts
+        if not costs.unique:
+            return 0.0 * np.add(more_us, merged_rows)
+        partials = 2.0 * costs.partial_row * merged_rows
+        more = partials + merged_rows * (costs.q_row - min(costs.final_row, costs.partial_row))
+        blocks_us = (self._rows + merged_rows) * self._row_us
+        items = self._joined(self._least_us + more_us + blocks_us, self._traffic_us(self._bytes + more))
+        counts = {"read_bytes": partials, "written_bytes": costs.final_row * 1.0 * merged_rows, "longest": 2.0}
+        merging = MERGES.values(SimpleNamespace(**counts, **facts))["merge_us"] + facts["next_launch_us"]
+        return facts["launch_us"] + items + np.where(np.greater(merged_rows, 0), merging, 0.0)
+
+    def of_walks(self, walks: Walks, lines: Sequence[Line], chain: bool = True) -> Floats:
+        """The plans of every line of `walks`, by tile and split of `lines`.
+
+        chain: whether a cohort's part of its walk is one work item. Infinite where a split cuts nothing.
+        """
+        costs, facts, count = self._costs, self._facts, walks.lines
+        splits = np.array([line.split for line in lines])
+        parts = -(-walks.tokens // splits[walks.line])
+        merging = costs.merging(walks, parts)
+        classes = [self._class_of(line.tile) for line in lines]
+        token_us, block_us, lone_us = (
+            np.array([getattr(c, name) for c in classes]) for name in ("token_us", "block_us", "lone_token_us")
+        )
+        items, rows = np.bincount(walks.line, parts, count), np.bincount(walks.line, walks.rows * parts, count)
+        throughput = items * block_us + np.bincount(walks.line, walks.tokens, count) * token_us
+        partial = merging.partial_rows
+        traffic = rows * costs.q_row + partial * costs.partial_row + (rows - partial) * costs.final_row
+        longest = np.zeros(count, np.int64)
+        if chain:
+            longest = highest(np.minimum(walks.tokens, splits[walks.line]), walks.line, count)
+        items_us = self._joined(longest * lone_us, throughput, self._traffic_us(costs.kv_bytes + traffic))
+        counts = {
+            "read_bytes": partial * float(costs.partial_row),
+            "written_bytes": merging.rows * float(costs.final_row),
+            "longest": merging.longest.astype(np.float64),
+        }
+        merging_us = MERGES.values(SimpleNamespace(**counts, **facts))["merge_us"] + facts["next_launch_us"]
+        alive = items > 0
+        bound = np.where(alive, facts["launch_us"] + items_us + np.where(merging.rows > 0, merging_us, 0.0), 0.0)
+        cuts = np.zeros(count, bool)
+        cuts[walks.line[parts > 1]] = True
+        return np.where(cuts | (splits >= walks.tokens.max(initial=0)), bound, np.inf)
+
+    def merged_at(self, thresholds: Sequence[int]) -> Longs:
+        """Rows that policies with these values of `apart` merge, at least; a row that is cut twice counts twice."""
+        topology = self._costs.tree.topology
+        visible = np.zeros(len(topology.depth), bool)
+        visible[topology.spans.node] = True
+        seen = np.where(visible & (topology.prefix > 0), topology.rank_hi.astype(np.int64) - topology.rank_lo, 0)
+        cuts = (nodes_below(self._costs.tree, apart) for apart in thresholds)
+        return np.array([int(seen[cut].sum()) for cut in cuts], np.int64)
+
+    def of_thresholds(self, policy: Cohort, merged_rows: Longs) -> Floats:
+        """A policy with values of `apart` for which so many rows are merged."""
+        costs, more_us = self._costs, 0.0
+        widest = int((costs.hi - costs.lo).max(initial=0)) * costs.shape.group
+        if policy.tile is None and policy.head_rows > SMALL_ROWS and widest > SMALL_ROWS:
+            # The cohort of some of these rows is too high for the small class.
+            more_us = self._usual[1].of_spans(costs) - self._least_us
+        bounds: Floats = self._of_plan(more_us, merged_rows)
+        return bounds
+
+    def of_strategy(self, name: str, block: int) -> float:
+        """A named strategy with default options; block: tokens of a block of deft-flatten."""
+        costs, facts = self._costs, self._facts
+        if not costs.unique:
+            return 0.0
+        if name == "medusa":
+            launching = facts["launch_us"] + (UNFUSED_LAUNCHES - 1) * facts["next_launch_us"]
+            scores = 8 * self._rows * costs.unique * costs.shape.num_qo_heads * costs.shape.dtype_bytes
+            return float(launching + self._traffic_us(costs.kv_bytes + scores))
+        if name == "specinfer":
+            everything = float(self._rows * costs.unique) * min(c.token_us for c in self._usual)
+            return float(self._of_plan(everything - self._least_us, 0))
+        if name == "fasttree":
+            return self._of_groups()
+        if name == "deft-flatten":
+            return float(self._of_plan(0.0, self._rows_in_several(block)))
+        walks, lines = self._by_node
+        return float(self.of_walks(walks, lines, chain=name in ("deft-node", "cascade"))[0])
+
+    @cached_property
+    def _by_node(self) -> tuple[Walks, list[Line]]:
+        """Every node with all rows that see it, in row tiles."""
+        costs, policy = self._costs, Cohort()
+        every = frozen(np.arange(len(costs.tree.parent)))
+        walks = costs.walks_below(costs.rows_of(policy), every)
+        return walks, costs.lines_of(policy, walks)
+
+    def _of_groups(self) -> float:
+        """FastTree's groups: of every node's own rows, either their path's tokens are read for them alone, or they have
+        two partial results at least.
+
+        The nodes that save most tiles per row are cut first; in between lie mixtures.
+        """
+        topology = self._costs.tree.topology
+        own = topology.rank_own.astype(np.int64) - topology.rank_lo
+        below = (own > 0) & (topology.prefix > 0)
+        own, above = own[below], topology.prefix[below]
+        if not len(own):
+            return float(self.any_plan)
+        walked = above * self._token_us(own)
+        # What the least already holds for these rows: their share of tiles with all other rows, at most.
+        order = np.argsort(-walked / own, kind="stable")
+        cut_rows = np.append(0, np.cumsum(own[order]))
+        walked_us = np.append(np.cumsum(walked[order][::-1])[::-1], 0.0) - self._shared_us()
+        steps = np.unique(np.linspace(0, len(own), _STEPS + 1).astype(np.int64))
+        # Between two steps no less is cut than at the first, and no less is walked than at the second.
+        more_us, rows = np.maximum(np.append(walked_us[steps[1:]], walked_us[-1]), 0.0), cut_rows[steps]
+        # Groups take one of two tile sizes, or all the same; both together are two launches, without merges.
+        both = self._of_plan(more_us, rows) + np.where(rows > 0, self._facts["next_launch_us"], 0.0)
+        alone = [np.maximum(c.of_spans(self._costs) - self._least_us, more_us) for c in self._usual]
+        return float(min(both.min(), *(self._of_plan(own, rows).min() for own in alone)))
+
+    def _shared_us(self) -> float:
+        """What the least plan takes for tokens that lie above nodes with rows."""
+        costs, topology = self._costs, self._costs.tree.topology
+        shared = costs.hi > topology.rank_own[topology.spans.node]
+        return float((costs.length * self._token_us(costs.hi - costs.lo))[shared].sum())
+
+    def _rows_in_several(self, block: int) -> int:
+        """Rows that certainly see tokens of two blocks of the tokens in depth-first order."""
+        costs = self._costs
+        end = np.cumsum(costs.length)
+        begin = end - costs.length
+        top = np.maximum.accumulate(np.where(self._prefix == 0, begin, 0))  # where the paths of a tree's rows begin
+        several = top // block != (end - 1) // block
+        return self._rows_of(costs.lo[several], costs.hi[several])
+
+
+class _Class:
+    """What a tile class takes of a device that is full of its tiles.
+
+    rows: query rows of a tile; over all KV heads, token_us: microseconds for a token per row tile, block_us: for
+    starting and ending a work item; lone_token_us: for a token in a thread block alone.
+    """
+
+    def __init__(self, tile: TileClass, costs: PolicyCosts, facts: Mapping[str, float]) -> None:
+        flops, loaded = tile_work(tile, costs.shape)
+        counts = dict.fromkeys(ITEMS.counts, 0.0) | {"tile_flops": float(flops), "tile_bytes": float(loaded)}
+        of_tile = ITEMS.values(SimpleNamespace(**counts, **facts))
+        lanes = costs.shape.num_kv_heads * -(-costs.shape.group // tile.rows)
+        least = min(facts["packed_factor"], 1.0) / tile.tokens
+        self.rows = rows_per_tile(tile.rows, costs.shape.group)
+        self.token_us = float(of_tile["full_tile"] * least * lanes / facts["sms"])
+        self.lone_token_us = float(of_tile["lone_tile"] * least)
+        self.block_us = float(lanes * (facts["full_block_us"] + tile.rows * facts["full_row_us"]) / facts["sms"])
+
+    def of_spans(self, costs: PolicyCosts) -> float:
+        """Microseconds for all spans, each for all rows that see it."""
+        return float((costs.length * -(-(costs.hi - costs.lo) // self.rows)).sum()) * self.token_us

@@ -1,0 +1,63 @@
+"""Policies as data: what the cache keeps of a strategy, and the strategy made of it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from treegen.autotune_cache.entry import Policy, PolicyValue
+from treegen.autotune_cache.key import PolicyKey, key_for
+from treegen.bucket import policy_bucket
+from treegen.ir.errors import StrategyError
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.search.space import space_digest
+from treegen.strategies import named
+from treegen.strategies.strategy import Strategy
+from treegen.targets import Target
+
+_MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
+    "query": (named.query, frozenset({"split"})),
+    "cohort": (named.cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
+    "deft-flatten": (named.deft_flatten, frozenset()),
+    "deft-node": (named.deft_node, frozenset()),
+    "deft-node-chunk": (named.deft_node_chunk, frozenset()),
+    "fasttree": (named.fasttree, frozenset()),
+    "flashforge": (named.flashforge, frozenset()),
+    "cascade": (named.cascade, frozenset()),
+    "specinfer": (named.specinfer, frozenset()),
+    "medusa": (named.medusa, frozenset()),
+}
+
+
+def key_of(tree: Tree, shape: Shape, target: Target) -> PolicyKey:
+    """The cache key of a tree's bucket."""
+    return key_for(policy_bucket(tree), shape, target, space_digest())
+
+
+def policy_of(strategy: Strategy) -> Policy:
+    """The strategy's name and options; the inverse of `strategy_of`, for what the search proposes for any tree."""
+    options: dict[str, PolicyValue] = {"strategy": strategy.name}
+    if _MAKERS[strategy.name][1]:
+        options.update(strategy.options)  # type: ignore[arg-type]
+    return options
+
+
+def strategy_of(policy: Policy) -> Strategy:
+    """The strategy of a policy. Raises StrategyError for what is no policy of any tree."""
+    options = dict(policy)
+    name = options.pop("strategy", None)
+    if not isinstance(name, str) or name not in _MAKERS:
+        raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(_MAKERS)}")
+    make, known = _MAKERS[name]
+    if not set(options) <= known:
+        raise StrategyError("policy", sorted(options), f"has options that {name} lacks", "tune again")
+    return make(**options)
+
+
+def accepts(policy: Policy) -> bool:
+    """Whether a policy from outside can be used."""
+    try:
+        strategy_of(policy)
+    except StrategyError:
+        return False
+    return True

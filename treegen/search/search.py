@@ -1,0 +1,209 @@
+"""The search behind `auto`: the policy with the least estimated time, exact on small trees.
+
+Plans are counted, not made (treegen.search.costs), and only those that a lower bound does not rule out
+(treegen.search.bounds). Every step is deterministic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from treegen.estimate import account
+from treegen.ir.arrays import INT32_MAX, Ints, frozen
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.lower import lower
+from treegen.search.bounds import Bounds
+from treegen.search.costs import Floats, Line, PolicyCosts, joined
+from treegen.search.space import MOST_EDGES, SPLITS, policies_of
+from treegen.strategies import named
+from treegen.strategies.cohort import Cohort
+from treegen.strategies.strategy import Move, Step, Strategy
+from treegen.targets import Target
+
+_MOST_LEVELS = 12  # thresholds on rows at which a large tree is cut
+_MOST_STARTS = 3  # policies with which cuts of a large tree are tried
+_MOST_NODES = 24  # nodes of a large tree at which single cuts are tried
+_FLATTEN_BLOCK = 128
+_LESS = 1 - 1e-9  # an improvement is more than rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found. counted: policies whose time was counted; query_us: plain per-row decoding at its best."""
+
+    strategy: Strategy
+    time_us: float
+    query_us: float
+    counted: int
+    trace: tuple[Step, ...]
+
+
+@dataclass
+class _State:
+    """The best so far, and every counted time."""
+
+    best: Strategy | None = None
+    time_us: float = np.inf
+    times: dict[Strategy, float] = field(default_factory=dict)
+    trace: list[Step] = field(default_factory=list)
+
+    def consider(self, strategy: Strategy, time_us: float) -> bool:
+        """Whether the strategy is better than all before it."""
+        self.times[strategy] = time_us
+        if not time_us < self.time_us * _LESS:
+            return False
+        self.trace.append(Step(_moves(self.best, strategy), strategy, time_us))
+        self.best, self.time_us = strategy, time_us
+        return True
+
+    def consider_all(self, strategies: Sequence[Strategy], times: Floats) -> None:
+        """The same for several, in their order."""
+        for strategy, time_us in zip(strategies, times.tolist(), strict=True):
+            self.consider(strategy, time_us)
+
+
+def search(tree: Tree, shape: Shape, target: Target) -> Found:
+    """The fastest policy or named strategy by the analytic model.
+
+    Of a tree of at most MOST_EDGES edges it is the best of the whole space (treegen.search.space); of a larger one none
+    of the named strategies is better.
+    """
+    costs = PolicyCosts(tree, shape, target)
+    bounds, state = Bounds(costs), _State()
+    _walk_whole_paths(costs, bounds, state)
+    query_us = min(time for policy, time in state.times.items() if _is_query(policy))
+    nodes = frozen(np.flatnonzero((tree.parent >= 0) & (tree.topology.rank_hi > tree.topology.rank_lo)))
+    if len(nodes) and costs.unique:
+        if len(nodes) <= MOST_EDGES:
+            _cut_everywhere(costs, bounds, state, nodes)
+        else:
+            _cut_where_it_pays(costs, bounds, state, nodes)
+    for name, make in _NAMED.items():
+        if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
+            state.consider(make(), time_of(make(), tree, shape, target))
+    assert state.best is not None
+    return Found(as_named(state.best), state.time_us, query_us, len(state.times), tuple(state.trace))
+
+
+def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tuple[Strategy, float]]:
+    """At most `most` strategies by rising estimated time in microseconds: policies that fit any tree, and the named
+    ones.
+    """
+    costs, found = PolicyCosts(tree, shape, target), {}
+    for policy in policies_of(shape, target)[0]:
+        for apart in (None, *_thresholds(tree)):
+            for split in SPLITS:
+                chosen = replace(policy, apart=apart, split=split)
+                if split is None or int(costs.walks(chosen).tokens.max(initial=0)) > split:
+                    found[as_named(chosen)] = costs.time_us(chosen)
+    for make in _NAMED.values():
+        found[make()] = time_of(make(), tree, shape, target)
+    return sorted(found.items(), key=lambda entry: entry[1])[:most]
+
+
+def time_of(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> float:
+    """Estimated microseconds of a strategy's plan, which is made."""
+    plan = strategy.plan(tree, shape, target)
+    return account(plan, lower(plan, tree, shape, target), tree, shape, target).time_us
+
+
+def as_named(strategy: Strategy) -> Strategy:
+    """`query` for a cohort of one row with its whole path."""
+    if isinstance(strategy, Cohort) and _is_query(strategy):
+        return named.query(strategy.split)
+    return strategy
+
+
+def _is_query(strategy: Strategy) -> bool:
+    return isinstance(strategy, Cohort) and strategy == Cohort(1, strategy.split)
+
+
+def _walk_whole_paths(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
+    """Every policy without cuts."""
+    policies, split = policies_of(costs.shape, costs.target)
+    walks = joined([costs.walks(policy) for policy in policies])
+    whole = [costs.lines_of(policy, costs.walks(policy))[0] for policy in policies]
+    state.consider_all(policies, costs.times_us(walks, whole))
+    of_policy = np.repeat(np.arange(len(policies)), len(split) // len(policies))
+    lines = [Line(whole[index].tile, policy.split or INT32_MAX) for index, policy in zip(of_policy, split, strict=True)]
+    kept = np.flatnonzero(bounds.of_walks(walks.taken(of_policy, spans=False), lines) < state.time_us * _LESS)
+    if len(kept):
+        times = costs.times_us(walks.taken(of_policy[kept]), [lines[index] for index in kept])
+        state.consider_all([split[index] for index in kept], times)
+
+
+def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
+    """Every policy with every assignment of edges: all sets of `nodes` at which paths are cut."""
+    cuts = (np.arange(1, 1 << len(nodes))[:, None] >> np.arange(len(nodes)) & 1).astype(bool)
+    for policy in policies_of(costs.shape, costs.target)[0]:
+        walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
+        lines = costs.lines_of(policy, walks)
+        least = bounds.of_walks(walks, lines, chain=False)
+        for split in SPLITS:
+            kept = np.flatnonzero(least < state.time_us * _LESS)
+            if not len(kept):
+                break
+            chosen = replace(policy, split=split)
+            cut = [Line(lines[index].tile, split or INT32_MAX) for index in kept]
+            times = costs.times_us(walks.taken(kept), cut)
+            best = int(times.argmin())
+            state.consider(replace(chosen, cut=tuple(nodes[cuts[kept[best]]].tolist())), float(times[best]))
+
+
+def _cut_where_it_pays(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
+    """The best policies so far with paths cut at thresholds on rows, then single cuts more or less."""
+    tree = costs.tree
+    best = sorted((policy for policy in state.times if isinstance(policy, Cohort)), key=state.times.__getitem__)
+    thresholds = _thresholds(tree)
+    merged_rows = bounds.merged_at(thresholds)
+    for policy in best[:_MOST_STARTS]:
+        for apart, least in zip(thresholds, bounds.of_thresholds(policy, merged_rows).tolist(), strict=True):
+            chosen = replace(policy, apart=apart)
+            if least < state.time_us * _LESS:
+                for split in dict.fromkeys((policy.split, None)):
+                    state.consider(replace(chosen, split=split), costs.time_us(replace(chosen, split=split)))
+    if not isinstance(state.best, Cohort) or state.best.apart is None:
+        return
+    seen = tree.topology.rank_hi.astype(np.int64) - tree.topology.rank_lo
+    order = np.argsort(-(seen * tree.topology.prefix)[nodes], kind="stable")
+    start = replace(state.best, apart=None, cut=tuple(state.best.cut_nodes(tree).tolist()))
+    for node in nodes[order[:_MOST_NODES]].tolist():
+        chosen = replace(start, cut=tuple(sorted(set(start.cut) ^ {node})))
+        if state.consider(chosen, costs.time_us(chosen)):
+            start = chosen
+
+
+def _thresholds(tree: Tree) -> list[int]:
+    """Numbers of rows at which some path can be cut, at most _MOST_LEVELS, evenly spread."""
+    topology = tree.topology
+    seen = (topology.rank_hi - topology.rank_lo)[np.unique(tree.parent[tree.parent >= 0])]
+    values = np.unique(seen[seen > 1])
+    if len(values) > _MOST_LEVELS:
+        values = values[np.linspace(0, len(values) - 1, _MOST_LEVELS).astype(np.int64)]
+    return [int(value) for value in values[::-1]]
+
+
+def _moves(before: Strategy | None, after: Strategy) -> tuple[Move, ...]:
+    """What changes from one strategy to the next."""
+    if before is None or before.name != after.name or not isinstance(after, Cohort):
+        return (Move("strategy", None if before is None else str(before), str(after)),)
+    names = ("head_rows", "split", "tile", "apart", "cut")
+    changes = ((name, getattr(before, name), getattr(after, name)) for name in names)
+    return tuple(Move(name, old, new) for name, old, new in changes if old != new)
+
+
+_NAMED: dict[str, Callable[[], Strategy]] = {
+    "fasttree": named.fasttree,
+    "flashforge": named.flashforge,
+    "deft-flatten": named.deft_flatten,
+    "deft-node": named.deft_node,
+    "deft-node-chunk": named.deft_node_chunk,
+    "cascade": named.cascade,
+    "specinfer": named.specinfer,
+    "medusa": named.medusa,
+}
+"""Strategies that the search compares as they are; `query` and `cohort` are policies."""

@@ -1,0 +1,51 @@
+"""The space that `auto` searches.
+
+A policy is a `cohort` strategy: edge assignment x cohort rows x split x tile class. An edge is walked (its upper end
+belongs to the path that the cohort below walks) or cut (what lies above is walked apart, by cohorts of its own, and
+results are merged). On small trees every assignment of edges is in the space; on large ones those that a threshold on
+rows gives, and what single moves make of the best of them. The named strategies are in it as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+
+from treegen.ir.errors import ShapeError
+from treegen.ir.shape import Shape
+from treegen.strategies.cohort import Cohort
+from treegen.targets import Target
+from treegen.tiles import SMALL_ROWS, tile_class, wanted_class
+
+HEAD_ROWS = (64, 32, 16, 1)
+"""Query head rows of a cohort; 1 stands for one query row, which is plain per-row decoding."""
+SPLITS = (None, 1024, 512, 256, 128)
+"""KV tokens per work item; None: all that a cohort sees."""
+MOST_EDGES = 10
+"""Edges up to which every assignment is searched."""
+_VERSION = 1
+
+
+@cache
+def policies_of(shape: Shape, target: Target) -> tuple[tuple[Cohort, ...], tuple[Cohort, ...]]:
+    """Policies without cut or split, and behind them the same with every split, policy by policy.
+
+    Every cohort height in the tile class that suits it, and cohorts that suit the small class also in the large one.
+    """
+    whole = []
+    for head_rows in HEAD_ROWS:
+        whole.append(Cohort(head_rows))
+        if head_rows == SMALL_ROWS and shape.group <= SMALL_ROWS:
+            large = tile_class(shape, target, SMALL_ROWS + 1)
+            with suppress(ShapeError):
+                wanted_class(large.rows, large.tokens, shape, target)
+                whole.append(Cohort(head_rows, tile=(large.rows, large.tokens)))
+    split = (replace(policy, split=tokens) for policy in whole for tokens in SPLITS[1:])
+    return tuple(whole), tuple(split)
+
+
+def space_digest() -> str:
+    """Tells searches of different spaces apart."""
+    return hashlib.sha256(repr((_VERSION, HEAD_ROWS, SPLITS, MOST_EDGES)).encode()).hexdigest()[:16]

@@ -1,0 +1,101 @@
+"""Tuning: the model's best candidates measured on the current GPU, and the fastest kept for the tree's bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treegen.autotune_cache.entry import Entry
+from treegen.autotune_cache.policies import POLICY_CACHE, Found
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import BackendError, InputError
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.measure import Outcome, measure
+from treegen.meter import Meter
+from treegen.search.policies import accepts, key_of, policy_of
+from treegen.search.search import candidates
+from treegen.strategies.strategy import Strategy
+from treegen.targets import Target
+
+DEFAULT_CANDIDATES = 8
+DEFAULT_REPEATS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How to tune: candidates of the model, timed calls of each, seconds for one with compiling and checking it.
+
+    meter: measures in place of the device (treegen.meter).
+    """
+
+    most: int = DEFAULT_CANDIDATES
+    repeats: int = DEFAULT_REPEATS
+    timeout_s: float = 60.0
+    meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        positive_int("candidates", self.most, InputError)
+        positive_int("repeats", self.repeats, InputError)
+
+
+def tuned(
+    tree: Tree,
+    shape: Shape,
+    target: Target,
+    tuning: Tuning | None = None,
+    *,
+    again: bool = False,
+    on_candidate: Callable[[Outcome], None] | None = None,
+) -> Found:
+    """The measured policy of a tree's bucket: from the cache, else from measurements, which are stored.
+
+    again: measures in any case. One process measures a key, others wait for it. Raises BackendError without a CUDA
+    device, or when no candidate could be measured.
+    """
+    key, chosen = key_of(tree, shape, target), tuning or Tuning()
+
+    def make() -> Entry:
+        return _measured(tree, shape, target, chosen, on_candidate)
+
+    if again:
+        entry = make()
+        POLICY_CACHE.store(entry)
+        return Found(entry, "made")
+    return POLICY_CACHE.decide(key, accepts, make)
+
+
+def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
+    """What is measured: the model's best `most` strategies, and plain per-row decoding where it is not among them."""
+    found = candidates(tree, shape, target, 1_000_000)
+    chosen = [strategy for strategy, _ in found[:most]]
+    plain = next(strategy for strategy, _ in found if strategy.name == "query")
+    return chosen if plain in chosen else [*chosen, plain]
+
+
+def _measured(
+    tree: Tree, shape: Shape, target: Target, tuning: Tuning, on_candidate: Callable[[Outcome], None] | None
+) -> Entry:
+    chosen = proposals(tree, shape, target, tuning.most)
+    outcomes = measure(
+        tree,
+        chosen,
+        shape,
+        target,
+        repeats=tuning.repeats,
+        timeout_s=tuning.timeout_s,
+        on_candidate=on_candidate,
+        meter=tuning.meter,
+    )
+    times = [(outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None]
+    if not times:
+        problem = next((outcome.problem for outcome in outcomes if outcome.problem), "there are none")
+        raise BackendError("candidates", f"{len(chosen)} of {target.name}", f"all failed: {problem}", "see treegen tune")
+    microseconds, best = min(times)
+    return Entry(
+        key_of(tree, shape, target),
+        policy_of(chosen[best]),
+        microseconds,
+        tuple((outcome.strategy, outcome.microseconds, outcome.problem or "measured") for outcome in outcomes),
+        f"{len(chosen)} candidates, median of {tuning.repeats} calls on a cold L2, {target.name}",
+    )
