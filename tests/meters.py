@@ -1,4 +1,4 @@
-"""Candidates that do what they are told instead of planning, and the meter that lets them; for the measuring process."""
+"""Candidates that do what they are told instead of planning, and the meter that lets them: no torch, no device."""
 
 from __future__ import annotations
 
