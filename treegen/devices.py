@@ -36,7 +36,7 @@ def backend_for(device: torch.device, wanted: str | None) -> str:
 def _obstacle_to_triton(device: torch.device) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
-    if _interpreted():
+    if interpreted():
         return None
     if device.type != "cuda":
         return f"tensors are on {device.type} and TRITON_INTERPRET is not set"
@@ -46,7 +46,8 @@ def _obstacle_to_triton(device: torch.device) -> str | None:
     return None
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
+    """Whether Triton's interpreter stands in for its compiler (TRITON_INTERPRET=1)."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)

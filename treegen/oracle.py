@@ -6,32 +6,48 @@ import math
 
 import torch
 
+from treegen.ir.arrays import IntsLike, int32_array
+from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
 
 
 def reference(
-    tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, sm_scale: float | None = None
+    tree: Tree,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    sm_scale: float | None = None,
+    rows: IntsLike | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
     q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or `[pages, page_size, ...]`. Returns
-    float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing.
+    float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
+    caller's numbers of those to compute, by default all; the results then hold these alone, in the order given. Raises
+    InputError for a row that the tree does not have.
     """
     keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
-    rows, heads, head_dim = q.shape
+    heads, head_dim = q.shape[1:]
+    chosen = range(len(q)) if rows is None else _chosen(rows, tree)
     kv_heads = keys.shape[1]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    out = torch.zeros(rows, heads, values.shape[2], dtype=torch.float64, device=q.device)
-    lse = torch.full((rows, heads), -math.inf, dtype=torch.float64, device=q.device)
-    for row in range(rows):
+    out = torch.zeros(len(chosen), heads, values.shape[2], dtype=torch.float64, device=q.device)
+    lse = torch.full((len(chosen), heads), -math.inf, dtype=torch.float64, device=q.device)
+    for place, row in enumerate(chosen):
         slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
         if len(slots) == 0:
             continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
         scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
-        lse[row] = scores.logsumexp(-1).flatten()
-        out[row] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values[slots].double()).flatten(0, 1)
+        lse[place] = scores.logsumexp(-1).flatten()
+        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values[slots].double()).flatten(0, 1)
     return out, lse
+
+
+def _chosen(rows: IntsLike, tree: Tree) -> list[int]:
+    numbers: list[int] = int32_array("rows", rows, low=0, high=tree.num_rows - 1, error=InputError).tolist()
+    return numbers
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:

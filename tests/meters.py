@@ -1,0 +1,86 @@
+"""Candidates that do what they are told instead of planning, and the meter that lets them: no torch, no device."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from treegen import Shape, Tree
+from treegen.ir.plan import Plan
+from treegen.meter import DeviceLostError
+from treegen.strategies import Strategy
+from treegen.strategies.strategy import OnPass
+from treegen.targets import Target
+
+
+@dataclass(frozen=True)
+class Deed(Strategy):
+    """What the meter is to do; `noted` is a file for process ids."""
+
+    name: str
+    noted: str = ""
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """Not called by this module's meter."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Unpicklable(Deed):
+    """A candidate that cannot leave its process."""
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("stays here")
+
+
+def perform(tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+    """Does the deed. Where it gives a time, that is the process's id, so that tests see which process it was."""
+    assert isinstance(strategy, Deed)
+    match strategy.name:
+        case "hang":
+            other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            note = Path(strategy.noted)
+            note.with_suffix(".part").write_text(f"{os.getpid()} {other.pid}")
+            note.with_suffix(".part").replace(note)
+            time.sleep(600)
+        case "exit":
+            print("last words", file=sys.stderr)
+            os._exit(3)
+        case "crash":
+            os.kill(os.getpid(), 11)
+        case "raise":
+            raise ValueError("first line\n  second line")
+        case "raise at length":
+            raise ValueError("a" * 500 + "z")
+        case "lose":
+            try:
+                raise RuntimeError("illegal memory access")
+            except RuntimeError as cause:
+                raise DeviceLostError from cause
+        case "wrong":
+            return 5.0, 0.25
+        case "infinite":
+            return None, float("inf")
+        case "not a number":
+            return 5.0, float("nan")
+        case "print":
+            print("something on stdout", flush=True)
+            os.write(1, b"more of it")
+        case "torch":
+            return float("torch" in sys.modules), 0.0
+        case "arguments":
+            assert not tree.tokens.flags.writeable
+            facts = (tree.num_rows, shape.head_dim, target.sms)
+            return float("".join(map(str, facts))), 0.0
+    return float(os.getpid()), 1e-4
+
+
+def cycles(call: object, repeats: int) -> float:
+    """A timer that times nothing: the number of repeats, after one call."""
+    assert callable(call)
+    call()
+    return float(repeats)

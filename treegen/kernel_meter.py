@@ -1,0 +1,152 @@
+"""The meter of real kernels: inputs on the device, a check against the oracle on some rows, and a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from treegen import oracle
+from treegen.devices import default_device
+from treegen.ir.arrays import Ints, frozen
+from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.ir.verify import verify
+from treegen.lower import lower
+from treegen.meter import DeviceLostError
+from treegen.strategies import Strategy
+from treegen.targets import Target
+from treegen.timing import median_us
+from treegen.triton_backend import TritonProgram
+
+Timer: TypeAlias = Callable[[Callable[[], object], int], float]
+
+CHECKED_ROWS = 64
+"""Rows compared with the oracle, at most: it takes rows one by one, in float64."""
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Tensors for a tree and a shape, and what attention gives on some of the rows."""
+
+    tree: Tree
+    shape: Shape
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    rows: Ints
+    expected_out: torch.Tensor
+    expected_lse: torch.Tensor
+
+    @classmethod
+    def of(cls, tree: Tree, shape: Shape, device: torch.device) -> Case:
+        """Standard-normal q, k and v, always the same ones; caches of the slots up to the tree's last.
+
+        Raises InputError when they would take more than half of the device's free memory.
+        """
+        dtype, pages = _DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
+        of_row, of_token = (shape.num_qo_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
+        of_cache = (pages, *of_token) if shape.page_size == 1 else (pages, shape.page_size, *of_token)
+        _check_memory(2 * math.prod(of_cache) + 2 * tree.num_rows * math.prod(of_row), shape, device)
+        generator = torch.Generator(device).manual_seed(0)
+        q, k_cache, v_cache = (
+            torch.randn(size, generator=generator, device=device, dtype=dtype)
+            for size in ((tree.num_rows, *of_row), of_cache, of_cache)
+        )
+        lse = torch.empty(tree.num_rows, shape.num_qo_heads, dtype=torch.float32, device=device)
+        rows = checked_rows(tree)
+        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows)
+        return cls(tree, shape, q, k_cache, v_cache, torch.empty_like(q), lse, rows, *expected)
+
+    def run(self, program: TritonProgram) -> None:
+        """Fills out and lse."""
+        scale = self.shape.head_dim**-0.5
+        program(self.q, self.k_cache, self.v_cache, self.out, self.lse, scale, 1.0)
+
+    def check(self, program: TritonProgram) -> float:
+        """The larger error of out and lse on the checked rows; infinite when any row at all is left unwritten."""
+        self.out.fill_(math.nan)
+        self.lse.fill_(math.nan)
+        self.run(program)
+        if bool(self.out.isnan().any()) or bool(self.lse.isnan().any()):
+            return math.inf
+        rows = torch.from_numpy(self.rows.astype(np.int64)).to(self.out.device)
+        return max(
+            oracle.error(self.out[rows], self.expected_out),
+            oracle.error(self.lse[rows], self.expected_lse),
+        )
+
+
+def checked_rows(tree: Tree) -> Ints:
+    """At most CHECKED_ROWS of the caller's rows, evenly over all ranks, with the first and the last one."""
+    count = min(tree.num_rows, CHECKED_ROWS)
+    ranks = np.linspace(0, tree.num_rows - 1, count).round().astype(np.int64)
+    return frozen(np.sort(tree.topology.row_of_rank[ranks]))
+
+
+def prepare(tree: Tree, strategy: Strategy, shape: Shape, target: Target, device: torch.device) -> TritonProgram:
+    """A strategy's plan, ready to run; only that of a strategy which treegen's tests do not cover is verified."""
+    chosen = strategy.choose(tree, shape, target).strategy
+    plan = chosen.plan(tree, shape, target)
+    if not chosen.proven:
+        verify(plan, tree)
+    return TritonProgram(lower(plan, tree, shape, target), shape, device)
+
+
+class KernelMeter:
+    """Measures strategies by their kernels on the current device; what all candidates of a tree share is made once."""
+
+    def __init__(self, repeats: int, timer: Timer = median_us) -> None:
+        self._repeats = repeats
+        self._timer = timer
+        self._case: Case | None = None
+
+    def __call__(self, tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+        """Microseconds on a cold L2, and the larger error of out and lse; a wrong output is not timed.
+
+        Raises DeviceLostError when the device fails from now on, else what planning, compiling or launching raises.
+        """
+        device = default_device()
+        try:
+            if self._case is None or self._case.tree is not tree or self._case.shape != shape:
+                self._case = Case.of(tree, shape, device)
+            case, program = self._case, prepare(tree, strategy, shape, target, device)
+            error = case.check(program)
+            if not error <= oracle.TOLERANCE[shape.dtype]:
+                return None, error
+            return self._timer(lambda: case.run(program), self._repeats), error
+        except Exception as cause:
+            if _is_lost(device):
+                raise DeviceLostError(str(cause)) from cause
+            raise
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a CUDA device; None for any other."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
+def _check_memory(elements: int, shape: Shape, device: torch.device) -> None:
+    free, needed = free_bytes(device), elements * shape.dtype_bytes
+    if free is not None and 2 * needed > free:
+        reason = f"are more than half of the {free / 1e9:.3g} GB that are free on {device}"
+        raise InputError("q, k_cache, v_cache, out", f"{needed / 1e9:.3g} GB", reason, "free memory or lower the slots")
+
+
+def _is_lost(device: torch.device) -> bool:
+    """Whether CUDA fails for good in this process, as it does after an illegal memory access."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,250 @@
+"""Measuring candidates on the current GPU, each on its own: none can harm the caller or another one.
+
+Candidates run in a process of their own. A CUDA error stays with its process, and a hanging kernel ends only with it,
+so the process is killed after a timeout, a crash, a CUDA error or a wrong output, and another one goes on with the
+rest. It is started as a fresh interpreter: one that multiprocessing spawns would import the caller's `__main__` again.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import BackendError, InputError, TreeError
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.meter import LEAVING_S, Job, Meter, Reply
+from treegen.strategies import Strategy
+from treegen.targets import Target
+
+_START_S = 120.0  # until a process has imported what its meter needs; torch from a cold disk takes long
+_DYING_S = 5.0
+_LAST_BYTES = 4096  # of a dead process's output, in which its last words are looked for
+_LONGEST_WORDS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one candidate: a time, or the problem that it has instead."""
+
+    strategy: str  # the candidate's text
+    microseconds: float | None  # median on a cold L2; None with a problem
+    problem: str | None  # one line: wrong output, failed, timed out, process died
+    out_error: float | None  # the larger error of out and lse, as in treegen.oracle; None where nothing was computed
+
+
+def measure(
+    tree: Tree,
+    candidates: Sequence[Strategy],
+    shape: Shape,
+    target: Target,
+    *,
+    device: int | None = None,
+    repeats: int = 15,
+    timeout_s: float = 60.0,
+    on_candidate: Callable[[Outcome], None] | None = None,
+    meter: Meter | None = None,
+) -> list[Outcome]:
+    """The outcomes of all candidates in the order given, each with `tree` on the CUDA device of this index.
+
+    device: by default the current one. repeats: timed calls. timeout_s: seconds for one candidate, with compiling and
+    checking it. on_candidate(outcome): called after each. meter: measures in place of the device; has to pickle, by a
+    name that another process can import, as have strategies. Raises BackendError without a CUDA device (unless there
+    is a meter) and InputError or TreeError for an argument that cannot be measured, all before a process starts.
+    """
+    _check(tree, repeats, timeout_s)
+    environment = dict(os.environ)
+    if meter is None:
+        index = _checked_device(device)
+        environment["CUDA_VISIBLE_DEVICES"] = _name_of_device(index, environment.get("CUDA_VISIBLE_DEVICES"))
+        from treegen.kernel_meter import KernelMeter
+
+        meter = KernelMeter(repeats)
+    job = _pickled_job(Job(meter, tree, shape, target))
+
+    from treegen.oracle import TOLERANCE
+
+    tolerance = TOLERANCE[shape.dtype]
+    outcomes = []
+    with _Process(job, environment) as process:
+        for candidate in candidates:
+            reply = _reply(process, candidate, timeout_s)
+            if reply.problem is None and not (reply.out_error is not None and reply.out_error <= tolerance):
+                problem = f"wrong output: error {reply.out_error:.1e} exceeds {tolerance:.1e}"
+                # What writes wrong results may also write elsewhere: inputs and reference are made anew.
+                reply = reply._replace(microseconds=None, problem=problem, lost=True)
+            if reply.lost:
+                process.stop()
+            outcome = Outcome(str(candidate), reply.microseconds, reply.problem, reply.out_error)
+            outcomes.append(outcome)
+            if on_candidate:
+                on_candidate(outcome)
+    return outcomes
+
+
+def _reply(process: _Process, candidate: Strategy, timeout_s: float) -> Reply:
+    try:
+        message = pickle.dumps(candidate, pickle.HIGHEST_PROTOCOL)
+    except Exception as cause:  # whatever a class's own pickling raises
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())
+        return Reply(problem=f"cannot be sent to another process: {text}")
+    return process.ask(message, timeout_s)
+
+
+class _Process:
+    """The measuring process: started when it is first asked, and again after it was stopped. Killed on an exception."""
+
+    def __init__(self, job: bytes, environment: dict[str, str]) -> None:
+        self._job = job
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._output: IO[bytes] | None = None
+        self._obstacle: str | None = None
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop(leaving_s=0.0 if kind else 2 * LEAVING_S)
+
+    def ask(self, candidate: bytes, timeout_s: float) -> Reply:
+        """The answer about a pickled candidate; a process that cannot be started is not tried again."""
+        if self._obstacle is None and self._process is None:
+            reply = self._conversation(self._start, _START_S)
+            self._obstacle = reply.problem and f"no measuring process: {reply.problem}"
+        if self._obstacle is not None:
+            return Reply(problem=self._obstacle)
+        return self._conversation(lambda: self._send(candidate, timeout_s), timeout_s)
+
+    def _conversation(self, talk: Callable[[], Reply], timeout_s: float) -> Reply:
+        """What `talk` returns, or the problem with which it ended; a process with a problem of its own is stopped."""
+        try:
+            return talk()
+        except TimeoutError:
+            problem = f"timed out after {timeout_s:g} s"
+        except (EOFError, OSError) as cause:
+            problem = f"process died: {self._last_words() or cause}"
+        self.stop(leaving_s=0.0)
+        return Reply(problem=problem)
+
+    def _start(self) -> Reply:
+        deadline = time.monotonic() + _START_S
+        self._connection, other = Pipe()
+        with other:
+            # The caller's own search path, and behind it the place of this package, however it was found.
+            path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parent.parent)]
+            program = f"import sys; sys.path[:] = {path!r}; from treegen.meter import serve; serve({other.fileno()})"
+            self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env=self._environment,
+                pass_fds=(other.fileno(),),
+                start_new_session=True,  # a Ctrl-C is for the caller alone, and what the process starts dies with it
+            )
+        self._receive(_START_S)  # before this the process reads nothing, and sending a large job would not return
+        return self._send(self._job, max(0.0, deadline - time.monotonic()))
+
+    def _send(self, message: bytes, timeout_s: float) -> Reply:
+        assert self._connection is not None
+        self._connection.send_bytes(message)
+        reply = pickle.loads(self._receive(timeout_s))
+        assert isinstance(reply, Reply)
+        return reply
+
+    def _receive(self, timeout_s: float) -> bytes:
+        assert self._connection is not None
+        if not self._connection.poll(timeout_s):
+            raise TimeoutError
+        return self._connection.recv_bytes()
+
+    def _last_words(self) -> str:
+        """The exit status of a process that is gone, and the last line of its output; empty if it is not gone."""
+        if self._process is None or self._output is None:
+            return ""
+        try:
+            status = self._process.wait(_DYING_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        names = {number.value: number.name for number in signal.Signals}
+        ended = names.get(-status, f"signal {-status}") if status < 0 else f"exit status {status}"
+        size = self._output.seek(0, os.SEEK_END)
+        self._output.seek(max(0, size - _LAST_BYTES))
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return f"{ended} ({' '.join(lines[-1].split())[:_LONGEST_WORDS]})" if lines else ended
+
+    def stop(self, leaving_s: float = 0.0) -> None:
+        """Ends the process, with what it started: at once, or after it had some seconds to end by itself."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            try:
+                self._process.wait(leaving_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+        if self._output is not None:
+            self._output.close()
+        self._process = self._connection = self._output = None
+
+
+def _check(tree: Tree, repeats: int, timeout_s: float) -> None:
+    if not isinstance(tree, Tree) or tree.num_rows == 0:
+        raise TreeError("tree", tree, "has no rows to measure", "give a Tree with at least one row")
+    positive_int("repeats", repeats, InputError)
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
+        raise InputError("timeout_s", timeout_s, "is not a positive number", "give seconds, 60 for example")
+
+
+def _checked_device(device: int | None) -> int:
+    """The index of a CUDA device on which emitted kernels run. Raises BackendError."""
+    import torch
+
+    from treegen.devices import backend_for, interpreted
+
+    if not torch.cuda.is_available():
+        raise BackendError("device", "cpu", "has no CUDA device to measure", "run it on a machine with a GPU")
+    index = torch.cuda.current_device() if device is None else device
+    if not isinstance(index, int) or not 0 <= index < torch.cuda.device_count():
+        raise BackendError("device", index, f"is not one of {torch.cuda.device_count()} CUDA devices", "use 0")
+    backend_for(torch.device("cuda", index), "triton")
+    if interpreted():
+        raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
+    return index
+
+
+def _name_of_device(index: int, visible: str | None) -> str:
+    """What makes CUDA show this device alone, out of those that `CUDA_VISIBLE_DEVICES` shows."""
+    if visible is None:
+        return str(index)
+    names = [name.strip() for name in visible.split(",")]
+    if index >= len(names):
+        reason = f"has no entry {index}: it was changed after CUDA started"
+        raise BackendError("CUDA_VISIBLE_DEVICES", visible, reason, "set it before importing torch")
+    return names[index]
+
+
+def _pickled_job(job: Job) -> bytes:
+    try:
+        # Protocol 5 keeps read-only arrays read-only.
+        return pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
+    except Exception as cause:
+        reason = f"cannot be sent to another process: {cause}"
+        raise InputError("meter", job.meter, reason, "define it at the top of a module") from cause

@@ -1,0 +1,112 @@
+"""The measuring process: loads a meter, then measures the candidates that it is sent, one after another.
+
+`treegen.measure` starts it and talks to it over one socket. First it sends a job (a pickled Job), which is answered
+with a Reply without a time; then pickled strategies, each answered with a Reply. The process ends when the other side
+closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs it does.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+from typing import NamedTuple, TypeAlias
+
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.strategies import Strategy
+from treegen.targets import Target
+
+Meter: TypeAlias = Callable[[Tree, Strategy, Shape, Target], tuple[float | None, float]]
+"""Microseconds of a candidate and its output's error; None where a wrong output was not worth timing."""
+
+LEAVING_S = 1.0
+"""Seconds that the process takes for an orderly end once the other side is gone."""
+_LONGEST_PROBLEM = 300
+
+
+class Job(NamedTuple):
+    """What all candidates have in common."""
+
+    meter: Meter
+    tree: Tree
+    shape: Shape
+    target: Target
+
+
+class Reply(NamedTuple):
+    """The answer to one message. lost: the device or its data cannot be trusted any more, and the process ends."""
+
+    microseconds: float | None = None
+    out_error: float | None = None
+    problem: str | None = None
+    lost: bool = False
+
+
+class DeviceLostError(RuntimeError):
+    """Raised by a meter whose device fails from now on, as CUDA does after an illegal memory access; ends the process.
+
+    It stays in this process: the candidate's problem is its text.
+    """
+
+
+def serve(handle: int) -> None:
+    """Answers messages on the socket with this file descriptor until it closes."""
+    connection = Connection(handle)
+    messages: SimpleQueue[bytes | None] = SimpleQueue()
+    Thread(target=_receive, args=(connection, messages), daemon=True).start()
+    connection.send_bytes(b"")  # from here on messages of any size are taken off the socket
+    job: Job | None = None
+    while (message := messages.get()) is not None:
+        if job is None:
+            job, reply = _loaded(message)
+        else:
+            reply = _measured(job, message)
+        connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
+        if job is None or reply.lost:
+            return
+
+
+def _receive(connection: Connection, messages: SimpleQueue[bytes | None]) -> None:
+    """Queues messages; at their end gives the process a moment to finish, then ends it in the middle of its work."""
+    try:
+        while True:
+            messages.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        messages.put(None)
+    time.sleep(LEAVING_S)
+    os._exit(1)
+
+
+def _loaded(message: bytes) -> tuple[Job | None, Reply]:
+    try:
+        return pickle.loads(message), Reply()
+    except Exception as cause:
+        return None, Reply(problem=f"the meter cannot be loaded in another process: {_line(cause)}", lost=True)
+
+
+def _measured(job: Job, message: bytes) -> Reply:
+    try:
+        strategy = pickle.loads(message)
+    except Exception as cause:
+        return Reply(problem=f"cannot be loaded in another process, where __main__ is another: {_line(cause)}")
+    try:
+        microseconds, out_error = job.meter(job.tree, strategy, job.shape, job.target)
+        return Reply(None if microseconds is None else float(microseconds), float(out_error))
+    except Exception as cause:
+        return Reply(problem=f"failed: {_line(cause)}", lost=isinstance(cause, DeviceLostError))
+
+
+def _line(cause: Exception) -> str:
+    """An exception on one line: its type and text. Long ones lose their middle, as compilers say first where an error
+    is and last what it is.
+    """
+    shown = cause.__cause__ if isinstance(cause, DeviceLostError) and cause.__cause__ else cause
+    text = " ".join(f"{type(shown).__name__}: {shown}".split()).removesuffix(":")
+    if len(text) <= _LONGEST_PROBLEM:
+        return text
+    return f"{text[: _LONGEST_PROBLEM // 3]} ... {text[-(_LONGEST_PROBLEM - _LONGEST_PROBLEM // 3) :]}"
