@@ -1,1 +1,4 @@
-"""The cache on disk: where it lives and how files get into it."""
+"""The cache on disk: emitted modules, and the policies that were measured as the fastest.
+
+Modules, in the order of the flow: store (how files get in and out), lock, key, entry, policies.
+"""

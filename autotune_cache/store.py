@@ -1,10 +1,11 @@
-"""Atomic file writing into the cache folder: a reader sees a whole file or none, whoever else writes."""
+"""Files of the cache folder: written atomically (a reader sees a whole file or none), read within bounds."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import shutil
+import stat
 import tempfile
 import warnings
 from functools import cache
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from treegen.environment import cache_root
 from treegen.ir.errors import CacheWarning
+
+_warned: set[str] = set()
 
 
 @cache
@@ -32,6 +35,13 @@ def _warn_unwritable(folder: Path, cause: str) -> None:
     )
 
 
+def warn_once(place: object, reason: str, fix: str) -> None:
+    """Warns of a file or folder of the cache that cannot be used, once per process."""
+    if str(place) not in _warned:
+        _warned.add(str(place))
+        warnings.warn(f"cache: {place} {reason}; {fix}", CacheWarning, stacklevel=3)
+
+
 def write_text(folder: str, name: str, text: str) -> Path:
     """Puts a file into a subfolder of the cache and returns its path.
 
@@ -39,16 +49,20 @@ def write_text(folder: str, name: str, text: str) -> Path:
     be written the file goes into a private temporary folder, with one warning.
     """
     try:
-        return _write(cache_root() / folder, name, text)
+        return replace_text(cache_root() / folder, name, text)
     except OSError as cause:
         _warn_unwritable(cache_root(), type(cause).__name__)
-        return _write(_private_folder() / folder, name, text)
+        return replace_text(_private_folder() / folder, name, text)
 
 
-def _write(folder: Path, name: str, text: str) -> Path:
+def replace_text(folder: Path, name: str, text: str) -> Path:
+    """Puts a file into a folder, made where it is missing, and returns the file's path. Raises OSError.
+
+    A process that dies on the way leaves at most a temporary `.<name>.<random>`.
+    """
     path = folder / name
     data = text.encode()
-    if path.is_file() and path.read_bytes() == data:
+    if _holds(path, data):
         return path
     folder.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
@@ -62,3 +76,28 @@ def _write(folder: Path, name: str, text: str) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def read_regular(path: Path, most_bytes: int) -> bytes:
+    """A regular file's content. Raises OSError, or ValueError for anything else and for a file that is larger.
+
+    Neither a pipe nor a device in the file's place is waited for or read.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("is not a regular file")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(most_bytes + 1)
+    finally:
+        os.close(handle)
+    if len(data) > most_bytes:
+        raise ValueError(f"is larger than {most_bytes} bytes")
+    return data
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return read_regular(path, len(data)) == data
+    except (OSError, ValueError):
+        return False

@@ -1,4 +1,6 @@
-"""The command line: explain a tree, print its kernels, account for decodings, list what there is, generate trees."""
+"""The command line: explain a tree, print its kernels, account for decodings, list what there is, generate trees, look
+into the policy cache.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from treegen.cli import devices, plans, trees
+from treegen.cli import cache, devices, plans, trees
 from treegen.ir.errors import TreegenError
 
 # The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
@@ -25,6 +27,7 @@ app.command()(devices.profile)
 app.command()(plans.strategies)
 app.command("targets")(devices.list_targets)
 app.add_typer(trees.app, name="generate")
+app.add_typer(cache.app, name="cache")
 
 
 @app.callback()

@@ -1,0 +1,307 @@
+"""The policy cache: which policy was measured as the fastest for a key, in memory, in the user's folder, shipped.
+
+A lookup opens one file, or two, and scans no folder. What cannot be used (damaged, foreign, of another version, hostile)
+is a miss with one warning per process, never an error. Processes that need the same policy at the same time make it
+once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from treegen.autotune_cache.entry import MAX_BYTES, Entry, Policy, bounded_json, check_format, entry_from
+from treegen.autotune_cache.key import FORMAT, PolicyKey
+from treegen.autotune_cache.lock import held
+from treegen.autotune_cache.store import read_regular, replace_text, warn_once
+from treegen.environment import cache_root
+from treegen.files import save_text
+from treegen.ir.errors import FormatError
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+Where = Literal["memory", "user", "shipped", "made", "none"]
+EXPORT_KIND = "treegen policies"
+_MOST_EXPORTED_BYTES = 64 * 1024 * 1024
+_MOST_NEAREST = 3
+_ENTRY = re.compile(r"[0-9a-f]{64}\.json")
+_OURS = re.compile(r"[0-9a-f]{64}\.(json|lock)|\.[0-9a-f]{64}\.json\.\w+")
+_REMOVE = "remove it, or run `treegen cache clear`"
+_WRITABLE = "set TREEGEN_CACHE_DIR to a writable folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a lookup gave: an entry and where it is from ("made": by this call), or None, "none" and why."""
+
+    entry: Entry | None
+    where: Where
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A file of the user's folder or a shipped one: its name, and its entry or why it is none."""
+
+    name: str
+    where: Where
+    entry: Entry | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """How many entries were taken out of a file, and of each other one why it was not."""
+
+    taken: int
+    refused: tuple[str, ...]
+
+
+class PolicyCache:
+    """Policies by key. shipped: the folder of shipped entries, by default the package's own. wait_s: how long to wait
+    for another process that is making an entry.
+    """
+
+    def __init__(self, shipped: Path | None = None, wait_s: float = 600.0) -> None:
+        self._given_shipped = shipped
+        self._wait_s = wait_s
+        self._memory: dict[tuple[str, PolicyKey], Entry] = {}
+
+    def lookup(self, key: PolicyKey, accept: Callable[[Policy], bool]) -> Found:
+        """The entry of a key whose policy the caller accepts: from memory, else the user's folder, else a shipped one.
+
+        Never raises: `accept` may, which is a refusal.
+        """
+        folder = policies_folder()
+        kept = self._memory.get((str(folder), key))
+        if kept is not None and not _refusal(kept, accept):
+            return Found(kept, "memory")
+        digest = key.digest
+        reasons = []
+        places: tuple[tuple[Where, Traversable], ...] = (("user", folder), ("shipped", self._shipped))
+        for where, place in places:
+            path = place.joinpath(f"{digest}.json")
+            entry, reason = _read(path, digest)
+            reason = reason if entry is None else _refusal(entry, accept)
+            if entry is not None and not reason:
+                self._memory[str(folder), key] = entry
+                return Found(entry, where)
+            if reason:
+                warn_once(path, reason, _REMOVE)
+                reasons.append(f"the {where} entry {reason}")
+        return Found(None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped")
+
+    def decide(self, key: PolicyKey, accept: Callable[[Policy], bool], make: Callable[[], Entry]) -> Found:
+        """`lookup`, and where that misses what `make` returns, which is stored.
+
+        One process makes the entry of a key, the others wait for it; when it dies or raises the next one does. Where the
+        folder cannot be written every process makes its own. Raises what `make` raises, and FormatError when it returns
+        an entry of another key.
+        """
+        found = self.lookup(key, accept)
+        if found.entry is not None:
+            return found
+        path = policies_folder() / f"{key.digest}.lock"
+        with ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if not stack.enter_context(held(path, self._wait_s)):
+                    warn_once(path, f"was held by another process for {self._wait_s:g} s", _REMOVE)
+            except OSError as cause:
+                warn_once(path.parent, f"cannot be written or locked ({_kind(cause)}): policies are not kept", _WRITABLE)
+            found = self.lookup(key, accept)
+            if found.entry is not None:
+                return found
+            entry = make()
+            if entry.key != key:
+                raise FormatError("make", entry.key, "gave an entry of another key", "make one for the key asked for")
+            self.store(entry)
+            return Found(entry, "made")
+
+    def store(self, entry: Entry) -> Path | None:
+        """Keeps an entry in memory and in the user's folder, in place of what was there.
+
+        Returns the file, or None, with a warning, when the folder cannot be written.
+        """
+        folder, digest = policies_folder(), entry.key.digest
+        self._memory[str(folder), entry.key] = entry
+        try:
+            return replace_text(folder, f"{digest}.json", entry.to_json())
+        except OSError as cause:
+            path = folder / f"{digest}.json"
+            if path.is_dir():
+                warn_once(path, "is a folder in an entry's place", _REMOVE)
+            else:
+                warn_once(folder, f"cannot be written ({_kind(cause)}): policies are not kept", _WRITABLE)
+            return None
+
+    def entries(self) -> list[Listed]:
+        """All files of the user's folder and then all shipped ones, by name; temporaries and locks are left out."""
+        return [*_listed("user", policies_folder()), *_listed("shipped", self._shipped)]
+
+    def why(self, key: PolicyKey) -> list[str]:
+        """The entries that differ from a key in the fewest fields, and in what, line by line; for people to read."""
+        valid = [(listed, listed.entry) for listed in self.entries() if listed.entry is not None]
+        valid.sort(key=lambda pair: _distance(key, pair[1].key))
+        if not valid:
+            return [f"no entries in {policies_folder()}, and none are shipped"]
+        lines = []
+        for listed, entry in valid[:_MOST_NEAREST]:
+            differing = _differing(key, entry.key)
+            differ = f"differs in {len(differing)} of {len(fields(key))} fields" if differing else "is the one asked for"
+            lines.append(f"{listed.where} entry {listed.name[:12]} {differ}")
+            lines += [f"  {name}: {getattr(key, name)}; the entry: {getattr(entry.key, name)}" for name in differing]
+        return lines
+
+    def clear(self) -> int:
+        """Forgets the user's entries; removes their files, temporaries and free locks, nothing else in the folder.
+
+        Returns how many entries' files are gone.
+        """
+        folder = policies_folder()
+        for place in [place for place in self._memory if place[0] == str(folder)]:
+            del self._memory[place]
+        removed = 0
+        for name in _names(folder):
+            if _OURS.fullmatch(name):
+                with suppress(OSError):
+                    if name.endswith(".lock"):
+                        with held(folder / name, 0):  # a lock that is held stays: its holder removes it
+                            continue
+                    (folder / name).unlink()
+                    removed += _ENTRY.fullmatch(name) is not None
+        return removed
+
+    def export_to(self, path: str | Path) -> int:
+        """Writes all valid entries of the user's folder into one JSON file and returns their number.
+
+        Raises FormatError when the file cannot be written.
+        """
+        found = [listed.entry.to_object() for listed in _listed("user", policies_folder()) if listed.entry is not None]
+        save_text(path, json.dumps({"kind": EXPORT_KIND, "format": FORMAT, "entries": found}, indent=1) + "\n")
+        return len(found)
+
+    def import_from(self, path: str | Path) -> Imported:
+        """Stores the entries of a file that `export_to` wrote. Keys of which the user's folder has an entry keep it.
+
+        An entry's place follows from its key alone. Raises FormatError when the file is not one of ours as a whole or
+        the cache folder cannot be written.
+        """
+        folder = policies_folder()
+        taken, refused = 0, []
+        for number, value in enumerate(_exported(Path(path))):
+            try:
+                entry = entry_from(value)
+            except FormatError as error:
+                refused.append(f"entry {number}: {error.argument} {error.reason}")
+                continue
+            digest = entry.key.digest
+            if _read(folder / f"{digest}.json", digest)[0] is not None:
+                refused.append(f"entry {number}: {digest[:12]} is there already")
+                continue
+            try:
+                replace_text(folder, f"{digest}.json", entry.to_json())
+            except OSError as cause:
+                raise FormatError("cache folder", str(folder), f"cannot be written ({_kind(cause)})", _WRITABLE) from cause
+            self._memory.pop((str(folder), entry.key), None)
+            taken += 1
+        return Imported(taken, tuple(refused))
+
+    @property
+    def _shipped(self) -> Traversable:
+        return _shipped_folder() if self._given_shipped is None else self._given_shipped
+
+
+def policies_folder() -> Path:
+    """Where the user's entries are: `policies` in the cache folder."""
+    return cache_root() / "policies"
+
+
+@cache
+def _shipped_folder() -> Traversable:
+    return files("treegen.autotune_cache.shipped")
+
+
+def _kind(cause: OSError) -> str:
+    return cause.strerror or type(cause).__name__
+
+
+def _read(path: Traversable, digest: str) -> tuple[Entry | None, str]:
+    """The entry in a file; or None and why, an empty text when there is no file."""
+    try:
+        data = read_regular(path, MAX_BYTES) if isinstance(path, Path) else path.read_bytes()
+        return Entry.from_json(data, digest), ""
+    except (FileNotFoundError, NotADirectoryError):
+        return None, ""
+    except OSError as cause:
+        return None, f"cannot be read ({_kind(cause)})"
+    except FormatError as error:
+        return None, f"is not valid: {error.argument} {error.reason}"
+    except ValueError as cause:
+        return None, str(cause)
+
+
+def _refusal(entry: Entry, accept: Callable[[Policy], bool]) -> str:
+    """Why the caller does not take an entry's policy; empty when it does."""
+    try:
+        return "" if accept(entry.policy) else "holds a policy that this treegen does not take"
+    except Exception as error:  # an entry is data from outside, and what it holds must never stop a caller
+        return f"holds a policy that this treegen does not take ({type(error).__name__})"
+
+
+def _names(folder: Traversable) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def _listed(where: Where, folder: Traversable) -> Iterator[Listed]:
+    for name in _names(folder):
+        if _ENTRY.fullmatch(name):
+            yield Listed(name, where, *_read(folder.joinpath(name), name.removesuffix(".json")))
+        elif name.endswith(".json"):
+            yield Listed(name, where, None, "is not named by a digest")
+
+
+def _differing(mine: PolicyKey, theirs: PolicyKey) -> list[str]:
+    return [field.name for field in fields(mine) if getattr(mine, field.name) != getattr(theirs, field.name)]
+
+
+def _distance(mine: PolicyKey, theirs: PolicyKey) -> tuple[int, int]:
+    """Fields that differ, and among equals the parts of texts that do."""
+    differing = _differing(mine, theirs)
+    parts = sum(
+        len(set(str(getattr(mine, name)).split(", ")) ^ set(str(getattr(theirs, name)).split(", ")))
+        for name in differing
+    )
+    return len(differing), parts
+
+
+def _exported(path: Path) -> list[Any]:
+    try:
+        value = bounded_json(read_regular(path, _MOST_EXPORTED_BYTES))
+    except OSError as cause:
+        raise FormatError("path", str(path), f"cannot be read ({_kind(cause)})", "name a readable file") from cause
+    except FormatError as error:
+        raise FormatError("path", str(path), error.reason, "name a file of `treegen cache export`") from error
+    except ValueError as cause:
+        raise FormatError("path", str(path), str(cause), "name a file of `treegen cache export`") from cause
+    if not isinstance(value, dict) or set(value) != {"kind", "format", "entries"} or value["kind"] != EXPORT_KIND:
+        raise FormatError("path", str(path), f"does not hold {EXPORT_KIND}", "name a file of `treegen cache export`")
+    check_format(value)
+    if not isinstance(value["entries"], list):
+        raise FormatError("path", str(path), "has no list of entries", "name a file of `treegen cache export`")
+    return value["entries"]
+
+
+POLICY_CACHE = PolicyCache()
+"""The cache that compilation and the command line use."""

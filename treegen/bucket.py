@@ -1,0 +1,42 @@
+"""The bucket of a tree: a coarse description, by which trees that one policy serves well share a cache entry."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from treegen.ir.tree import Tree
+
+_EXACT_LEVELS = 8
+
+
+def policy_bucket(tree: Tree) -> str:
+    """Rows, levels, unique tokens, mean sharing and mean private tokens, rounded to powers of two.
+
+    For instance `rows 2^8, levels 3, tokens 2^12, sharing 2^3.5, private 2^5`. levels: of nodes that a row sees tokens
+    of, exact up to 8; tokens: seen by any row; sharing: path tokens over unique tokens, in steps of half a power;
+    private: tokens that exactly one row sees, per row, at least 2^0 where there are any. What there is nothing of is 0.
+    Independent of the order of siblings and rows, and of KV locations.
+    """
+    topology = tree.topology
+    spans = topology.spans
+    lengths = spans.lengths
+    seen_by = spans.hi.astype(np.int64) - spans.lo
+    tokens = int(lengths.sum())
+    levels = int(topology.depth[spans.node].max()) + 1 if len(spans) else 0
+    sharing = int(lengths @ seen_by) / tokens if tokens else 0.0
+    private = int(lengths @ (seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
+    parts = (
+        f"rows {_power(tree.num_rows)}",
+        f"levels {levels if levels <= _EXACT_LEVELS else _power(levels)}",
+        f"tokens {_power(tokens)}",
+        f"sharing {_power(sharing, steps=2)}",
+        f"private {_power(max(private, 1.0) if private else 0.0)}",
+    )
+    return ", ".join(parts)
+
+
+def _power(value: float, steps: int = 1) -> str:
+    """The nearest power of two, in so many steps of the exponent; no whole number lies halfway between two."""
+    return f"2^{round(steps * math.log2(value)) / steps:g}" if value else "0"

@@ -1,0 +1,122 @@
+"""Commands about cached policies: ls, why, clear, export, import."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from treegen.autotune_cache.entry import Entry, policy_text
+from treegen.autotune_cache.key import PolicyKey, key_for, template_digest, versions
+from treegen.autotune_cache.policies import POLICY_CACHE, Listed, policies_folder
+from treegen.bucket import policy_bucket
+from treegen.cli.options import (
+    DtypeOption,
+    HeadDimOption,
+    HeadsOption,
+    PageSizeOption,
+    TargetOption,
+    TreeArgument,
+    print_table,
+    shape_from,
+    target_of,
+)
+from treegen.files import tree_from_argument
+from treegen.ir.errors import CacheWarning
+from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.space import space_digest
+from treegen.targets import DEFAULT_TARGET
+
+app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")
+
+
+@app.command("ls")
+def list_entries() -> None:
+    """List the entries of the user's folder and the shipped ones."""
+    listed = POLICY_CACHE.entries()
+    if not listed:
+        print(f"no entries in {policies_folder()}, and none are shipped")
+        return
+    titles = ("entry", "where", "bucket", "shape", "target", "time", "policy", "state")
+    print_table([titles, *map(_cells, listed)])
+
+
+@app.command()
+def why(
+    tree: TreeArgument,
+    heads: HeadsOption = None,
+    head_dim: HeadDimOption = None,
+    dtype: DtypeOption = None,
+    page_size: PageSizeOption = None,
+    target: TargetOption = DEFAULT_TARGET,
+) -> None:
+    """Say what a tree's key is, whether the cache has it, and how the nearest entries differ."""
+    shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
+    key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target), space_digest())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)  # the reason is printed
+        found = POLICY_CACHE.lookup(key, lambda policy: True)
+    print(f"key {key.digest}")
+    for field in fields(PolicyKey):
+        print(f"  {field.name}: {getattr(key, field.name)}")
+    if found.entry is not None:
+        print(f"hit ({found.where}): {policy_text(found.entry.policy)}, {_time(found.entry)}")
+        print(f"  source: {found.entry.source}")
+    else:
+        print(f"miss: {found.reason}")
+        print("\n".join(POLICY_CACHE.why(key)))
+
+
+@app.command()
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
+    """Remove the entries of the user's folder; shipped ones stay."""
+    if not yes:
+        try:
+            yes = typer.confirm(f"remove all entries in {policies_folder()}?", err=True)
+        except typer.Abort:
+            print("")  # the answer's line
+    if not yes:
+        print("nothing removed")
+        raise typer.Exit(1)
+    print(f"removed {POLICY_CACHE.clear()} entries from {policies_folder()}")
+
+
+@app.command("export")
+def export_entries(file: Annotated[Path, typer.Argument(metavar="FILE", help="The JSON file to write.")]) -> None:
+    """Write all valid entries of the user's folder into one file, for `import` elsewhere."""
+    print(f"exported {POLICY_CACHE.export_to(file)} entries")
+
+
+@app.command("import")
+def import_entries(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.")]) -> None:
+    """Take the entries of a file into the user's folder; entries that are there already stay as they are."""
+    imported = POLICY_CACHE.import_from(file)
+    print(f"imported {imported.taken} entries into {policies_folder()}")
+    for reason in imported.refused:
+        print(f"refused {reason}")
+
+
+def _cells(listed: Listed) -> tuple[str, ...]:
+    entry = listed.entry
+    if entry is None:
+        return ascii(listed.name)[1:-1][:12], listed.where, "", "", "", "", "", listed.reason
+    key = entry.key
+    state = _outdated(key) or "valid"
+    target = key.target.partition(" (")[0]
+    cells = (key.bucket, key.shape, target, _time(entry), policy_text(entry.policy), state)
+    return listed.name[:12], listed.where, *cells
+
+
+def _outdated(key: PolicyKey) -> str:
+    """What of this treegen differs from the one that made an entry, so that it is not looked up; empty if nothing."""
+    treegen, triton = versions()
+    current = {"templates": template_digest(), "space": space_digest(), "treegen": treegen, "triton": triton}
+    differing = [name for name, value in current.items() if getattr(key, name) != value]
+    return f"not used: other {', '.join(differing)}" if differing else ""
+
+
+def _time(entry: Entry) -> str:
+    return "not measured" if entry.measured_us is None else f"{entry.measured_us:.4g} us"
