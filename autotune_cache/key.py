@@ -35,7 +35,7 @@ class PolicyKey:
     shape: str  # heads, head dims, types and pages (shape_text)
     target: str  # the device (target_text)
     templates: str  # digest of the kernels' templates (template_digest)
-    space: str  # digest of the search space (treegen.space.space_digest)
+    space: str  # digest of the search space (treegen.search.space.space_digest)
     treegen: str  # version of treegen
     triton: str  # version of Triton, major.minor; "none" where it is not installed
     format: int  # of the cache's files (FORMAT)

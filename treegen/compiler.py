@@ -25,6 +25,7 @@ from treegen.strategies import Choice, Strategy, strategy_from
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
 from treegen.trace import stage
+from treegen.tune import check_tuning, tuned
 from treegen.triton_backend import TritonProgram
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
@@ -38,13 +39,16 @@ def compile(
     target: str | Target | None = None,
     backend: str | None = None,
     sm_scale: float | None = None,
+    autotune: bool = False,
 ) -> Kernel:
     """A kernel for `tree`.
 
     strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
     bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
-    the scores' factor, by default `1 / sqrt(head_dim)`. Raises a TreegenError for any argument that cannot be served.
+    the scores' factor, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the current
+    GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune). Raises a
+    TreegenError for any argument that cannot be served.
     """
     if not isinstance(tree, Tree):
         raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
@@ -52,7 +56,10 @@ def compile(
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
     if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale)):
         raise InputError("sm_scale", sm_scale, "is not finite", "give a number, or None for 1/sqrt(head_dim)")
-    return Kernel(tree, strategy_from(strategy), shape, resolve_target(target), backend, sm_scale)
+    made, on_target = strategy_from(strategy), resolve_target(target)
+    if autotune:
+        check_tuning(made, on_target)
+    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,9 @@ class Kernel:
         target: Target,
         backend: str | None,
         sm_scale: float | None,
+        autotune: bool = False,
     ) -> None:
+        self._autotune = autotune
         self._strategy = strategy
         self._target = target
         self._wanted_backend = backend
@@ -97,6 +106,9 @@ class Kernel:
         self._replan(tree)
 
     def _replan(self, tree: Tree) -> None:
+        if self._autotune and not self._shape_is_assumed and tree.num_rows:
+            with stage("tune"):
+                tuned(tree, self._shape, self._target)
         with stage("plan"):
             choice = self._strategy.choose(tree, self._shape, self._target)
             plan = choice.strategy.plan(tree, self._shape, self._target)
@@ -165,10 +177,10 @@ class Kernel:
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         found = inputs.shape_of(q, k_cache, v_cache)
         if self._shape_is_assumed:
-            if found != self._shape:
+            self._shape_is_assumed = False
+            if found != self._shape or self._autotune:
                 self._shape = found
                 self._replan(self._tree)
-            self._shape_is_assumed = False
         inputs.check_fits(self._tree, self._shape, q, found)
         if checks_inputs():
             inputs.check_values(self._tree, q, k_cache, v_cache)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.batch import Batch, Floats, batches, join
+from treegen.bucket import policy_bucket
 from treegen.estimate import account
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
@@ -26,6 +27,7 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
 from treegen.lower import count, lower
+from treegen.search.auto import Auto, searched
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.edge_assignment import FastTree, virtual_tree
 from treegen.strategies.flashforge import FlashForge
@@ -223,6 +225,8 @@ def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, t
 
 def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
     """See _counted: of plans of all trees."""
+    if isinstance(strategy, Auto):
+        return _planned_by_bucket(batch, shape, target)
     if isinstance(strategy, Pipeline) and all(isinstance(step, BY_GROUP) for step in strategy.passes):
         if strategy.grouping in BY_TREE:
             joined = strategy.grouping(batch.forest)
@@ -261,6 +265,22 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
     for chosen in alike.values():
         part = batch.take(np.array(chosen))
         counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
+    return counted
+
+
+def _planned_by_bucket(batch: Batch, shape: Shape, target: Target) -> Longs:
+    """See _counted: of `auto`, whose policy stays the same as long as a tree's bucket does."""
+    chosen: dict[str, list[int]] = {}
+    policies: dict[str, Strategy] = {}
+    for index, tree in enumerate(batch.trees):
+        bucket = policy_bucket(tree)
+        if bucket not in policies:
+            policies[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
+        chosen.setdefault(str(policies[bucket]), []).append(index)
+    by_name = {str(strategy): strategy for strategy in policies.values()}
+    counted = np.zeros((3, len(batch.trees)), np.int64)
+    for name, indices in chosen.items():
+        counted[:, indices] = _planned(by_name[name], batch.take(np.array(indices)), shape, target)
     return counted
 
 

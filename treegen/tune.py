@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policies import POLICY_CACHE, Found
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import BackendError, InputError
+from treegen.devices import current_target
+from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.measure import Outcome, measure
 from treegen.meter import Meter
+from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
 from treegen.strategies.strategy import Strategy
@@ -63,6 +67,16 @@ def tuned(
         POLICY_CACHE.store(entry)
         return Found(entry, "made")
     return POLICY_CACHE.decide(key, accepts, make)
+
+
+def check_tuning(strategy: Strategy, target: Target) -> None:
+    """Raises StrategyError or BackendError unless measurements on this machine can decide what the strategy takes."""
+    if not isinstance(strategy, Auto):
+        raise StrategyError("autotune", True, f"has nothing to choose for {strategy}", "use strategy='auto'")
+    if not torch.cuda.is_available():
+        raise BackendError("autotune", True, "needs a CUDA device to measure on", "leave it out, or run on a GPU")
+    if target != current_target():
+        raise BackendError("target", target.name, "is not this machine's GPU, on which autotune measures", "leave it out")
 
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:

@@ -27,7 +27,7 @@ from treegen.cli.options import (
 from treegen.files import tree_from_argument
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
-from treegen.space import space_digest
+from treegen.search.space import space_digest
 from treegen.targets import DEFAULT_TARGET
 
 app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")

@@ -28,8 +28,8 @@ class Auto(Strategy):
         """See Strategy."""
         cached = POLICY_CACHE.lookup(key_of(tree, shape, target), accepts)
         if cached.entry is not None:
-            source = f"{cached.where} cache" if cached.where != "memory" else "cache"
-            return Choice(strategy_of(cached.entry.policy), f"measured as the fastest for such trees ({source})")
+            reason = f"measured as the fastest of {len(cached.entry.candidates)} candidates for such trees"
+            return Choice(strategy_of(cached.entry.policy), reason)
         return searched(tree, shape, target)
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
@@ -37,9 +37,9 @@ class Auto(Strategy):
         return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
 
 
-def searched(tree: Tree, shape: Shape, target: Target) -> Choice:
-    """What the search finds, whatever has been measured."""
-    found = search(tree, shape, target)
+def searched(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False) -> Choice:
+    """What the search finds, whatever has been measured. for_any_tree: without cuts at single nodes."""
+    found = search(tree, shape, target, for_any_tree=for_any_tree)
     return Choice(found.strategy, _reason(found), found.trace)
 
 

@@ -66,11 +66,11 @@ class _State:
             self.consider(strategy, time_us)
 
 
-def search(tree: Tree, shape: Shape, target: Target) -> Found:
+def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False) -> Found:
     """The fastest policy or named strategy by the analytic model.
 
     Of a tree of at most MOST_EDGES edges it is the best of the whole space (treegen.search.space); of a larger one none
-    of the named strategies is better.
+    of the named strategies is better. for_any_tree: only what can plan other trees too, so no cuts at single nodes.
     """
     costs = PolicyCosts(tree, shape, target)
     bounds, state = Bounds(costs), _State()
@@ -78,10 +78,12 @@ def search(tree: Tree, shape: Shape, target: Target) -> Found:
     query_us = min(time for policy, time in state.times.items() if _is_query(policy))
     nodes = frozen(np.flatnonzero((tree.parent >= 0) & (tree.topology.rank_hi > tree.topology.rank_lo)))
     if len(nodes) and costs.unique:
-        if len(nodes) <= MOST_EDGES:
+        if len(nodes) <= MOST_EDGES and not for_any_tree:
             _cut_everywhere(costs, bounds, state, nodes)
         else:
-            _cut_where_it_pays(costs, bounds, state, nodes)
+            _cut_at_thresholds(costs, bounds, state)
+            if not for_any_tree:
+                _cut_once_more(costs, state, nodes)
     for name, make in _NAMED.items():
         if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
             state.consider(make(), time_of(make(), tree, shape, target))
@@ -154,18 +156,22 @@ def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: In
             state.consider(replace(chosen, cut=tuple(nodes[cuts[kept[best]]].tolist())), float(times[best]))
 
 
-def _cut_where_it_pays(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
-    """The best policies so far with paths cut at thresholds on rows, then single cuts more or less."""
-    tree = costs.tree
+def _cut_at_thresholds(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
+    """The best policies so far with paths cut at thresholds on rows."""
     best = sorted((policy for policy in state.times if isinstance(policy, Cohort)), key=state.times.__getitem__)
-    thresholds = _thresholds(tree)
+    thresholds = _thresholds(costs.tree)
     merged_rows = bounds.merged_at(thresholds)
     for policy in best[:_MOST_STARTS]:
         for apart, least in zip(thresholds, bounds.of_thresholds(policy, merged_rows).tolist(), strict=True):
-            chosen = replace(policy, apart=apart)
             if least < state.time_us * _LESS:
                 for split in dict.fromkeys((policy.split, None)):
-                    state.consider(replace(chosen, split=split), costs.time_us(replace(chosen, split=split)))
+                    chosen = replace(policy, apart=apart, split=split)
+                    state.consider(chosen, costs.time_us(chosen))
+
+
+def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
+    """Where cuts pay, single ones more or less, at nodes with many rows below much context."""
+    tree = costs.tree
     if not isinstance(state.best, Cohort) or state.best.apart is None:
         return
     seen = tree.topology.rank_hi.astype(np.int64) - tree.topology.rank_lo
