@@ -1,7 +1,8 @@
 """The analytic cost model: how long a schedule's launches take on a target, written symbolically.
 
 A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
-tiles), all blocks on full SMs, and its traffic with memory. A launch of merges takes its longest list or its traffic.
+tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory. A launch
+of merges takes its longest list or its traffic.
 Constants are a target's, fitted to measurements or scaled from a target that has been measured (treegen.targets).
 """
 
@@ -69,15 +70,16 @@ def model() -> Model:
     rows, row_us = symbols("tile_rows full_row_us")
     long_turns, long_full, long_packed, lone_us = symbols("longest_turns longest_full longest_packed lone_block_us")
     memory, rate, fraction = symbols("memory_bytes memory_bytes_per_us memory_fraction")
+    long_merges, step = symbols("longest_merges merge_step_us")
     items = {
         "lone_tile": tile_us + flops / (sm_rate * lone_fraction),
         "full_tile": flops / (sm_rate * full_fraction) + loaded / load_rate,
-        "chain": long_turns * lone_us + (long_full + long_packed * packing) * lone_tile,
+        "chain": long_turns * lone_us + (long_full + long_packed * packing) * lone_tile + long_merges * step,
         "throughput": (turns * (block_us + rows * row_us) + (full + packed * packing) * full_tile) / sms,
         "traffic": memory / (rate * fraction),
         "items_us": joined(chain, throughput, traffic),
     }
-    longest, step, merge_chain, merge_traffic = symbols("longest merge_step_us merge_chain merge_traffic")
+    longest, merge_chain, merge_traffic = symbols("longest merge_chain merge_traffic")
     read, written, merge_fraction = symbols("read_bytes written_bytes merge_fraction")
     merges = {
         "merge_chain": longest * step,
@@ -89,8 +91,8 @@ def model() -> Model:
     return Model(
         Part(
             (
-                "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "tile_flops",
-                "tile_bytes", "tile_rows", "memory_bytes",
+                "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed",
+                "longest_merges", "tile_flops", "tile_bytes", "tile_rows", "memory_bytes",
             ),
             items,
         ),

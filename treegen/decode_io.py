@@ -257,7 +257,7 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
     plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
     alike: dict[object, list[int]] = {}
     for index, plan in enumerate(plans):
-        alike.setdefault((plan.tiles, plan.mask, plan.blocks), []).append(index)
+        alike.setdefault((plan.tiles, plan.mask, plan.blocks, plan.merge), []).append(index)
     for chosen in alike.values():
         part = batch.take(np.array(chosen))
         counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
