@@ -94,7 +94,8 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            most = (16 if key.dealt else 48 if key.merging else 0) if key.block_tokens == 1 else 0
+            gathers = isinstance(key, KernelKey) and key.block_tokens == 1
+            most = (16 if key.dealt else 48 if key.merging else 0) if gathers else 0
             assert resources.stack <= most, f"sm_{architecture} {key}"
 
 
