@@ -116,7 +116,9 @@ class PolicyCache:
                 if not stack.enter_context(held(path, self._wait_s)):
                     warn_once(path, f"was held by another process for {self._wait_s:g} s", _REMOVE)
             except OSError as cause:
-                warn_once(path.parent, f"cannot be written or locked ({_kind(cause)}): policies are not kept", _WRITABLE)
+                warn_once(
+                    path.parent, f"cannot be written or locked ({_kind(cause)}): policies are not kept", _WRITABLE
+                )
             found = self.lookup(key, accept)
             if found.entry is not None:
                 return found
@@ -156,7 +158,9 @@ class PolicyCache:
         lines = []
         for listed, entry in valid[:_MOST_NEAREST]:
             differing = _differing(key, entry.key)
-            differ = f"differs in {len(differing)} of {len(fields(key))} fields" if differing else "is the one asked for"
+            differ = (
+                f"differs in {len(differing)} of {len(fields(key))} fields" if differing else "is the one asked for"
+            )
             lines.append(f"{listed.where} entry {listed.name[:12]} {differ}")
             lines += [f"  {name}: {getattr(key, name)}; the entry: {getattr(entry.key, name)}" for name in differing]
         return lines
@@ -210,7 +214,9 @@ class PolicyCache:
             try:
                 replace_text(folder, f"{digest}.json", entry.to_json())
             except OSError as cause:
-                raise FormatError("cache folder", str(folder), f"cannot be written ({_kind(cause)})", _WRITABLE) from cause
+                raise FormatError(
+                    "cache folder", str(folder), f"cannot be written ({_kind(cause)})", _WRITABLE
+                ) from cause
             self._memory.pop((str(folder), entry.key), None)
             taken += 1
         return Imported(taken, tuple(refused))

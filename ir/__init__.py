@@ -13,7 +13,9 @@ Glossary
     item      the part of a group that one thread block works on, per KV head.
     partial   an item's result for a row that other items work on too; it goes to a slot of the partial buffer.
     stage     a round of launches, merged before the next one begins; most schedules have one.
-    schedule  items in launch order, the KV tiles they walk, and per row the partials to merge.
+    merge     how rows of several items get their results: "reduce" by kernels of their own, "final" in the epilogue.
+    epilogue  what an item of the last stage does before it writes: it joins its rows' partials of earlier stages.
+    schedule  items in launch order, the KV tiles they walk, and per row the partials to merge, there or by a kernel.
     arena     a schedule as one array.
 
 Modules, in the order of the flow: errors, arrays, kv, topology, build, tree_text, tree_json, signature, tree, shape,

@@ -20,7 +20,8 @@ ALIGNMENT = 16
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
-    slots, thread blocks with lists of work, and work; and of the partial buffer: slots.
+    slots, thread blocks with lists of work, and work, row entries with slots that epilogues merge, and those slots;
+    and of the partial buffer: slots.
     """
 
     items: tuple[int, ...]
@@ -32,6 +33,8 @@ class Capacity:
     slots: int
     workers: int = 0
     work: int = 0
+    epilogue_rows: int = 0
+    epilogue_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class Arena:
     merge_slots: int
     work_indptr: int
     work: int
+    epilogue_indptr: int
+    epilogue_slots: int
     items: tuple[int, ...]
     merge_rows: tuple[int, ...]
     merge_indptr: tuple[int, ...]
@@ -77,6 +82,8 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         (schedule.merge_slots, capacity.merge_slots + 1),
         (_work_indptr(schedule, capacity.workers), capacity.workers + 1),
         (schedule.work, capacity.work),
+        (schedule.epilogue_indptr, capacity.epilogue_rows + 1),
+        (schedule.epilogue_slots, capacity.epilogue_slots + 1),
         *((items[c], capacity.items[c] * schedule.items.shape[1]) for c in classes),
         *((schedule.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
         *((schedule.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
@@ -87,8 +94,8 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
     array = np.zeros(places[-1], np.int32)
     for place, (values, _) in zip(places, sections, strict=False):
         array[place : place + values.size] = values.ravel()
-    of_items, of_merges = places[7:], places[7 + len(classes) :]
-    counted, rows, tiles, blocks, merge_slots, work_indptr, work = places[:7]
+    of_items, of_merges = places[9:], places[9 + len(classes) :]
+    counted, rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:9]
     return Arena(
         frozen(array),
         counted,
@@ -98,6 +105,8 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         merge_slots,
         work_indptr,
         work,
+        epilogue_indptr,
+        epilogue_slots,
         items=tuple(of_items[: len(classes)]),
         merge_rows=tuple(of_merges[: len(stages)]),
         merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),

@@ -21,6 +21,13 @@ code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: 
 token, added to materialised scores; such a plan runs unfused (Medusa).
 """
 
+Merge: TypeAlias = Literal["reduce", "final"]
+"""How the partial results of a row that several items work on become one.
+
+reduce: by merge kernels, one behind every stage. final: by the row's item of the last stage, before that writes its
+output; nothing is merged between stages, and groups of the last stage write no partials.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -76,8 +83,8 @@ class Plan:
     tiles that the strategy wants, larger rows first, of which a row tile takes the last that holds it; without any,
     lowering chooses. `mask`: see Mask. `blocks`: thread blocks that work items are dealt to beforehand, the costliest
     first; 0 leaves it to the device. `stage` (default: 0 for all): each group's place in the order of launches.
-    `group_rows` counts each group's rows. The constructor raises PlanError when arrays contradict one another;
-    `treegen.ir.verify` checks the coverage law.
+    `merge`: see Merge. `group_rows` counts each group's rows. The constructor raises PlanError when arrays contradict
+    one another; `treegen.ir.verify` checks the coverage law.
     """
 
     strategy: str
@@ -94,6 +101,7 @@ class Plan:
     mask: Mask = "interval"
     blocks: int = 0
     stage: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    merge: Merge = "reduce"
     group_rows: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -111,6 +119,8 @@ class Plan:
             raise PlanError("stage", f"{len(self.stage)} entries", reason, "give one stage per group")
         if self.mask not in get_args(Mask):
             raise PlanError("mask", self.mask, "is unknown", f"use one of {', '.join(get_args(Mask))}")
+        if self.merge not in get_args(Merge):
+            raise PlanError("merge", self.merge, "is unknown", f"use one of {', '.join(get_args(Merge))}")
         if type(self.blocks) is not int or self.blocks < 0:
             raise PlanError("blocks", self.blocks, "is not a count", "give 0 or a number of thread blocks")
         for tile in self.tiles:
@@ -221,7 +231,8 @@ class Plan:
     def text(self, most_groups: int | None = None) -> str:
         """One line per group, at most `most_groups` of them."""
         shown = len(self) if most_groups is None else min(most_groups, len(self))
-        lines = [f"plan {self.strategy}: {len(self)} groups, {len(self.node)} segments"]
+        merge = "" if self.merge == "reduce" else f", {self.merge} merge"
+        lines = [f"plan {self.strategy}: {len(self)} groups, {len(self.node)} segments{merge}"]
         lines += [f"  group {index}: {self.groups[index]}" for index in range(shown)]
         if shown < len(self):
             lines.append(f"  ... {len(self) - shown} more groups")
@@ -239,6 +250,7 @@ class Plan:
                 "tiles": self.tiles,
                 "mask": self.mask,
                 "blocks": self.blocks,
+                "merge": self.merge,
                 **{name: getattr(self, name).tolist() for name in _ARRAYS},
             },
         )
@@ -251,13 +263,14 @@ class Plan:
         if not isinstance(value["tiles"], list) or not all(isinstance(tile, list) for tile in value["tiles"]):
             raise PlanError("plan.tiles", value["tiles"], "is not a list of tiles", "give [rows, tokens] per tile")
         tiles = tuple(tuple(tile) for tile in value["tiles"])
-        return cls(str(value["strategy"]), **arrays, tiles=tiles, mask=value["mask"], blocks=value["blocks"])
+        mask, blocks, merge = (value[name] for name in ("mask", "blocks", "merge"))
+        return cls(str(value["strategy"]), **arrays, tiles=tiles, mask=mask, blocks=blocks, merge=merge)
 
 
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
-_FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", *_ARRAYS})
+_FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
 
 
 def checked_ints(argument: str, value: Any) -> Ints:

@@ -30,7 +30,8 @@ UNFUSED_LAUNCHES = 5
 class TileClass:
     """One kernel specialisation. rows: query head rows per block; tokens: KV tokens per tile; block: granularity, in
     tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
-    thread blocks work off lists of items.
+    thread blocks work off lists of items; merging: whether items join their rows' partials of earlier stages before
+    they write final output.
 
     A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
     """
@@ -42,6 +43,7 @@ class TileClass:
     warps: int
     stages: int
     dealt: bool = False
+    merging: bool = False
 
     @property
     def blocks_per_tile(self) -> int:
@@ -57,8 +59,8 @@ class TileClass:
         if not self.fused:
             return f"{self.rows} head rows, unfused"
         mask = "no mask" if self.mask == "none" else f"{self.mask} mask"
-        dealt = ", dealt" if self.dealt else ""
-        return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages{dealt}"
+        further = (", dealt" if self.dealt else "") + (", merging" if self.merging else "")
+        return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages{further}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,10 @@ class Schedule:
     merge of the slots `merge_slots[merge_indptr[j]:merge_indptr[j + 1]]`, in this order; an empty list gives out 0,
     lse -inf. `merge_rows[j] = -1 - slot` merges into that partial slot instead, for a later stage to read.
 
+    A final item of a merging class merges itself: before it writes its row i, which is entry `e = row0 + i` of the row
+    table, it joins the slots `epilogue_slots[epilogue_indptr[e]:epilogue_indptr[e + 1]]`, in this order. Items of other
+    classes on the same entries do not read the lists; without merging classes there are none, and the indptr is [0].
+
     Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
     a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.
 
@@ -109,6 +115,8 @@ class Schedule:
     merge_stage_indptr: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     work_indptr: Ints = field(default_factory=lambda: frozen(np.zeros(1)))
     work: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    epilogue_indptr: Ints = field(default_factory=lambda: frozen(np.zeros(1)))
+    epilogue_slots: Ints = field(default_factory=lambda: frozen(np.empty(0)))
 
     def __post_init__(self) -> None:
         for name, all_of in (("stage_indptr", self.classes), ("merge_stage_indptr", self.merge_rows)):
@@ -130,6 +138,12 @@ class Schedule:
             raise PlanError("work_indptr", f"{len(indptr)} entries", "does not match work", "give block offsets")
         if any(tile.dealt for tile in self.classes) != (len(indptr) > 1) or (len(indptr) > 1 < len(self.classes)):
             raise PlanError("classes", len(self.classes), "does not go with work", "deal the work of a single class")
+        indptr = self.epilogue_indptr
+        if len(indptr) not in (1, len(self.rows) + 1) or indptr[0] != 0 or indptr[-1] != len(self.epilogue_slots):
+            raise PlanError("epilogue_indptr", f"{len(indptr)} entries", "does not match", "give offsets by row entry")
+        if (np.diff(indptr) < 0).any() or any(tile.merging for tile in self.classes) > (len(indptr) > 1):
+            reason = "is not an ascending list for merging classes"
+            raise PlanError("epilogue_indptr", f"{len(indptr)} entries", reason, "give offsets by row entry")
         for name, total in (("stage_indptr", len(self.classes)), ("merge_stage_indptr", len(self.merge_rows))):
             indptr = getattr(self, name)
             if indptr[0] != 0 or indptr[-1] != total or (np.diff(indptr) < 0).any():
@@ -150,7 +164,7 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return int(self.merge_slots.max(initial=-1)) + 1
+        return max(int(self.merge_slots.max(initial=-1)), int(self.epilogue_slots.max(initial=-1))) + 1
 
     @property
     def num_stages(self) -> int:
@@ -186,6 +200,8 @@ class Schedule:
             self.num_slots,
             len(self.work_indptr) - 1,
             len(self.work),
+            len(self.epilogue_indptr) - 1,
+            len(self.epilogue_slots),
         )
 
     def pack(self, capacity: Capacity | None = None) -> Arena:
@@ -197,9 +213,12 @@ class Schedule:
     def text(self, most_items: int | None = None) -> str:
         """Classes, counts and one line per item, at most `most_items` of them."""
         partial = int((self.column("slot0") >= 0).sum())
+        merged = int((np.diff(self.epilogue_indptr) > 0).sum())
         lines = [
             f"schedule: {len(self.items)} items ({len(self.items) - partial} final, {partial} partial), "
-            f"{self.num_slots} partial slots, {len(self.merge_rows)} merged rows, {self.launches} launches"
+            f"{self.num_slots} partial slots, {len(self.merge_rows)} merged rows, "
+            + (f"{merged} rows merged in epilogues, " if merged else "")
+            + f"{self.launches} launches"
         ]
         shown = len(self.items) if most_items is None else min(most_items, len(self.items))
         for c, tile in enumerate(self.classes):
@@ -247,6 +266,6 @@ class Schedule:
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}
 _FLAT = (
     "class_indptr", "rows", "merge_rows", "merge_indptr", "merge_slots", "stage_indptr", "merge_stage_indptr",
-    "work_indptr", "work",
+    "work_indptr", "work", "epilogue_indptr", "epilogue_slots",
 )  # fmt: skip
 _ARRAYS = (*_FLAT, *_TABLES)

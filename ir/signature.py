@@ -35,7 +35,7 @@ class KernelKey:
     dtype, kv_dtype: "fp16", "bf16" or "fp32". group: query heads per KV head. page_size: 1 when the cache is addressed
     by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
     rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
-    whether thread blocks work off lists.
+    whether thread blocks work off lists. merging: whether items join partials of earlier stages before they write.
     """
 
     dtype: str
@@ -49,6 +49,7 @@ class KernelKey:
     tile_tokens: int
     block_tokens: int
     dealt: bool
+    merging: bool
     warps: int
     stages: int
 

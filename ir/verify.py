@@ -94,8 +94,8 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     up.
 
     Where items are dealt to thread blocks, each is dealt once. Stage by stage: an item writes slots that hold nothing,
-    a merge reads slots that hold partials of its row and leaves at most one behind; after the last stage no slot holds
-    anything.
+    a merge reads slots that hold partials of its row and leaves at most one behind; before the last stage, which alone
+    has merging classes, their final items read slots that hold partials of their rows; after it no slot holds anything.
     """
     if len(schedule.work_indptr) > 1 and len(schedule.items):
         complete = len(schedule.work) > 0 and len(schedule.work) % len(schedule.items) == 0
@@ -124,7 +124,14 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     wrong_merge = PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
     if (schedule.merge_slots < 0).any():
         raise wrong_merge
-    for classes, merges in schedule.stages:
+    merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
+    if merging[: schedule.stage_indptr[-2:][0]].any():
+        reason = "merge before the last stage"
+        raise PlanError("classes", f"{merging.sum()} merging", reason, "let only classes of the last stage merge")
+    joining = ~partial & np.repeat(merging, np.diff(schedule.class_indptr))[item]
+    for stage, (classes, merges) in enumerate(schedule.stages):
+        if stage == schedule.num_stages - 1:
+            _check_epilogues(schedule, (first[item] + position)[joining], holds)
         launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
         new = partial & (item >= launched.start) & (item < launched.stop)
         holds[slot[new]] = row[new]
@@ -146,3 +153,18 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
         holds[running] = owner[kept]
     if (holds >= 0).any():
         raise wrong_merge
+
+
+def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
+    """Empties the slots that are merged into row-table entries of final items. Raises PlanError unless these are all
+    slots that are listed, each once, and they hold partials of the entries' rows.
+    """
+    read, lengths = schedule.epilogue_slots, np.zeros(len(entries), np.int64)
+    if len(read):
+        lengths = np.diff(schedule.epilogue_indptr)[entries].astype(np.int64)
+        read = read[ragged_ranges(schedule.epilogue_indptr[entries], lengths)]
+    complete = len(read) == len(np.unique(read)) == len(schedule.epilogue_slots) and (read >= 0).all()
+    if not complete or not np.array_equal(holds[read], np.repeat(schedule.rows[entries], lengths)):
+        reason = "do not name every row's own slots of earlier stages once"
+        raise PlanError("epilogue_slots", "lists", reason, "correct the lists by row entry")
+    holds[read] = -1

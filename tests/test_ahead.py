@@ -23,20 +23,22 @@ HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}
 
 def partial_key(
     architecture: int, dtype: str, head_dim: int, group: int, large: bool, mask: TileMask, block: int, page_size: int,
-    dealt: bool = False,
+    dealt: bool = False, merging: bool = False,
 ) -> KernelKey:  # fmt: skip
     """The key that compile would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
     tile = tile_class(shape, targets()[TARGETS[architecture]], rows)
     block = DEALT_BLOCK_TOKENS if dealt and block > 1 else block
-    return kernel_key(replace(tile, mask=mask, block=min(block, tile.tokens), dealt=dealt), shape, page_size)
+    chosen = replace(tile, mask=mask, block=min(block, tile.tokens), dealt=dealt, merging=merging)
+    return kernel_key(chosen, shape, page_size)
 
 
 DTYPES, DIMS, GROUPS = ("fp16", "bf16", "fp32"), (64, 80, 96, 128, 256), (1, 3, 4, 8)
 MASKS: tuple[TileMask, ...] = ("none", "interval", "bits")
-FLAGS = ((False, True), MASKS, (16, 1), (1, 16), (False, True))
-EVERY = list(itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS))
+FLAGS = ((False, True), MASKS, (16, 1), (1, 16), (False, True), (False, True))
+# Lists of work need a single stage, so nothing that works off them merges partials of an earlier one.
+EVERY = [case for case in itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS) if not (case[-2] and case[-1])]
 
 
 def covering() -> list[tuple[int, KernelKey | MergeKey]]:
@@ -83,7 +85,8 @@ def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int
 
 def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
     """Prints what every variant takes; shared memory within the target, and for 16-bit types up to head dim 128 no
-    stack: four registers' worth where thread blocks work off lists and gather tokens one by one.
+    stack: but where tokens are gathered one by one, four registers' worth for thread blocks that work off lists and
+    twelve for those that merge.
     """
     for architecture, key, resources in compiled(jobs):
         print(
@@ -91,12 +94,16 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            gathers = isinstance(key, KernelKey) and key.dealt and key.block_tokens == 1
-            assert resources.stack <= (16 if gathers else 0), f"sm_{architecture} {key}"
+            gathers = isinstance(key, KernelKey) and key.block_tokens == 1
+            most = (16 if key.dealt else 48 if key.merging else 0) if gathers else 0
+            assert resources.stack <= most, f"sm_{architecture} {key}"
 
 
 def test_the_usual_variants_compile_for_every_architecture() -> None:
-    check([(arch, partial_key(arch, "bf16", 128, 4, True, "interval", 16, 1)) for arch in ARCHITECTURES])
+    usual = itertools.product(ARCHITECTURES, (False, True))
+    check(
+        [(arch, partial_key(arch, "bf16", 128, 4, True, "interval", 16, 1, False, merging)) for arch, merging in usual]
+    )
 
 
 def test_the_covering_set_is_small_and_covers() -> None:
@@ -105,10 +112,11 @@ def test_the_covering_set_is_small_and_covers() -> None:
     for architecture in ARCHITECTURES:
         keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
         assert {(key.dtype, key.head_dim) for key in keys} == set(itertools.product(DTYPES, DIMS))
-        flags = {(key.mask, key.dealt, key.block_tokens > 1, key.page_size > 1) for key in keys}
-        for place, values in itertools.combinations(enumerate((set(MASKS), *[{False, True}] * 3)), 2):
+        flags = {(key.mask, key.block_tokens > 1, key.page_size > 1, key.dealt, key.merging) for key in keys}
+        for place, values in itertools.combinations(enumerate((set(MASKS), *[{False, True}] * 4)), 2):
             pairs_found = {(flag[place[0]], flag[values[0]]) for flag in flags}
-            assert pairs_found == set(itertools.product(place[1], values[1]))
+            never = {(True, True)} if (place[0], values[0]) == (3, 4) else set()
+            assert pairs_found == set(itertools.product(place[1], values[1])) - never
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ PARTIAL = {
     "partial": MASKED,
     "partial-bits": TileClass(64, 64, 32, "bits", 4, 3),
     "partial-dealt": TileClass(16, 32, 1, "none", 2, 3, dealt=True),
+    "partial-merging": TileClass(64, 64, 16, "none", 4, 3, merging=True),
 }
 
 
@@ -51,6 +53,7 @@ def test_nothing_of_a_tree_and_everything_of_a_key_enters_the_source() -> None:
         kernel_key(TileClass(64, 64, 16, False, 4, 3), SHAPE),
         kernel_key(TileClass(64, 64, 1, True, 4, 3), SHAPE),
         kernel_key(TileClass(16, 64, 16, True, 4, 3), SHAPE),
+        kernel_key(replace(MASKED, merging=True), SHAPE),
         kernel_key(MASKED, Shape(12, 4, 64)),
         kernel_key(MASKED, Shape(8, 4, 80)),
         kernel_key(MASKED, SHAPE, page_size=16),

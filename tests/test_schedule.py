@@ -21,6 +21,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
+from treegen.strategies.passes import MergeLast
 from treegen.targets import target_from
 
 H200 = target_from("h200")
@@ -297,6 +298,8 @@ def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
         "merge_slots": section(arena.merge_slots, schedule.merge_slots),
         "work_indptr": section(arena.work_indptr, schedule.work_indptr),
         "work": section(arena.work, schedule.work),
+        "epilogue_indptr": section(arena.epilogue_indptr, schedule.epilogue_indptr),
+        "epilogue_slots": section(arena.epilogue_slots, schedule.epilogue_slots),
     }
     for s, (_, merges) in enumerate(schedule.stages):
         result[f"merge_rows {s}"] = section(arena.merge_rows[s], schedule.merge_rows[merges])
@@ -309,7 +312,7 @@ def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
 
 
 def contents(schedule: Schedule) -> dict[str, list[int]]:
-    names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work")
+    names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work", "epilogue_indptr", "epilogue_slots")
     counts = [*np.diff(schedule.class_indptr).tolist(), *np.diff(schedule.merge_stage_indptr).tolist()]
     result = {"counts": counts} | {name: getattr(schedule, name).ravel().tolist() for name in names}
     for c in range(len(schedule.classes)):
@@ -323,12 +326,15 @@ def contents(schedule: Schedule) -> dict[str, list[int]]:
 @examples(80)
 @given(
     tree=forests(30, salt=2),
-    name=st.sampled_from((*strategy_names(), "row-classes")),
-    extra=st.lists(st.integers(0, 40), min_size=7, max_size=7),
+    name=st.sampled_from((*strategy_names(), "row-classes", "merge-last")),
+    extra=st.lists(st.integers(0, 40), min_size=8, max_size=8),
 )
 def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra: list[int]) -> None:
     if name == "row-classes":
         schedule = lower(plan_by_row_classes(tree, 0, 3, unseen=True), tree, SHAPE, H200)
+    elif name == "merge-last":
+        plan = MergeLast().apply(strategies.cascade().plan(tree, ONE_HEAD, H200), tree)
+        schedule = lower(plan, tree, ONE_HEAD, H200)
     else:
         schedule = schedule_of(tree, strategy_from(name))
     size = schedule.size
@@ -342,6 +348,8 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
         size.slots,
         size.workers + (extra[6] if size.workers else 0),
         size.work + extra[6],
+        size.epilogue_rows + (extra[7] if size.epilogue_rows else 0),
+        size.epilogue_slots + extra[7],
     )
     exact, larger = schedule.pack(), schedule.pack(capacity)
     assert len(exact.array) <= len(larger.array)
@@ -349,7 +357,15 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
         assert arena.array.dtype == np.int32
         assert unpacked(arena, schedule) == contents(schedule)
         offsets = [arena.counts, arena.rows, arena.tiles, arena.blocks, arena.merge_slots, arena.work_indptr]
-        offsets += [arena.work, *arena.items, *arena.merge_rows, *arena.merge_indptr, len(arena.array)]
+        offsets += [
+            arena.work,
+            arena.epilogue_indptr,
+            arena.epilogue_slots,
+            *arena.items,
+            *arena.merge_rows,
+            *arena.merge_indptr,
+            len(arena.array),
+        ]
         assert all(offset % ALIGNMENT == 0 for offset in offsets)
         assert offsets == sorted(offsets)
 

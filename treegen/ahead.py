@@ -19,7 +19,8 @@ ARCHITECTURES = (80, 90, 100)
 
 _POINTER_TYPES = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
 _TABLES = (
-    "counts", "items", "rows", "tiles", "blocks", "work_indptr", "work", "merge_rows", "merge_indptr", "merge_slots"
+    "counts", "items", "rows", "tiles", "blocks", "work_indptr", "work", "merge_rows", "merge_indptr", "merge_slots",
+    "epilogue_indptr", "epilogue_slots",
 )  # fmt: skip
 _FLOAT_POINTERS = ("lse", "part_out", "part_lse")
 

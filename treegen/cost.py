@@ -1,7 +1,8 @@
 """The analytic cost model: how long a schedule's launches take on a target, written symbolically.
 
 A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
-tiles), all blocks on full SMs, and its traffic with memory. A launch of merges takes its longest list or its traffic.
+tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory. A launch
+of merges takes its longest list or its traffic.
 Constants are a target's, fitted to measurements or scaled from a target that has been measured (treegen.targets).
 """
 
@@ -59,8 +60,8 @@ def _joined(v: Any, *times: Any) -> Any:
 
 ITEMS = Part(
     (
-        "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "tile_flops", "tile_bytes",
-        "tile_rows", "memory_bytes",
+        "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "longest_merges", "tile_flops",
+        "tile_bytes", "tile_rows", "memory_bytes",
     ),
     {
         "lone_tile": lambda v: v.lone_tile_us + v.tile_flops / (v.sm_flops_per_us * v.lone_flop_fraction),
@@ -68,7 +69,9 @@ ITEMS = Part(
             v.tile_flops / (v.sm_flops_per_us * v.full_flop_fraction) + v.tile_bytes / v.full_bytes_per_us
         ),
         "chain": lambda v: (
-            v.longest_turns * v.lone_block_us + (v.longest_full + v.longest_packed * v.packed_factor) * v.lone_tile
+            v.longest_turns * v.lone_block_us
+            + (v.longest_full + v.longest_packed * v.packed_factor) * v.lone_tile
+            + v.longest_merges * v.merge_step_us
         ),
         "throughput": lambda v: (
             v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)

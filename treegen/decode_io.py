@@ -167,8 +167,15 @@ def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known
     picks: dict[str, list[int]] = {}
     made: dict[str, Strategy] = {}
     moved = np.zeros((4, len(batch.trees)))
+    of_bucket: dict[str, Strategy] = {}  # the policy of `auto` stays while a tree's bucket does
     for index, tree in enumerate(batch.trees):
-        pick = strategy.choose(tree, shape, target).strategy
+        if isinstance(strategy, Auto):
+            bucket = policy_bucket(tree)
+            if bucket not in of_bucket:
+                of_bucket[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
+            pick = of_bucket[bucket]
+        else:
+            pick = strategy.choose(tree, shape, target).strategy
         if pick is strategy:
             moved[:, index] = _accounted(strategy, tree, shape, target)
         else:
@@ -225,8 +232,6 @@ def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, t
 
 def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
     """See _counted: of plans of all trees."""
-    if isinstance(strategy, Auto):
-        return _planned_by_bucket(batch, shape, target)
     if isinstance(strategy, Pipeline) and all(isinstance(step, BY_GROUP) for step in strategy.passes):
         if strategy.grouping in BY_TREE:
             joined = strategy.grouping(batch.forest)
@@ -261,26 +266,10 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
     plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
     alike: dict[object, list[int]] = {}
     for index, plan in enumerate(plans):
-        alike.setdefault((plan.tiles, plan.mask, plan.blocks), []).append(index)
+        alike.setdefault((plan.tiles, plan.mask, plan.blocks, plan.merge), []).append(index)
     for chosen in alike.values():
         part = batch.take(np.array(chosen))
         counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
-    return counted
-
-
-def _planned_by_bucket(batch: Batch, shape: Shape, target: Target) -> Longs:
-    """See _counted: of `auto`, whose policy stays the same as long as a tree's bucket does."""
-    chosen: dict[str, list[int]] = {}
-    policies: dict[str, Strategy] = {}
-    for index, tree in enumerate(batch.trees):
-        bucket = policy_bucket(tree)
-        if bucket not in policies:
-            policies[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
-        chosen.setdefault(str(policies[bucket]), []).append(index)
-    by_name = {str(strategy): strategy for strategy in policies.values()}
-    counted = np.zeros((3, len(batch.trees)), np.int64)
-    for name, indices in chosen.items():
-        counted[:, indices] = _planned(by_name[name], batch.take(np.array(indices)), shape, target)
     return counted
 
 

@@ -40,6 +40,7 @@ class PartialContext:
     masked: bool
     bits: bool
     dealt: bool
+    merging: bool
     page_size: int
     group: int
     heads: int
@@ -78,6 +79,7 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
         tile_tokens=tile.tokens,
         block_tokens=tile.block,
         dealt=tile.dealt,
+        merging=tile.merging,
         warps=tile.warps,
         stages=tile.stages,
     )
@@ -116,6 +118,7 @@ def emit_partial(key: KernelKey) -> Source:
         masked=key.mask != "none",
         bits=key.mask == "bits",
         dealt=key.dealt,
+        merging=key.merging,
         page_size=key.page_size,
         group=key.group,
         heads=heads,

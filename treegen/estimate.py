@@ -89,7 +89,7 @@ def assess(
         kv_l2_bytes=(loads - unique) * shape.kv_token_bytes,
         q_bytes=q_bytes,
         out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES),
-        partial_bytes=(partials_written + len(schedule.merge_slots)) * partial_row,
+        partial_bytes=(partials_written + len(schedule.merge_slots) + len(schedule.epilogue_slots)) * partial_row,
         score_bytes=scores,
         mask_bytes=masks,
         useful_flops=tree.path_tokens * heads * 2 * (shape.head_dim + shape.head_dim_v),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
@@ -29,6 +29,7 @@ class ItemLaunches:
     longest_turns: Longs  # turns of the block with the most tiles
     longest_full: Longs  # full tiles of the block with the most tiles
     longest_packed: Longs  # packed tiles of that block
+    longest_merges: Longs  # partials that items join to the row with the most before they write
     tile_flops: Longs  # floating-point operations of one tile, padding included
     tile_bytes: Longs  # bytes of keys and values in one tile
     tile_rows: Longs  # query head rows of a tile
@@ -36,7 +37,7 @@ class ItemLaunches:
     kv_loads: Longs  # tokens that blocks load, per KV head, whether or not L2 serves them
     mask_runs: Longs  # runs with a mask
     q_bytes: Longs  # bytes of queries loaded
-    memory_bytes: Longs  # bytes to and from device memory: KV that groups read, once; queries; results
+    memory_bytes: Longs  # bytes to and from device memory: KV that groups read, once; queries; results; partials merged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +61,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
         items = schedule.items[of_class].astype(np.int64)
         if not len(items) or not tile.fused:
             continue
-        _, rows, tile0, full, block0, packed, slot0, group = items.T
+        row0, rows, tile0, full, block0, packed, slot0, group = items.T
         end = block0 + packed * tile.blocks_per_tile
         loads = tile_ends[tile0 + full] - tile_ends[tile0] + block_ends[end] - block_ends[block0]
         # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
@@ -72,6 +73,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
         partial = int(rows[slot0 >= 0].sum()) * heads * row_bytes * FP32_BYTES
         final = int(rows[slot0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
+        longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
         table.append(
             (
                 len(schedule.work_indptr) - 1 if tile.dealt else len(items) * lanes,
@@ -79,16 +81,17 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 int(full.sum()) * lanes,
                 int(packed.sum()) * lanes,
                 *longest,
+                longest_merges,
                 *tile_work(tile, shape),
                 tile.rows,
                 resident_blocks(tile, shape, target),
                 int(loads.sum()) * head_tiles,
                 int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
                 q_bytes,
-                read + q_bytes + partial + final,
+                read + q_bytes + partial + final + joined * heads * row_bytes * FP32_BYTES,
             )
         )
-    columns = np.array(table, np.int64).reshape(-1, 15).T
+    columns = np.array(table, np.int64).reshape(-1, 16).T
     return ItemLaunches(*columns)
 
 
@@ -103,6 +106,14 @@ def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Lon
     )
     longest = int((fulls + packeds).argmax())
     return int(turns[longest]), int(fulls[longest]), int(packeds[longest])
+
+
+def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Longs) -> tuple[int, int]:
+    """Partials that items of a class join to the row with the most, and to all their rows."""
+    if not tile.merging:
+        return 0, 0
+    counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
+    return int(counts.max()), int(counts.sum())
 
 
 def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
@@ -17,7 +16,14 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.merges import kept_between_stages, merge_lists
+from treegen.merges import (
+    check_last_items,
+    epilogue_lists,
+    in_last_stage,
+    kept_between_stages,
+    merge_lists,
+    partial_items,
+)
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
     Runs,
@@ -65,8 +71,10 @@ class Counts(NamedTuple):
 def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
-    An item whose rows have no other item writes final output, any other writes partial slots that the merge reads.
-    Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to merge.
+    An item whose rows have no other item writes final output, any other writes partial slots that are merged. Under
+    "final" merge, items of the plan's last stage do not count those before: they merge their partials and write final
+    output. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to
+    merge, or when a row has several items that could merge its partials.
     """
     sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
     heights = np.array([_height(tile, plan, shape) for tile in sizes])
@@ -82,28 +90,39 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     number[order] = np.arange(len(order))
     runs = Runs(number[runs.owner], *runs[1:])
     runs = Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
-    item_group, rows = item_group[order], rows[order]
+    item_group, rows, item_class = item_group[order], rows[order], item_class[order]
     num_stages = max(len(stages), 1)
-    class_indptr = np.searchsorted(item_class[order], np.arange(num_stages * len(sizes) + 1))
+    class_indptr = np.searchsorted(item_class, np.arange(num_stages * len(sizes) + 1))
     classes, tables = _tabulate_classes(runs, plan, sizes * num_stages, class_indptr, rows)
 
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[item_group] + begin[order]
     item, position = ragged(rows)
     row = row_table[row0[item] + position]
-    shared, items_of_row = _shared(item, row, len(rows), tree.num_rows)
-    if plan.mask == "dense" and shared.any():
+    last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[item_group]
+    check_last_items(item, row, last)
+    partial, items_of_row = partial_items(item, row, last, tree.num_rows)
+    if plan.mask == "dense" and partial.any():
         raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
-    slot0 = np.where(shared, offsets(np.where(shared, rows, 0))[:-1], -1)
+    slot0 = np.where(partial, offsets(np.where(partial, rows, 0))[:-1], -1)
 
-    partial = shared[item]
+    # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
+    slot, entry, final = slot0[item] + position, row0[item] + position, (last & ~partial)[item]
+    entry_of_row = np.full(tree.num_rows, -1)
+    entry_of_row[row[final]] = entry[final]
+    joined = partial[item] & (entry_of_row[row] >= 0)
+    epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
+    kept = partial[item] & ~joined
     merges = merge_lists(
-        row[partial],
-        (slot0[item] + position)[partial],
-        item_class[order][item[partial]] // len(sizes),
+        row[kept],
+        slot[kept],
+        np.full(kept.sum(), num_stages - 1) if plan.merge == "final" else item_class[item[kept]] // len(sizes),
         np.flatnonzero(items_of_row == 0),
         num_stages,
     )
+    if len(epilogue.slots):
+        merging = np.bincount(item_class[item], final & (np.diff(epilogue.indptr)[entry] > 0), len(classes)) > 0
+        classes = tuple(replace(tile, merging=bool(own)) for tile, own in zip(classes, merging, strict=True))
     dealt = _deal(plan, classes, rows, runs, shape, target)
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule(
@@ -120,6 +139,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         merge_stage_indptr=merges.stage_indptr,
         work_indptr=dealt.indptr,
         work=dealt.entries,
+        epilogue_indptr=epilogue.indptr,
+        epilogue_slots=epilogue.slots,
     )
 
 
@@ -143,10 +164,10 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     item, position = ragged(items.rows[working])
     item = working[item]
     row = row_table[(row0[items.group] + items.begin)[item] + position]
-    shared, _ = _shared(item, row, len(items.rows), forest.num_rows)
-    partial_rows = np.bincount(tree[items.group], np.where(shared, items.rows, 0), trees).astype(np.int64)
-    if plan.stage.any():
-        partial = shared[item]
+    partial_item, _ = partial_items(item, row, in_last_stage(plan, tree, trees)[items.group], forest.num_rows)
+    partial_rows = np.bincount(tree[items.group], np.where(partial_item, items.rows, 0), trees).astype(np.int64)
+    if plan.stage.any() and plan.merge == "reduce":
+        partial = partial_item[item]
         stage = plan.stage[items.group[item[partial]]].astype(np.int64)
         kept = kept_between_stages(row[partial].astype(np.int64), stage, int(plan.stage.max()) + 1)
         partial_rows += np.bincount(np.searchsorted(first_row, kept, side="right") - 1, minlength=trees)
@@ -170,12 +191,6 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     runs = runs_of_items(runs, len(plan), group, begin, rows)
     work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
     return _Items(group, begin, rows, tile, work), runs
-
-
-def _shared(item: Longs, row: Ints, items: int, rows: int) -> tuple[npt.NDArray[np.bool_], Longs]:
-    """Whether some row of an item is in another item too, and every row's items; of all (item, row) pairs."""
-    items_of_row = np.bincount(row, minlength=rows)
-    return np.bincount(item, items_of_row[row] > 1, items) > 0, items_of_row
 
 
 def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:

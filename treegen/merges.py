@@ -1,12 +1,17 @@
-"""Merge lists: after which stage a row's partial results are merged, and into what."""
+"""Merge lists: which results are partial, and when and into what they are merged."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged_ranges
+from treegen.ir.errors import PlanError
+from treegen.ir.plan import Plan
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Merges(NamedTuple):
@@ -16,6 +21,56 @@ class Merges(NamedTuple):
     indptr: Ints
     slots: Ints
     stage_indptr: Ints
+
+
+class Epilogue(NamedTuple):
+    """The epilogue part of a Schedule, in its terms."""
+
+    indptr: Ints
+    slots: Ints
+
+
+NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), frozen(np.empty(0)))
+
+
+def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
+    """Whether groups, of trees `tree`, are in the last stage of their tree's plan and so merge what stages before left;
+    under "reduce" merge none does.
+    """
+    if plan.merge == "reduce":
+        return np.zeros(len(plan), np.bool_)
+    latest = np.zeros(trees, np.int64)
+    np.maximum.at(latest, tree, plan.stage)
+    last: Bools = plan.stage == latest[tree]
+    return last
+
+
+def partial_items(item: Longs, row: Ints, last: Bools, rows: int) -> tuple[Bools, Longs]:
+    """Whether every item writes partials, and the items of every row; of all (item, row) pairs.
+
+    An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
+    """
+    items_of_row, of_last = np.bincount(row, minlength=rows), last[item]
+    rivals = np.where(of_last, np.bincount(row[of_last], minlength=rows)[row], items_of_row[row])
+    return np.bincount(item, rivals > 1, len(last)) > 0, items_of_row
+
+
+def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
+    """Raises PlanError unless every row that items before the last stage work on has at most one item in it."""
+    of_last = last[item]
+    counts = np.bincount(row[of_last], minlength=int(row.max(initial=0)) + 1)
+    wrong = row[~of_last & (counts[row] > 1)]
+    if len(wrong):
+        reason = f"cannot merge the partials of row {wrong[0]} in {counts[wrong[0]]} items of the last stage"
+        raise PlanError("merge", "final", reason, "give the row one item there, or use reduce")
+
+
+def epilogue_lists(entry: Longs, slot: Longs, entries: int) -> Epilogue:
+    """The slots that are merged into entries of a row table of `entries`, in ascending order; none without slots."""
+    if not len(slot):
+        return NO_EPILOGUE
+    order = np.lexsort((slot, entry))
+    return Epilogue(frozen(offsets(np.bincount(entry, minlength=entries))), frozen(slot[order]))
 
 
 def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:

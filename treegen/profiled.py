@@ -80,7 +80,8 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
     """Microseconds of every launch of work items, in launch order.
 
     A launch takes its longest item, or the mean load of the blocks that the target holds when that is more, or, where
-    items are dealt, the longest list; and no less than its traffic with memory, which tasks are measured without.
+    items are dealt, the longest list; and no less than its traffic with memory, which tasks are measured without. What
+    items merge before they write counts as traffic alone.
     """
     tokens, cost, times = item_tokens(schedule), task_costs(shape, target), []
     for c, tile in enumerate(schedule.classes):

@@ -82,6 +82,10 @@ class TorchProgram:
                 result, log_sum = self._attend(batch, q, keys, values, sm_scale)
                 row, slot = batch["row"][batch["live"]], batch["slot"][batch["live"]]
                 result, log_sum = result[batch["live"]], log_sum[batch["live"]]
+                earlier = batch["earlier"][batch["live"]]
+                if earlier.shape[1]:
+                    results = torch.cat([result[:, None], part_out[earlier]], 1)
+                    result, log_sum = _merged(results, torch.cat([log_sum[:, None], part_lse[earlier]], 1))
                 final = slot < 0
                 out[row[final]] = result[final].to(out.dtype)
                 lse[row[final]] = log_sum[final] * lse_scale
@@ -127,7 +131,7 @@ def _finite(log_sum: torch.Tensor) -> torch.Tensor:
 
 def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
     """Index arrays of batches of items: row, live and slot [items, rows]; kv [items, tokens]; sees [items, rows,
-    tokens].
+    tokens]; earlier [items, rows, most partials], slots to merge before the result is written, padded as in `_merges`.
     """
     table = schedule.items[items.start : items.stop].astype(np.int64)
     row0, rows, tile0, tiles, block0, block_tiles, slot0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
@@ -147,7 +151,7 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
         chosen = order[begin:end]
         begin = end
         runs = _runs(schedule, chosen, tile0, tiles, block0, block_tiles * tile.blocks_per_tile)
-        batch = _batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen], tile.mask == "bits")
+        batch = _batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen], tile)
         result.append(batch)
     return result
 
@@ -161,7 +165,7 @@ def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, block0:
 
 
 def _batch(
-    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs, bits: bool
+    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs, tile: TileClass
 ) -> dict[str, np.ndarray]:
     slot, length, lo, hi = (runs[:, column] for column in range(4))
     owner = np.repeat(np.arange(len(entries)), entries)
@@ -175,9 +179,10 @@ def _batch(
     lowest[item, place], highest[item, place] = lo[run], hi[run]
     number = np.arange(height)
     live = number[None, :] < rows[:, None]
-    row = schedule.rows[np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)]
+    entry = np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)
+    row = schedule.rows[entry]
     numbers, lowest, highest = number[None, :, None], lowest[:, None, :], highest[:, None, :]
-    if bits:
+    if tile.mask == "bits":
         sees = (np.where(numbers < 32, lowest, highest) >> (numbers % 32)) & 1 != 0
     else:
         sees = (numbers >= lowest) & (numbers < highest)
@@ -187,4 +192,18 @@ def _batch(
         "slot": np.where(slot0[:, None] < 0, -1, slot0[:, None] + number[None, :]),
         "kv": kv,
         "sees": sees,
+        "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & tile.merging),
     }
+
+
+def _earlier(schedule: Schedule, entry: Longs, merging: np.ndarray) -> np.ndarray:
+    """The slots that are merged into row-table entries where `merging`, along a new last axis; `num_slots` where an
+    entry has fewer than others.
+    """
+    counts = np.zeros(entry.shape, np.int64)
+    begins = schedule.epilogue_indptr[entry[merging]]
+    counts[merging] = schedule.epilogue_indptr[entry[merging] + 1] - begins
+    listed = np.arange(counts.max(initial=0)) < counts[..., None]
+    table = np.full(listed.shape, schedule.num_slots)
+    table[listed] = schedule.epilogue_slots[ragged_ranges(begins, counts[merging])]
+    return table

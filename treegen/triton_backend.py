@@ -43,6 +43,7 @@ class TritonProgram:
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
         self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
         self._work = table[arena.work_indptr :], table[arena.work :]
+        self._epilogue = table[arena.epilogue_indptr :], table[arena.epilogue_slots :]
         self._unfused = unfused_parts(schedule, shape, device)
 
     def __call__(
@@ -79,6 +80,7 @@ class TritonProgram:
                 module.partial_attention[(blocks,)](
                     q, k_cache, v_cache, out, lse, part_out, part_lse,
                     self._counts[c], self._items[c], *self._tables, *(self._work if tile.dealt else ()),
+                    *(self._epilogue if tile.merging else ()),
                     shape.num_kv_heads,
                     q.stride(0), q.stride(1),
                     *k_strides, *v_strides,

@@ -76,7 +76,9 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
     if not torch.cuda.is_available():
         raise BackendError("autotune", True, "needs a CUDA device to measure on", "leave it out, or run on a GPU")
     if target != current_target():
-        raise BackendError("target", target.name, "is not this machine's GPU, on which autotune measures", "leave it out")
+        raise BackendError(
+            "target", target.name, "is not this machine's GPU, on which autotune measures", "leave it out"
+        )
 
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
@@ -101,10 +103,14 @@ def _measured(
         on_candidate=on_candidate,
         meter=tuning.meter,
     )
-    times = [(outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None]
+    times = [
+        (outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None
+    ]
     if not times:
         problem = next((outcome.problem for outcome in outcomes if outcome.problem), "there are none")
-        raise BackendError("candidates", f"{len(chosen)} of {target.name}", f"all failed: {problem}", "see treegen tune")
+        raise BackendError(
+            "candidates", f"{len(chosen)} of {target.name}", f"all failed: {problem}", "see treegen tune"
+        )
     microseconds, best = min(times)
     return Entry(
         key_of(tree, shape, target),

@@ -248,6 +248,7 @@ class PolicyCosts:
             "longest_turns": alive * 1.0,
             "longest_full": _of_line(full, most, alive),
             "longest_packed": _of_line(packed, most, alive),
+            "longest_merges": np.zeros(count),
             "tile_flops": flops.astype(np.float64),
             "tile_bytes": loaded.astype(np.float64),
             "tile_rows": rows.astype(np.float64),

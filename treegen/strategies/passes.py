@@ -82,6 +82,7 @@ def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
         plan.mask,
         plan.blocks,
         frozen(plan.stage[group]),
+        plan.merge,
     )
 
 
@@ -160,6 +161,7 @@ class TrimRows:
             plan.mask,
             plan.blocks,
             frozen(plan.stage[alive]),
+            plan.merge,
         )
 
 
@@ -178,6 +180,23 @@ class StageLevels:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeLast:
+    """Lets the last stage's items merge their rows' partials of earlier stages; groups and stages stay as they are.
+
+    Whoever uses it sets the stages, so that no row of an earlier stage has several groups in the last one.
+    """
+
+    @property
+    def name(self) -> str:
+        """See Pass."""
+        return "merge-last"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        """See Pass."""
+        return replace(plan, merge="final")
+
+
+@dataclass(frozen=True, slots=True)
 class StoreMask:
     """Stores who sees what in another form; groups stay as they are."""
 
@@ -193,5 +212,5 @@ class StoreMask:
         return replace(plan, mask=self.mask)
 
 
-BY_GROUP = (SplitContext, TrimRows, StageLevels, StoreMask)
+BY_GROUP = (SplitContext, TrimRows, StageLevels, MergeLast, StoreMask)
 """Passes that treat every group by itself: plans of several trees go through them joined as through each alone."""
