@@ -25,8 +25,8 @@ from treegen.strategies import Choice, Strategy, strategy_from
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
 from treegen.trace import stage
-from treegen.tune import check_tuning, tuned
 from treegen.triton_backend import TritonProgram
+from treegen.tune import check_tuning, tuned
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 

@@ -9,8 +9,8 @@ import torch
 
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policies import POLICY_CACHE, Found
-from treegen.ir.arrays import positive_int
 from treegen.devices import current_target
+from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree

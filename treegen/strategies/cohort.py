@@ -6,16 +6,17 @@ They are also treegen's policies: few numbers that say how to plan any tree. `au
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, frozen, int32_array, positive_int
+from treegen.ir.arrays import Ints, Longs, frozen, int32_array, positive_int
 from treegen.ir.errors import StrategyError
-from treegen.ir.plan import Plan
+from treegen.ir.plan import Merge, Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.groupings import by_cohort
-from treegen.strategies.passes import SplitContext
+from treegen.strategies.groupings import by_cohort, fragments_of
+from treegen.strategies.passes import cut_context, cut_every
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 from treegen.tiles import rows_per_tile
@@ -30,7 +31,9 @@ class Cohort(Strategy):
     what suits the groups. KV that several groups share is read by each of them, after the first from L2.
 
     apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
-    results are merged. cut: the same for the nodes above these ones, which belong to one tree.
+    results are merged. cut: the same for the nodes above these ones, which belong to one tree. merge: "reduce" merges
+    in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch: these parts are
+    not split.
     """
 
     head_rows: int = 64
@@ -38,6 +41,7 @@ class Cohort(Strategy):
     tile: tuple[int, int] | None = None
     apart: int | None = None
     cut: tuple[int, ...] = ()
+    merge: Merge = "reduce"
     name: str = "cohort"
     proven: bool = True
 
@@ -51,6 +55,8 @@ class Cohort(Strategy):
             for size in rows_and_tokens:
                 if not isinstance(size, int) or size < 16 or size & (size - 1):
                     raise StrategyError("tile", self.tile, "is not a tile", "give (head rows, tokens), powers of two")
+        if self.merge not in get_args(Merge):
+            raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(Merge))}")
         if self.apart is not None and self.cut:
             raise StrategyError("cut", self.cut, "cannot go with apart, which cuts by itself", "give one of them")
 
@@ -58,7 +64,8 @@ class Cohort(Strategy):
     def options(self) -> dict[str, object]:
         """See Strategy."""
         chosen = {name: getattr(self, name) for name in ("split", "tile", "apart", "cut")}
-        return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}}
+        merge = {} if self.merge == "reduce" else {"merge": self.merge}
+        return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}, **merge}
 
     @property
     def traffic(self) -> Traffic | None:
@@ -78,17 +85,30 @@ class Cohort(Strategy):
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        rows = rows_per_tile(self.head_rows, shape.group)
-        plan = replace(by_cohort(tree, rows, self.cut_nodes(tree)), strategy=str(self))
+        rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(tree)
+        plan = replace(by_cohort(tree, rows, cut), strategy=str(self))
         if self.tile is not None:
             plan = replace(plan, tiles=(self.tile,))
+        if self.merge == "final":
+            plan = replace(plan, stage=frozen(_is_lowest(plan, tree, cut)), merge="final")
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:
-            plan = SplitContext(self.split).apply(plan, tree)
+            tokens = plan.group_tokens
+            whole = (plan.stage > 0) if self.merge == "final" else np.zeros(len(plan), bool)
+            group, begin, end = cut_every(tokens, np.where(whole, np.maximum(tokens, 1), self.split))
+            plan = cut_context(plan, group, begin, end)
             if on_pass:
                 on_pass("split-context", plan)
         return plan
+
+
+def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Longs:
+    """For every group 1 if no path is cut below what it reads, else 0."""
+    fragment = fragments_of(tree, cut)
+    lowest = np.ones(len(cut) + 1, np.int64)
+    lowest[fragment[tree.parent[cut]]] = 0
+    return lowest[fragment[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]]
 
 
 def nodes_below(tree: Tree, rows: int) -> Ints:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
+from treegen.ir.plan import Merge
 from treegen.strategies import groupings
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree
@@ -100,13 +101,15 @@ def cohort(
     tile: tuple[int, int] | None = None,
     apart: int | None = None,
     cut: tuple[int, ...] = (),
+    merge: Merge = "reduce",
 ) -> Strategy:
     """Neighbouring rows that fill a tile with their whole paths, masked: one launch, no partials (path cohorts).
 
     head_rows: query head rows of a group; split: tokens per work item; tile: (head rows, tokens) of a tile; apart:
-    nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes.
+    nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes; merge:
+    "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths.
     """
-    return Cohort(head_rows, split, tile, apart, cut)
+    return Cohort(head_rows, split, tile, apart, cut, merge)
 
 
 def auto() -> Strategy:

@@ -49,9 +49,14 @@ class SplitContext:
         """See Pass."""
         tokens = plan.group_tokens
         length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
-        group, step = ragged(-(-tokens // length))
-        begin = step * length[group]
-        return cut_context(plan, group, begin, np.minimum(begin + length[group], tokens[group]))
+        return cut_context(plan, *cut_every(tokens, length))
+
+
+def cut_every(tokens: Longs, length: Longs) -> tuple[Longs, Longs, Longs]:
+    """(group, begin, end) of every part when the `tokens[g]` read tokens of group g are cut every `length[g]`."""
+    group, step = ragged(-(-tokens // length))
+    begin = step * length[group]
+    return group, begin, np.minimum(begin + length[group], tokens[group])
 
 
 def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:

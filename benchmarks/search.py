@@ -1,0 +1,148 @@
+"""How good the search behind `auto` is: its time on one core, and its choices against what is measured to be fastest.
+
+    python benchmarks/search.py                                                  # search times, without a GPU
+    python benchmarks/search.py fasttree_kernel_bench.json --json result.json    # choices, on the current CUDA device
+
+Choices: for every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are
+measured in two rounds; each output is checked against the float64 oracle on up to 64 rows. "searched" is what the
+model takes, "tuned" the fastest of the model's first few in the first round; both are compared with the fastest of all
+by their times in the second round. Times are medians on a cold L2 (treegen.timing).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from strategies import Case, cases
+
+from treegen import Shape, Tree
+from treegen.kernel_meter import KernelMeter
+from treegen.search.auto import searched
+from treegen.search.search import candidates, search
+from treegen.strategies import Strategy, strategy_from, strategy_names
+from treegen.targets import target_from
+from treegen.tune import DEFAULT_CANDIDATES, proposals
+
+TIMED_TREES = (
+    "1,256/256,32",
+    "1,4,16,64,256,1024/256,8,256,64,32,256",
+    *(f"1,{rows}/256,32" for rows in (64, 256, 1024, 4096)),
+)
+TOP = 32
+ROUNDS = 2
+
+
+def print_search_times(repeats: int = 20) -> None:
+    """Medians of searches that are warm, in milliseconds."""
+    shape, target = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
+    for text in TIMED_TREES:
+        tree = Tree.parse(text)
+        search(tree, shape, target)
+        seconds = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            found = search(tree, shape, target)
+            seconds.append(time.perf_counter() - begin)
+        print(f"{text:44}{1e3 * statistics.median(seconds):8.2f} ms  {found.strategy}")
+
+
+def shape_of(case: Case) -> Shape:
+    """FastTree's table is measured in fp16 at head_dim 128."""
+    return Shape(*case.heads, 128, dtype="fp16")
+
+
+def measured_strategies(case: Case) -> list[Strategy]:
+    """The choice of the search, the model's best, and all named strategies, each once."""
+    target = target_from("h200")
+    chosen = [searched(case.tree, shape_of(case), target).strategy]
+    chosen += [strategy for strategy, _ in candidates(case.tree, shape_of(case), target, TOP)]
+    chosen += [strategy_from(name) for name in strategy_names() if name != "medusa"]
+    apart = [s for s, _ in candidates(case.tree, shape_of(case), target, 1000) if getattr(s, "apart", None)]  # TEMP
+    chosen += [x for s in apart[:6] for x in (s, replace(s, merge="final"))]  # TEMP
+    return list({str(strategy): strategy for strategy in chosen}.values())
+
+
+def compile_kernels(case: Case) -> None:
+    """Runs everything once, so that its kernels are in Triton's cache."""
+    meter = KernelMeter(1, timer=lambda call, repeats: 0.0)
+    for strategy in measured_strategies(case):
+        meter(case.tree, strategy, shape_of(case), target_from("h200"))
+
+
+def measure(case: Case, repeats: int) -> dict[str, object]:
+    """Every strategy's times in both rounds, and its error."""
+    meter, target = KernelMeter(repeats), target_from("h200")
+    chosen = measured_strategies(case)
+    times: dict[str, list[float | None]] = {str(strategy): [] for strategy in chosen}
+    errors: dict[str, float] = {}
+    for _ in range(ROUNDS):
+        for strategy in chosen:
+            microseconds, error = meter(case.tree, strategy, shape_of(case), target)
+            times[str(strategy)].append(microseconds)
+            errors[str(strategy)] = max(error, errors.get(str(strategy), 0.0))
+    tuned = [str(strategy) for strategy in proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)]
+    return {
+        "case": case.name,
+        "heads": f"{case.heads[0]}/{case.heads[1]}",
+        "searched": str(chosen[0]),
+        "tuned": min((name for name in tuned if times[name][0]), key=lambda name: times[name][0]),
+        "times": times,
+        "errors": errors,
+    }
+
+
+def report(results: list[dict]) -> None:
+    """Prints a line per case and the ratios over all."""
+    ratios: dict[str, list[float]] = {"searched": [], "tuned": [], "searched/named": [], "tuned/named": []}
+    for result in results:
+        second = {name: times[1] for name, times in result["times"].items() if times[1] is not None}
+        best = min(second, key=second.__getitem__)
+        named = min((name for name in map(str, map(strategy_from, strategy_names())) if name in second), key=second.get)
+        for kind in ("searched", "tuned"):
+            ratios[kind].append(second[result[kind]] / second[best])
+            ratios[f"{kind}/named"].append(second[result[kind]] / second[named])
+        print(
+            f"{result['case'][:42]:43}{result['heads']:6} searched {second[result['searched']]:7.1f} "
+            f"({ratios['searched'][-1]:.2f}) tuned {second[result['tuned']]:7.1f} ({ratios['tuned'][-1]:.2f}) "
+            f"best {second[best]:7.1f} {best}, named {second[named]:.1f} {named}; searched {result['searched'][:60]}"
+        )
+    for kind, values in ratios.items():
+        mean, worst = np.exp(np.mean(np.log(values))), max(values)
+        print(f"{kind}: {len(values)} cases, geometric mean {mean:.3f}, worst {worst:.3f}")
+    problems = sum(None in times for result in results for times in result["times"].values())
+    worst_error = max(max(result["errors"].values()) for result in results)
+    print(f"{sum(len(r['times']) for r in results)} candidates, {problems} wrong, worst error {worst_error:.1e}")
+
+
+def main() -> None:
+    """Prints search times, or measures choices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--json", type=Path, help="write all results here")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    arguments = parser.parse_args()
+    if not arguments.files:
+        print_search_times()
+        return
+    listed = list(cases(arguments.files, 0))
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        list(pool.map(compile_kernels, listed))
+    results = [measure(case, arguments.repeats) for case in listed]
+    if arguments.json:
+        versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        arguments.json.write_text(json.dumps({**versions, "results": results}, indent=1))
+    report(results)
+
+
+if __name__ == "__main__":
+    main()
