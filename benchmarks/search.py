@@ -134,7 +134,7 @@ def main() -> None:
     if not arguments.files:
         print_search_times()
         return
-    listed = list(cases(arguments.files, 0))
+    listed = list(cases(arguments.files, 1))
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_kernels, listed))
     results = [measure(case, arguments.repeats) for case in listed]
