@@ -65,6 +65,7 @@ def measured_strategies(case: Case) -> list[Strategy]:
     target = target_from("h200")
     chosen = [searched(case.tree, shape_of(case), target).strategy]
     chosen += [strategy for strategy, _ in candidates(case.tree, shape_of(case), target, TOP)]
+    chosen += proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)
     chosen += [strategy_from(name) for name in strategy_names() if name != "medusa"]
     apart = [s for s, _ in candidates(case.tree, shape_of(case), target, 1000) if getattr(s, "apart", None)]  # TEMP
     chosen += [x for s in apart[:6] for x in (s, replace(s, merge="final"))]  # TEMP
