@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,23 @@ def test_nesting_is_refused_before_it_is_parsed(
     path = file_of(policies_folder)
     path.write_bytes(HOSTILE["brackets"])
     assert "nested too deeply" in refused_with_one_warning(policy_cache, path)
+
+
+def test_numbers_are_refused_before_they_are_parsed(policy_cache: PolicyCache, policies_folder: Path) -> None:
+    path = file_of(policies_folder)
+    path.write_bytes(HOSTILE["huge integer"])
+    assert "a number of 100000 digits" in refused_with_one_warning(policy_cache, path)  # not Python's own limit
+
+
+def test_no_more_is_read_than_entries_have(policy_cache: PolicyCache, policies_folder: Path) -> None:
+    path = file_of(policies_folder)
+    path.touch()
+    os.truncate(path, 1 << 26)
+    tracemalloc.start()
+    assert f"larger than {MAX_BYTES} bytes" in refused_with_one_warning(policy_cache, path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 1 << 23
 
 
 def test_a_bad_file_does_not_hide_a_shipped_entry(

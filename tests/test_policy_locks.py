@@ -151,6 +151,24 @@ def test_a_lock_has_one_holder(tmp_path: Path, flock: bool) -> None:
     assert not path.exists()
 
 
+def test_a_lock_in_a_file_that_its_last_holder_removed_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    path, flock, calls = tmp_path / "lock", fcntl.flock, []
+
+    def late(handle: int, how: int) -> None:
+        if not calls:
+            path.unlink()  # after this process opened it
+        calls.append(handle)
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with lock.held(path, 5) as first, lock.held(path, 0) as second:
+        assert (first, second) == (True, False)
+    assert len(calls) == 3
+
+
 def test_an_abandoned_lock_without_flock(
     policy_cache: PolicyCache, policies_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
