@@ -94,7 +94,7 @@ class PolicyCache:
                 self._memory[str(folder), key] = entry
                 return Found(entry, where)
             if reason:
-                warn_once(path, reason, _REMOVE)
+                warn_once(path, reason, _REMOVE if where == "user" else "install treegen again")
                 reasons.append(f"the {where} entry {reason}")
         return Found(None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped")
 

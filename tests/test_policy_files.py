@@ -186,3 +186,9 @@ def test_warnings_come_once_per_file(policies_folder: Path) -> None:
         lambda: [store.warn_once(policies_folder / name, "is bad", "remove it") for name in ("a", "b", "a")]
     )
     assert texts == [f"cache: {policies_folder / name} is bad; remove it" for name in ("a", "b")]
+
+
+def test_a_bad_shipped_file(policy_cache: PolicyCache, policies_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "shipped" / f"{KEY.digest}.json").write_text("{}")
+    with pytest.warns(CacheWarning, match="shipped.*install treegen again"):
+        assert "the shipped entry is not valid" in policy_cache.lookup(KEY, accept).reason
