@@ -28,6 +28,7 @@ _LONGEST_TEXT = 160
 _MOST_PARAMETERS = 32
 _MOST_NUMBERS = 16
 _INT_DIGITS = 18
+_MOST_US = 1e15
 _FLOAT_CHARACTERS = 32
 _DEEPEST = 6
 _PLAIN = re.compile(f"[ -~]{{0,{_LONGEST_TEXT}}}")
@@ -185,7 +186,8 @@ def _plain(text: object) -> str:
 
 
 def _microseconds(time: object) -> float | None:
-    return float(time) if isinstance(time, Real) and not isinstance(time, bool) and 0 <= time < 1e15 else None
+    number = float(time) if isinstance(time, Real) and not isinstance(time, bool) else -1.0
+    return number if 0 <= number < _MOST_US else None
 
 
 def _checked_policy(policy: object) -> Policy:

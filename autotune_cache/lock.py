@@ -16,6 +16,7 @@ except ImportError:  # Windows
 else:
     HAS_FLOCK = True
 
+ABANDONED_S = 600.0
 _SHORTEST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
 _Release = Callable[[], None]
@@ -28,8 +29,8 @@ def held(path: Path, wait_s: float) -> Iterator[bool]:
     Yields whether the lock is held: False after `wait_s` seconds in vain, so that a holder that hangs stops nobody for
     ever. Raises OSError where no file can be made or the file system has no locks.
 
-    Without flock the file itself is the lock. A crash leaves it behind, and it counts as abandoned when it is older
-    than `wait_s`; two processes that find it so at the same moment may both hold the lock for once.
+    Without flock the file itself is the lock. A crash leaves it behind, and it counts as abandoned after ten minutes;
+    two processes that find it so at the same moment may both hold the lock for once.
     """
     release = _acquire(path, wait_s)
     try:
@@ -43,7 +44,7 @@ def _acquire(path: Path, wait_s: float) -> _Release | None:
     deadline = time.monotonic() + wait_s
     pause = _SHORTEST_PAUSE_S
     while True:
-        release = _try_flock(path) if HAS_FLOCK else _try_exclusive(path, wait_s)
+        release = _try_flock(path) if HAS_FLOCK else _try_exclusive(path)
         if release is not None or time.monotonic() >= deadline:
             return release
         time.sleep(pause)
@@ -72,13 +73,13 @@ def _try_flock(path: Path) -> _Release | None:
     return None
 
 
-def _try_exclusive(path: Path, stale_s: float) -> _Release | None:
+def _try_exclusive(path: Path) -> _Release | None:
     token = secrets.token_hex(16)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > stale_s:
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink()
         return None
     with os.fdopen(handle, "w") as file:

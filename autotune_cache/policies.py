@@ -1,8 +1,7 @@
 """The policy cache: which policy was measured as the fastest for a key, in memory, in the user's folder, shipped.
 
-A lookup opens one file, or two, and scans no folder. What cannot be used (damaged, foreign, of another version, hostile)
-is a miss with one warning per process, never an error. Processes that need the same policy at the same time make it
-once.
+A lookup opens one file, or two, and scans no folder. What cannot be used (damaged, foreign, newer, hostile) is a miss
+with one warning per process, never an error. Processes that need the same policy at the same time make it once.
 """
 
 from __future__ import annotations
@@ -95,16 +94,16 @@ class PolicyCache:
                 self._memory[str(folder), key] = entry
                 return Found(entry, where)
             if reason:
-                warn_once(path, reason, _REMOVE)
+                warn_once(path, reason, _REMOVE if where == "user" else "install treegen again")
                 reasons.append(f"the {where} entry {reason}")
         return Found(None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped")
 
     def decide(self, key: PolicyKey, accept: Callable[[Policy], bool], make: Callable[[], Entry]) -> Found:
         """`lookup`, and where that misses what `make` returns, which is stored.
 
-        One process makes the entry of a key, the others wait for it; when it dies or raises the next one does. Where the
-        folder cannot be written every process makes its own. Raises what `make` raises, and FormatError when it returns
-        an entry of another key.
+        One process makes the entry of a key, the others wait for it; when it dies or raises the next one does. Where
+        the folder cannot be written every process makes its own. Raises what `make` raises, and FormatError when it
+        returns an entry of another key.
         """
         found = self.lookup(key, accept)
         if found.entry is not None:
@@ -116,9 +115,7 @@ class PolicyCache:
                 if not stack.enter_context(held(path, self._wait_s)):
                     warn_once(path, f"was held by another process for {self._wait_s:g} s", _REMOVE)
             except OSError as cause:
-                warn_once(
-                    path.parent, f"cannot be written or locked ({_kind(cause)}): policies are not kept", _WRITABLE
-                )
+                warn_once(path.parent, f"cannot be written ({_kind(cause)}): policies are not kept", _WRITABLE)
             found = self.lookup(key, accept)
             if found.entry is not None:
                 return found
@@ -214,9 +211,8 @@ class PolicyCache:
             try:
                 replace_text(folder, f"{digest}.json", entry.to_json())
             except OSError as cause:
-                raise FormatError(
-                    "cache folder", str(folder), f"cannot be written ({_kind(cause)})", _WRITABLE
-                ) from cause
+                reason = f"cannot be written ({_kind(cause)})"
+                raise FormatError("cache folder", str(folder), reason, _WRITABLE) from cause
             self._memory.pop((str(folder), entry.key), None)
             taken += 1
         return Imported(taken, tuple(refused))

@@ -1,8 +1,9 @@
 """Fits the constants of the cost model to measured times, and says how well both cost models then agree with them.
 
     treegen profile -o gpu.json                                                        # on the GPU
-    python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
-    python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
+    python benchmarks/strategies.py fasttree_kernel_bench.json --json named.json       # on the GPU
+    python benchmarks/search.py fasttree_kernel_bench.json --json policies.json        # on the GPU
+    python benchmarks/fit_cost.py named.json policies.json --target gpu.json --ship treegen
 
 Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
 logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
@@ -27,6 +28,7 @@ from treegen.estimate import account
 from treegen.ir.errors import FormatError
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.lower import lower
+from treegen.search.policies import strategy_of
 from treegen.targets import Constants, Target, target_from
 
 DTYPE = "fp16"
@@ -55,16 +57,21 @@ class Sample:
     profiled_us: float
 
 
-def samples(path: Path, target: Target) -> list[Sample]:
-    """The fused strategies' results of a file that benchmarks/strategies.py wrote. Raises FormatError."""
-    try:
-        results = json.loads(path.read_text())["results"]
-    except (OSError, ValueError, KeyError, TypeError) as cause:
-        raise FormatError("results", str(path), f"cannot be read ({cause})", "write it with strategies.py") from cause
+def samples(paths: list[Path], target: Target) -> list[Sample]:
+    """The fused strategies' results of files that strategies.py or search.py wrote. Raises FormatError."""
+    results = []
+    for path in paths:
+        try:
+            results += json.loads(path.read_text())["results"]
+        except (OSError, ValueError, KeyError, TypeError) as cause:
+            fix = "write it with strategies.py or search.py"
+            raise FormatError("results", str(path), f"cannot be read ({cause})", fix) from cause
     made = {label(strategy): strategy for strategy in measured_strategies()}
     trees: dict[str, treegen.Tree] = {}
     found = []
     for result in results:
+        if "policy" in result:
+            made.setdefault(result["strategy"], strategy_of(result["policy"]))
         named = result["strategy"] in made and result["passed"] and result["dtype"] == DTYPE
         if not named or not result["case"][:1].isdigit():
             continue
@@ -80,7 +87,7 @@ def samples(path: Path, target: Target) -> list[Sample]:
         case = f"{result['case']} {result['heads']}"
         found.append(Sample(case, result["strategy"], result["microseconds"], *counted, schedule.launches, profiled))
     if not found:
-        raise FormatError("results", str(path), "holds no fp16 results of trees given as texts", "measure some")
+        raise FormatError("results", str(paths[0]), "holds no fp16 results of trees given as texts", "measure some")
     return found
 
 
@@ -150,7 +157,7 @@ def text_of(value: object, indent: str = "") -> str:
 def main() -> None:
     """Fits, reports and, if asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="what benchmarks/strategies.py wrote with --json")
+    parser.add_argument("results", nargs="+", type=Path, help="what strategies.py and search.py wrote with --json")
     parser.add_argument("--target", default="h200", help="the target that was measured: a name or a JSON file")
     parser.add_argument("--ship", type=Path, metavar="FOLDER", help="write targets.json and grids.json in this folder")
     arguments = parser.parse_args()

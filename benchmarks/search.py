@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import time
-from dataclasses import replace
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,6 +26,7 @@ from strategies import Case, cases
 from treegen import Shape, Tree
 from treegen.kernel_meter import KernelMeter
 from treegen.search.auto import searched
+from treegen.search.policies import policy_of
 from treegen.search.search import candidates, search
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.targets import target_from
@@ -67,8 +67,6 @@ def measured_strategies(case: Case) -> list[Strategy]:
     chosen += [strategy for strategy, _ in candidates(case.tree, shape_of(case), target, TOP)]
     chosen += proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)
     chosen += [strategy_from(name) for name in strategy_names() if name != "medusa"]
-    apart = [s for s, _ in candidates(case.tree, shape_of(case), target, 1000) if getattr(s, "apart", None)]  # TEMP
-    chosen += [x for s in apart[:6] for x in (s, replace(s, merge="final"))]  # TEMP
     return list({str(strategy): strategy for strategy in chosen}.values())
 
 
@@ -80,48 +78,57 @@ def compile_kernels(case: Case) -> None:
 
 
 def measure(case: Case, repeats: int) -> dict[str, object]:
-    """Every strategy's times in both rounds, and its error."""
+    """What the search and tuning choose, and a result of every strategy: its times in both rounds, and its error."""
     meter, target = KernelMeter(repeats), target_from("h200")
-    chosen = measured_strategies(case)
-    times: dict[str, list[float | None]] = {str(strategy): [] for strategy in chosen}
-    errors: dict[str, float] = {}
+    chosen = {str(strategy): strategy for strategy in measured_strategies(case)}
+    times: dict[str, list[float | None]] = {name: [] for name in chosen}
+    errors: dict[str, float] = dict.fromkeys(chosen, 0.0)
     for _ in range(ROUNDS):
-        for strategy in chosen:
+        for name, strategy in chosen.items():
             microseconds, error = meter(case.tree, strategy, shape_of(case), target)
-            times[str(strategy)].append(microseconds)
-            errors[str(strategy)] = max(error, errors.get(str(strategy), 0.0))
+            times[name].append(microseconds)
+            errors[name] = max(error, errors[name])
     tuned = [str(strategy) for strategy in proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)]
-    return {
-        "case": case.name,
-        "heads": f"{case.heads[0]}/{case.heads[1]}",
-        "searched": str(chosen[0]),
-        "tuned": min((name for name in tuned if times[name][0]), key=lambda name: times[name][0]),
-        "times": times,
-        "errors": errors,
-    }
+    fixed = {"case": case.name, "heads": f"{case.heads[0]}/{case.heads[1]}", "dtype": "fp16"}
+    results = [
+        {
+            **fixed,
+            "strategy": name,
+            "policy": {} if getattr(strategy, "cut", ()) else dict(policy_of(strategy)),
+            "passed": None not in times[name],
+            "microseconds": times[name][-1],
+            "first_us": times[name][0],
+            "error": errors[name],
+        }
+        for name, strategy in chosen.items()
+    ]
+    best = min((name for name in tuned if times[name][0]), key=lambda name: times[name][0])
+    return {"searched": next(iter(chosen)), "tuned": best, "results": results}
 
 
-def report(results: list[dict]) -> None:
+def report(measured: list[dict]) -> None:
     """Prints a line per case and the ratios over all."""
     ratios: dict[str, list[float]] = {"searched": [], "tuned": [], "searched/named": [], "tuned/named": []}
-    for result in results:
-        second = {name: times[1] for name, times in result["times"].items() if times[1] is not None}
-        best = min(second, key=second.__getitem__)
-        named = min((name for name in map(str, map(strategy_from, strategy_names())) if name in second), key=second.get)
+    names = set(map(str, map(strategy_from, strategy_names())))
+    for entry in measured:
+        times = {result["strategy"]: result["microseconds"] for result in entry["results"] if result["passed"]}
+        best = min(times, key=times.__getitem__)
+        named = min(names & set(times), key=times.__getitem__)
         for kind in ("searched", "tuned"):
-            ratios[kind].append(second[result[kind]] / second[best])
-            ratios[f"{kind}/named"].append(second[result[kind]] / second[named])
+            ratios[kind].append(times[entry[kind]] / times[best])
+            ratios[f"{kind}/named"].append(times[entry[kind]] / times[named])
+        first = entry["results"][0]
         print(
-            f"{result['case'][:42]:43}{result['heads']:6} searched {second[result['searched']]:7.1f} "
-            f"({ratios['searched'][-1]:.2f}) tuned {second[result['tuned']]:7.1f} ({ratios['tuned'][-1]:.2f}) "
-            f"best {second[best]:7.1f} {best}, named {second[named]:.1f} {named}; searched {result['searched'][:60]}"
+            f"{first['case'][:42]:43}{first['heads']:6} searched {times[entry['searched']]:7.1f} "
+            f"({ratios['searched'][-1]:.2f}) tuned {times[entry['tuned']]:7.1f} ({ratios['tuned'][-1]:.2f}) "
+            f"best {times[best]:7.1f} {best}, named {times[named]:.1f} {named}; searched {entry['searched'][:60]}"
         )
     for kind, values in ratios.items():
         mean, worst = np.exp(np.mean(np.log(values))), max(values)
         print(f"{kind}: {len(values)} cases, geometric mean {mean:.3f}, worst {worst:.3f}")
-    problems = sum(None in times for result in results for times in result["times"].values())
-    worst_error = max(max(result["errors"].values()) for result in results)
-    print(f"{sum(len(r['times']) for r in results)} candidates, {problems} wrong, worst error {worst_error:.1e}")
+    results = [result for entry in measured for result in entry["results"]]
+    wrong, worst_error = sum(not result["passed"] for result in results), max(result["error"] for result in results)
+    print(f"{len(results)} candidates, {wrong} wrong, worst error {worst_error:.1e}")
 
 
 def main() -> None:
@@ -138,11 +145,12 @@ def main() -> None:
     listed = list(cases(arguments.files, 1))
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
         list(pool.map(compile_kernels, listed))
-    results = [measure(case, arguments.repeats) for case in listed]
+    measured = [measure(case, arguments.repeats) for case in listed]
     if arguments.json:
         versions = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+        results = [result for entry in measured for result in entry["results"]]
         arguments.json.write_text(json.dumps({**versions, "results": results}, indent=1))
-    report(results)
+    report(measured)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,13 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from treegen.autotune_cache.policies import PolicyCache
 
 # Read when Triton and torch are first imported, which is after this file. Each worker has a core to itself.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -42,6 +46,22 @@ def data_dir() -> Path:
     if not beside.is_dir():
         pytest.skip("no recorded trees: set TREEGEN_DATA to their folder")
     return beside
+
+
+@pytest.fixture
+def policies_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The policies' folder of an empty cache of this test alone; the folder does not exist yet."""
+    monkeypatch.setenv("TREEGEN_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "policies"
+
+
+@pytest.fixture
+def policy_cache(policies_folder: Path, tmp_path: Path) -> PolicyCache:
+    """A policy cache in `policies_folder`, with nothing in memory and `tmp_path / "shipped"` for shipped entries."""
+    from treegen.autotune_cache.policies import PolicyCache
+
+    (tmp_path / "shipped").mkdir()
+    return PolicyCache(tmp_path / "shipped")
 
 
 @pytest.fixture

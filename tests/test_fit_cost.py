@@ -43,7 +43,7 @@ def results(tmp_path: Path, **change: object) -> Path:
 
 def test_fit_finds_times_again(fit_cost: ModuleType, tmp_path: Path) -> None:
     """Times made by the model with other constants: the fit starts at the shipped ones and meets them."""
-    found = fit_cost.samples(results(tmp_path), H200)
+    found = fit_cost.samples([results(tmp_path)], H200)
     assert len(found) == len(TREES) * 2 * 5  # medusa is not fused
     other = replace(H200.constants, launch_us=14.0, memory_fraction=0.6, full_block_us=0.9, merge_step_us=0.9)
     made = fit_cost.estimates(found, H200, other)
@@ -76,7 +76,7 @@ def test_shipped_targets_are_what_the_command_writes(fit_cost: ModuleType, tmp_p
 )
 def test_results_that_hold_nothing(fit_cost: ModuleType, tmp_path: Path, change: dict[str, object]) -> None:
     with pytest.raises(FormatError, match="holds no fp16 results"):
-        fit_cost.samples(results(tmp_path, **change), H200)
+        fit_cost.samples([results(tmp_path, **change)], H200)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[1]"])
@@ -84,4 +84,4 @@ def test_files_that_are_no_results(fit_cost: ModuleType, tmp_path: Path, text: s
     path = tmp_path / "results.json"
     path.write_text(text)
     with pytest.raises(FormatError, match="cannot be read"):
-        fit_cost.samples(path, H200)
+        fit_cost.samples([path], H200)

@@ -27,6 +27,7 @@ from treegen.cli.options import (
 from treegen.files import tree_from_argument
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.search.policies import accepts
 from treegen.search.space import space_digest
 from treegen.targets import DEFAULT_TARGET
 
@@ -58,7 +59,7 @@ def why(
     key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target), space_digest())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)  # the reason is printed
-        found = POLICY_CACHE.lookup(key, lambda policy: True)
+        found = POLICY_CACHE.lookup(key, accepts)
     print(f"key {key.digest}")
     for field in fields(PolicyKey):
         print(f"  {field.name}: {getattr(key, field.name)}")

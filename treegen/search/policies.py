@@ -42,9 +42,9 @@ def policy_of(strategy: Strategy) -> Policy:
     return options
 
 
-def strategy_of(policy: Policy) -> Strategy:
+def strategy_of(policy: Mapping[str, object]) -> Strategy:
     """The strategy of a policy. Raises StrategyError for what is no policy of any tree."""
-    options = dict(policy)
+    options = {field: tuple(value) if isinstance(value, list) else value for field, value in policy.items()}
     name = options.pop("strategy", None)
     if not isinstance(name, str) or name not in _MAKERS:
         raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(_MAKERS)}")
@@ -54,7 +54,7 @@ def strategy_of(policy: Policy) -> Strategy:
     return make(**options)
 
 
-def accepts(policy: Policy) -> bool:
+def accepts(policy: Mapping[str, object]) -> bool:
     """Whether a policy from outside can be used."""
     try:
         strategy_of(policy)
