@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from treegen.cli import cache, devices, plans, trees
+from treegen.cli import cache, devices, plans, trees, tuning
 from treegen.ir.errors import TreegenError
 
 # The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
@@ -24,6 +24,7 @@ app.command()(plans.explain)
 app.command()(plans.emit)
 app.command("io")(plans.account_workload)
 app.command()(devices.profile)
+app.command()(tuning.tune)
 app.command()(plans.strategies)
 app.command("targets")(devices.list_targets)
 app.add_typer(trees.app, name="generate")

@@ -34,6 +34,7 @@ from treegen.files import save_text, tree_from_argument
 from treegen.ir.errors import BackendError, FormatError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.search.auto import searched
 from treegen.strategies import named, strategy_from, strategy_names
 from treegen.targets import DEFAULT_TARGET
 from treegen.workloads import workload_from
@@ -57,6 +58,7 @@ def explain(
     cost: Annotated[
         str, typer.Option(metavar="MODEL", help="What times are estimated with: analytic or profiled.")
     ] = "analytic",
+    trace: Annotated[bool, typer.Option("--trace", help="List the steps of the search behind auto.")] = False,
     groups: Annotated[
         int, typer.Option(min=0, help="Groups of a plan, and lines of --diff on nodes, that are listed at most.")
     ] = DEFAULT_GROUPS,
@@ -73,6 +75,10 @@ def explain(
         fix = "leave out --strategy or --diff"
         raise StrategyError("strategy", strategy, "cannot go with --diff, which names the two it compares", fix)
     print(told.to_json() if json else told.text(groups))
+    if trace:
+        on_target = target_of(target)
+        steps = searched(tree_from_argument(tree), shape or DEFAULT_SHAPE, on_target).trace
+        print("\n".join(["", f"search on {on_target.name}:", *(f"  {step}" for step in steps)]))
 
 
 def emit(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -174,41 +174,28 @@ class PolicyCosts:
         """Walks of cohorts of `rows` rows within fragments; fragment: of every line and span 1 + the place in
         depth-first order of the node at its top, 0 where that is no cut node.
         """
-        topology, spans = self.tree.topology, len(self.lo)
-        lines = len(fragment)
-        lo, hi, flat = np.tile(self.lo, lines), np.tile(self.hi, lines), fragment.ravel()
-        if flat.any():
-            node = np.append(0, topology.nodes_in_preorder)
-            base = np.where(flat > 0, topology.rank_lo[node[flat]], 0).astype(np.int64)
-            limit = np.where(flat > 0, topology.rank_hi[node[flat]], self.tree.num_rows).astype(np.int64)
-            lo, hi = lo - base, hi - base
-        else:
-            base, limit = np.zeros(1, np.int64), np.full(1, self.tree.num_rows, np.int64)
+        topology, lines, spans = self.tree.topology, len(fragment), max(len(self.lo), 1)
+        flat = fragment.ravel()
+        whole = not flat.any()
+        # The ranks of every span's fragment.
+        node = np.append(0, topology.nodes_in_preorder)[flat]
+        base = np.where(flat > 0, topology.rank_lo[node], 0).astype(np.int64)
+        limit = np.where(flat > 0, topology.rank_hi[node], self.tree.num_rows).astype(np.int64)
+        lo, hi = np.tile(self.lo, lines) - base, np.tile(self.hi, lines) - base
         first = lo // rows
-        counts = (hi - 1) // rows - first + 1
-        pair, step = ragged(counts) if (counts > 1).any() else (np.arange(len(lo)), 0)
+        pair, step = ragged((hi - 1) // rows - first + 1)
         cohort = first[pair] + step
-        stride = self.tree.num_rows // rows + 1
-        line = pair // max(spans, 1)
-        whole = len(base) == 1
-        key = line * stride + cohort if whole else (line * (len(topology.depth) + 1) + flat[pair]) * stride + cohort
+        per_fragment = self.tree.num_rows // rows + 1
+        key = (pair // spans * (len(topology.depth) + 1) + flat[pair]) * per_fragment + cohort
         order = np.argsort(key, kind="stable")
         key, pair, cohort = key[order], pair[order], cohort[order]
-        opens = np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
-        of = np.cumsum(np.bincount(opens, minlength=len(key))[: len(key)]) - 1
-        head = pair[opens]
-        start = cohort[opens] * rows
-        limit, base = (limit[0], 0) if whole else (limit[head] - base[head], base[head])
-        span = pair % max(spans, 1)
+        opening = np.append(True, key[1:] != key[:-1])[: len(key)]
+        opens, of = np.flatnonzero(opening), np.cumsum(opening) - 1
+        head, span = pair[opens], pair % spans
+        start = base[head] + cohort[opens] * rows
+        tokens = np.bincount(of, self.length[span], len(opens)).astype(np.int64)
         return Walks(
-            lines,
-            whole,
-            head // max(spans, 1),
-            np.minimum(start + rows, limit) - start,
-            start + base,
-            np.bincount(of, self.length[span], len(opens)).astype(np.int64),
-            of,
-            span,
+            lines, whole, head // spans, np.minimum(start + rows, limit[head]) - start, start, tokens, of, span
         )
 
     @cached_property
@@ -240,7 +227,7 @@ class PolicyCosts:
         item_rows = np.bincount(walks.line, walks.rows * parts, count)
         partial = merging.partial_rows
         memory = item_rows * self.q_row + partial * self.partial_row + (item_rows - partial) * self.final_row
-        alive = work > 0
+        alive: npt.NDArray[np.bool_] = work > 0
         items = {
             "turns": work * lanes,
             "full": np.bincount(item_line, full, count) * lanes,
@@ -297,20 +284,20 @@ class PolicyCosts:
             item_line = np.repeat(walks.line, parts)
         else:
             item_line = walks.line
-        per_tile = tokens[walks.line][of] if (tokens != tokens[0]).any() else int(tokens[0])
-        full = length // per_tile
+        per_tile = tokens[walks.line][of] if (tokens != tokens[0]).any() else tokens[:1]
+        full: Longs = length // per_tile
         rest = length - full * per_tile
         block = np.minimum(BLOCK_TOKENS, tokens)
-        per_block = block[walks.line][of] if (block != block[0]).any() else int(block[0])
-        blocks = -(-rest // per_block)
-        full, blocks, rest = (np.bincount(item, column, items).astype(np.int64) for column in (full, blocks, rest))
+        per_block = block[walks.line][of] if (block != block[0]).any() else block[:1]
+        blocks: Longs = -(-rest // per_block)
+        full, blocks, slots = _sums(item, full, items), _sums(item, blocks, items), _sums(item, rest, items)
         # By blocks or by slots, as `lower` decides for a whole launch.
         by_block = -(-blocks * block[item_line] // tokens[item_line])
-        by_slot = -(-rest // tokens[item_line])
+        by_slot = -(-slots // tokens[item_line])
         block_tiles, slot_tiles = (np.bincount(item_line, full + own, walks.lines) for own in (by_block, by_slot))
         packed = np.where((block_tiles > MOST_SPREAD * slot_tiles)[item_line], by_slot, by_block)
-        work = np.bincount(item, length, items)
-        order = np.lexsort((-np.arange(items), work, full + packed, item_line))
+        tokens_of_item = np.bincount(item, length, items)
+        order = np.lexsort((-np.arange(items), tokens_of_item, full + packed, item_line))
         last = np.searchsorted(item_line, np.arange(walks.lines), side="right") - 1
         return (full, packed, np.append(order, 0)[last]), item_line
 
@@ -319,8 +306,8 @@ class PolicyCosts:
         n, count = self.tree.num_rows, walks.lines
         rows = np.bincount(walks.line, walks.rows, count).astype(np.int64)
         if walks.whole:
-            several = parts > 1
-            line, own, pieces = walks.line[several], walks.rows[several], parts[several]
+            cut = parts > 1
+            line, own, pieces = walks.line[cut], walks.rows[cut], parts[cut]
             longest = highest(pieces, line, count)
             merged = np.bincount(line, own, count).astype(np.int64) + n - rows
             return Merging(merged, longest, np.bincount(line, own * pieces, count).astype(np.int64))
@@ -359,6 +346,12 @@ def _of_line(values: Longs, most: Longs, alive: npt.NDArray[np.bool_]) -> Floats
     return np.where(alive, np.append(values, 0)[np.where(alive, most, len(values))], 0).astype(np.float64)
 
 
-def _covered(begin: Longs, end: Longs, weight: npt.NDArray, cells: int) -> Floats:
+def _sums(owner: Longs, values: Longs, owners: int) -> Longs:
+    """The sum of every owner's values."""
+    return np.bincount(owner, values, owners).astype(np.int64)
+
+
+def _covered(begin: Longs, end: Longs, weight: npt.NDArray[Any], cells: int) -> Floats:
     """The sum of the weights of intervals over every cell."""
-    return np.cumsum(np.bincount(begin, weight, cells + 1) - np.bincount(end, weight, cells + 1))[:cells]
+    sums: Floats = np.cumsum(np.bincount(begin, weight, cells + 1) - np.bincount(end, weight, cells + 1))[:cells]
+    return sums

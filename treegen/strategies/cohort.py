@@ -108,7 +108,8 @@ def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Longs:
     fragment = fragments_of(tree, cut)
     lowest = np.ones(len(cut) + 1, np.int64)
     lowest[fragment[tree.parent[cut]]] = 0
-    return lowest[fragment[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]]
+    stage: Longs = lowest[fragment[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]]
+    return stage
 
 
 def nodes_below(tree: Tree, rows: int) -> Ints:
