@@ -1,9 +1,10 @@
 """Fits the constants of the cost model to measured times, and says how well both cost models then agree with them.
 
     treegen profile -o gpu.json                                                        # on the GPU
-    python benchmarks/strategies.py fasttree_kernel_bench.json --json named.json       # on the GPU
-    python benchmarks/search.py fasttree_kernel_bench.json --json policies.json        # on the GPU
-    python benchmarks/fit_cost.py named.json policies.json --target gpu.json --ship treegen
+    python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
+    python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
+
+Results of benchmarks/search.py can be given as well, to fit or to see how the model does on other policies.
 
 Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
 logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
@@ -38,7 +39,6 @@ LIMITS = {
     "full_flop_fraction": (0.05, 1.0),
     "memory_fraction": (0.3, 1.0),
     "merge_fraction": (0.1, 4.0),
-    "packed_factor": (0.8, 3.0),
     "sharpness": (1.0, 8.0),
 }
 """Constants that mean more than a positive number; the others may be a hundredth or a hundredfold of what they are."""

@@ -84,3 +84,24 @@ def cycles(call: object, repeats: int) -> float:
     assert callable(call)
     call()
     return float(repeats)
+
+
+@dataclass(frozen=True)
+class Favourite:
+    """A meter by the texts of strategies: 10 us for `best`, 20 for the others, and wrong or failing outputs.
+
+    noted: a file that gets a line for every call.
+    """
+
+    best: str = ""
+    wrong: tuple[str, ...] = ()
+    failing: bool = False
+    noted: str = ""
+
+    def __call__(self, tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+        if self.noted:
+            with Path(self.noted).open("a") as file:
+                file.write(f"{strategy}\n")
+        if self.failing:
+            raise RuntimeError("does not compile")
+        return 10.0 if str(strategy) == self.best else 20.0, 1.0 if str(strategy) in self.wrong else 0.0

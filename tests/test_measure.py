@@ -298,7 +298,7 @@ def test_the_process_sees_the_chosen_device_alone(
         ({"timeout_s": math.inf}, InputError),
         ({"meter": lambda *arguments: (1.0, 0.0)}, InputError),
     ],
-    ids=str,
+    ids=["no repeats", "no time", "endless", "a meter that does not pickle"],
 )
 def test_impossible_arguments(options: dict[str, object], error: type[TreegenError]) -> None:
     with pytest.raises(error):

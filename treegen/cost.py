@@ -70,12 +70,14 @@ ITEMS = Part(
         ),
         "chain": lambda v: (
             v.longest_turns * v.lone_block_us
-            + (v.longest_full + v.longest_packed * v.packed_factor) * v.lone_tile
+            + (v.longest_full + v.longest_packed) * v.lone_tile
+            + v.longest_packed * v.lone_packed_us
             + v.longest_merges * v.merge_step_us
         ),
         "throughput": lambda v: (
             v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)
-            + (v.full + v.packed * v.packed_factor) * v.full_tile
+            + (v.full + v.packed) * v.full_tile
+            + v.packed * v.full_packed_us
         )
         / v.sms,
         "traffic": lambda v: v.memory_bytes / (v.memory_bytes_per_us * v.memory_fraction),

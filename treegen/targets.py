@@ -27,7 +27,8 @@ class Constants:
     lone_flop_fraction: float  # of an SM's tensor rate
     full_flop_fraction: float  # of an SM's tensor rate
     full_bytes_per_us: float  # bytes of KV that an SM loads from L2 in a microsecond
-    packed_factor: float  # a tile packed from several runs over one of a single run
+    lone_packed_us: float  # microseconds; what a tile packed from several runs takes more
+    full_packed_us: float  # microseconds of an SM; the same
     memory_fraction: float  # of the memory bandwidth, stage 1
     merge_fraction: float  # of the memory bandwidth, merges
     merge_step_us: float  # microseconds; one partial of a row

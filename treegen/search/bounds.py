@@ -146,6 +146,8 @@ class Bounds:
             return self._of_groups()
         if name == "deft-flatten":
             return float(self._of_plan(0.0, self._rows_in_several(block)))
+        if name == "query":
+            return float(self.any_plan)
         walks, lines = self._by_node
         return float(self.of_walks(walks, lines, chain=name in ("deft-node", "cascade"))[0])
 
@@ -210,10 +212,9 @@ class _Class:
         counts = dict.fromkeys(ITEMS.counts, 0.0) | {"tile_flops": float(flops), "tile_bytes": float(loaded)}
         of_tile = ITEMS.values(SimpleNamespace(**counts, **facts))
         lanes = costs.shape.num_kv_heads * -(-costs.shape.group // tile.rows)
-        least = min(facts["packed_factor"], 1.0) / tile.tokens
         self.rows = rows_per_tile(tile.rows, costs.shape.group)
-        self.token_us = float(of_tile["full_tile"] * least * lanes / facts["sms"])
-        self.lone_token_us = float(of_tile["lone_tile"] * least)
+        self.token_us = float(of_tile["full_tile"] / tile.tokens * lanes / facts["sms"])
+        self.lone_token_us = float(of_tile["lone_tile"] / tile.tokens)
         self.block_us = float(lanes * (facts["full_block_us"] + tile.rows * facts["full_row_us"]) / facts["sms"])
 
     def of_spans(self, costs: PolicyCosts) -> float:

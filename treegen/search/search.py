@@ -84,11 +84,11 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
             _cut_at_thresholds(costs, bounds, state)
             if not for_any_tree:
                 _cut_once_more(costs, state, nodes)
-    for name, make in _NAMED.items():
+    for name, make in _named(tree).items():
         if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
             state.consider(make(), time_of(make(), tree, shape, target))
     assert state.best is not None
-    return Found(as_named(state.best), state.time_us, query_us, len(state.times), tuple(state.trace))
+    return Found(as_named(state.best, tree), state.time_us, query_us, len(state.times), tuple(state.trace))
 
 
 def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tuple[Strategy, float]]:
@@ -101,8 +101,8 @@ def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tupl
             for split in SPLITS:
                 chosen = replace(policy, apart=apart, split=split)
                 if split is None or int(costs.walks(chosen).tokens.max(initial=0)) > split:
-                    found[as_named(chosen)] = costs.time_us(chosen)
-    for make in _NAMED.values():
+                    found[as_named(chosen, tree)] = costs.time_us(chosen)
+    for make in _named(tree).values():
         found[make()] = time_of(make(), tree, shape, target)
     return sorted(found.items(), key=lambda entry: entry[1])[:most]
 
@@ -113,11 +113,22 @@ def time_of(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> flo
     return account(plan, lower(plan, tree, shape, target), tree, shape, target).time_us
 
 
-def as_named(strategy: Strategy) -> Strategy:
-    """`query` for a cohort of one row with its whole path."""
-    if isinstance(strategy, Cohort) and _is_query(strategy):
+def as_named(strategy: Strategy, tree: Tree) -> Strategy:
+    """`query` for a cohort of one row with its whole path, where both plan the tree alike."""
+    if isinstance(strategy, Cohort) and _is_query(strategy) and not _has_rows_inside(tree):
         return named.query(strategy.split)
     return strategy
+
+
+def _has_rows_inside(tree: Tree) -> bool:
+    """Whether rows of a node see different parts of it: `query` reads each in one piece, a cohort of one row cut."""
+    node = tree.topology.spans.node
+    return bool((node[1:] == node[:-1]).any())
+
+
+def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
+    """The strategies that the search compares as they are; policies stand for the others."""
+    return {**_NAMED, "query": named.query} if _has_rows_inside(tree) else _NAMED
 
 
 def _is_query(strategy: Strategy) -> bool:
@@ -212,4 +223,3 @@ _NAMED: dict[str, Callable[[], Strategy]] = {
     "specinfer": named.specinfer,
     "medusa": named.medusa,
 }
-"""Strategies that the search compares as they are; `query` and `cohort` are policies."""

@@ -76,10 +76,10 @@ class Cohort(Strategy):
 
     def cut_nodes(self, tree: Tree) -> Ints:
         """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
-        if self.apart is not None:
-            return nodes_below(tree, self.apart)
+        if self.apart is not None or not self.cut:
+            return frozen(np.empty(0)) if self.apart is None else nodes_below(tree, self.apart)
         cut = int32_array("cut", self.cut, low=0, high=len(tree.parent) - 1, error=StrategyError)
-        if (tree.parent[cut] < 0).any() or len(np.unique(cut)) < len(cut):
+        if (tree.parent[cut] < 0).any() or len(set(self.cut)) < len(cut):
             raise StrategyError("cut", self.cut, "names a root, or a node twice", "name nodes that have a parent")
         return cut
 

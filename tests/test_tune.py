@@ -1,0 +1,166 @@
+"""Tuning: what is proposed, measured and kept, and what `auto` makes of it; with a meter in place of a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import treegen
+from meters import Favourite
+from treegen import Shape, Tree, cli, strategies
+from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.explain import explain
+from treegen.ir.errors import BackendError, CacheWarning, InputError, StrategyError
+from treegen.measure import Outcome
+from treegen.search.policies import accepts, key_of, policy_of, strategy_of
+from treegen.search.search import candidates
+from treegen.strategies import strategy_from, strategy_names
+from treegen.targets import target_from
+from treegen.tune import Tuning, proposals, tuned
+
+H200 = target_from("h200")
+SHAPE = Shape(32, 8, 128, dtype="fp16")
+TREE = Tree.parse("1,4,16,64/512,256,64,32")
+OTHER = Tree.parse("1,4,16,64/510,250,65,33")  # of the same bucket
+pytestmark = pytest.mark.usefixtures("policies_folder")
+
+
+def test_policies_are_data() -> None:
+    """Every candidate of any tree survives as a policy."""
+    for strategy, _ in candidates(TREE, SHAPE, H200, 10_000):
+        assert strategy_of(policy_of(strategy)) == strategy
+        assert accepts(policy_of(strategy))
+    final = strategies.cohort(16, 256, (64, 64), 8, merge="final")
+    assert strategy_of(policy_of(final)) == final
+    for name in strategy_names():
+        assert strategy_of(policy_of(strategy_from(name))) == strategy_from(name)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"strategy": "auto"},
+        {"strategy": 3},
+        {"strategy": "os.system"},
+        {"strategy": "query", "chunk": 3},
+        {"strategy": "cohort", "head_rows": 0},
+        {"strategy": "cohort", "head_rows": "64"},
+        {"strategy": "cohort", "cut": (1,)},
+        {"strategy": "cohort", "tile": (1, 2)},
+        {"strategy": "cohort", "merge": "never"},
+    ],
+)
+def test_what_is_no_policy(policy: dict[str, object]) -> None:
+    assert not accepts(policy)
+    with pytest.raises(StrategyError):
+        strategy_of(policy)
+
+
+def test_plain_decoding_is_always_proposed() -> None:
+    """The model's best in its order, and the best plain per-row decoding behind them."""
+    expected = [strategy for strategy, _ in candidates(TREE, SHAPE, H200, 4)]
+    found = proposals(TREE, SHAPE, H200, 4)
+    assert found[:4] == expected
+    assert [strategy.name for strategy in found[4:]] == ["query"]
+    flat = Tree.parse("4096*200")
+    assert "query" in [strategy.name for strategy in proposals(flat, Shape(16, 16, 128), H200, 3)]
+
+
+def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
+    third = str(proposals(TREE, SHAPE, H200, 8)[2])
+    seen: list[Outcome] = []
+    found = tuned(TREE, SHAPE, H200, Tuning(meter=Favourite(third)), on_candidate=seen.append)
+    assert found.where == "made"
+    assert found.entry is not None
+    assert str(strategy_of(found.entry.policy)) == third
+    assert found.entry.measured_us == 10.0
+    assert len(seen) == len(found.entry.candidates) == 9
+    assert len(list(policies_folder.glob("*.json"))) == 1
+
+    assert key_of(TREE, SHAPE, H200) == key_of(OTHER, SHAPE, H200)
+    choice = strategies.auto().choose(OTHER, SHAPE, H200)
+    assert str(choice.strategy) == third
+    assert choice.reason == "measured as the fastest of 9 candidates for such trees"
+    assert not choice.trace
+    assert str(explain(OTHER, shape=SHAPE).best) == third
+    for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
+        assert strategies.auto().choose(OTHER, shape, target_from(target)).trace
+
+
+def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
+    meter = Favourite(noted=str(tmp_path / "calls"))
+    tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 3
+    assert tuned(OTHER, SHAPE, H200, Tuning(meter=meter)).where == "memory"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3
+    best = str(proposals(OTHER, SHAPE, H200, 2)[1])
+    again = tuned(OTHER, SHAPE, H200, Tuning(most=2, meter=Favourite(best)), again=True)
+    assert again.entry is not None
+    assert str(strategies.auto().choose(TREE, SHAPE, H200).strategy) == best
+
+
+def test_wrong_outputs_are_recorded_and_never_chosen() -> None:
+    first, second = map(str, proposals(TREE, SHAPE, H200, 2)[:2])
+    found = tuned(TREE, SHAPE, H200, Tuning(most=2, meter=Favourite(first, wrong=(first,))))
+    assert found.entry is not None
+    assert str(strategy_of(found.entry.policy)) == second
+    outcomes = {text: (time, outcome) for text, time, outcome in found.entry.candidates}
+    assert outcomes[first] == (None, "wrong output: error 1.0e+00 exceeds 2.0e-03")
+    assert outcomes[second] == (20.0, "measured")
+
+
+def test_no_entry_when_everything_fails(policies_folder: Path) -> None:
+    with pytest.raises(BackendError, match=r"all failed: .*does not compile"):
+        tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite(failing=True)))
+    assert not list(policies_folder.glob("*.json"))
+    assert strategies.auto().choose(TREE, SHAPE, H200).trace
+
+
+def test_an_entry_that_is_no_policy_is_a_miss(policies_folder: Path) -> None:
+    """As after a version that knew other strategies: one warning, and the search decides."""
+    found = tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite()))
+    assert found.entry is not None
+    path = next(policies_folder.glob("*.json"))
+    path.write_text(path.read_text().replace('"strategy": "cohort"', '"strategy": "unheard-of"', 1))
+    POLICY_CACHE._memory.clear()
+    with pytest.warns(CacheWarning, match="policy"):
+        choice = strategies.auto().choose(TREE, SHAPE, H200)
+    assert choice.trace
+
+
+@pytest.mark.parametrize("options", [{"most": 0}, {"most": True}, {"repeats": 0}, {"repeats": 1.5}])
+def test_bad_tunings(options: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        Tuning(**options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_no_tuning_without_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(BackendError, match="needs a CUDA device"):
+        treegen.compile(TREE, autotune=True)
+    with pytest.raises(StrategyError, match="has nothing to choose for query"):
+        treegen.compile(TREE, strategy="query", autotune=True)
+    assert cli.main(["tune", "1,4/5,5"]) == 2
+    assert "autotune = True: needs a CUDA device" in capsys.readouterr().err
+    assert cli.main(["tune", "1,4/5"]) == 2
+    assert "tokens_per_node" in capsys.readouterr().err
+
+
+def test_explain_prints_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "1,16,64/1024,256,32", "--trace"]) == 0
+    printed = capsys.readouterr().out
+    lines = printed[printed.index("search on h200:") :].splitlines()[1:]
+    assert len(lines) > 2
+    assert lines[0].split(" us: ")[1] == "strategy None -> cohort(head_rows=64)"
+    times = [float(line.split(" us: ")[0]) for line in lines]
+    assert times == sorted(times, reverse=True)
+
+
+def test_cache_why_knows_tuned_trees(capsys: pytest.CaptureFixture[str]) -> None:
+    tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite()))
+    assert cli.main(["cache", "why", OTHER.text or "", "--dtype", "fp16"]) == 0
+    assert "hit (" in capsys.readouterr().out
+    assert cli.main(["cache", "why", "5+6"]) == 0
+    assert "miss: " in capsys.readouterr().out
