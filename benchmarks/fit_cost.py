@@ -70,7 +70,7 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
     trees: dict[str, treegen.Tree] = {}
     found = []
     for result in results:
-        if "policy" in result:
+        if result.get("policy"):
             made.setdefault(result["strategy"], strategy_of(result["policy"]))
         named = result["strategy"] in made and result["passed"] and result["dtype"] == DTYPE
         if not named or not result["case"][:1].isdigit():

@@ -19,7 +19,9 @@ TREE = "1,4/100,10"
 SHAPE = Shape(16, 2, 64, dtype="fp16", page_size=16)
 OPTIONS = ["--heads", "16:2", "--head-dim", "64", "--dtype", "fp16", "--page-size", "16", "--target", "a100"]
 KEY = key_for(policy_bucket(Tree.parse(TREE)), SHAPE, target_from("a100"), space_digest())
-ENTRY = Entry(KEY, {"strategy": "cohort", "rows": 4, "tiles": [16, 64]}, 12.5, (("query", 20.0, "ok"),), "a100, a test")
+ENTRY = Entry(
+    KEY, {"strategy": "cohort", "head_rows": 16, "tile": [16, 64]}, 12.5, (("query", 20.0, "ok"),), "a100, a test"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +46,7 @@ def test_ls(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     title, *lines = run(capsys, "ls").splitlines()
     assert title.split() == ["entry", "where", "bucket", "shape", "target", "time", "policy", "state"]
     valid, outdated, damaged = sorted(lines, key=lambda line: (line.startswith("f" * 12), not line.endswith("valid")))
-    for part in (KEY.digest[:12], "user", KEY.bucket, KEY.shape, "a100", "12.5 us", "rows=4 tiles=16,64"):
+    for part in (KEY.digest[:12], "user", KEY.bucket, KEY.shape, "a100", "12.5 us", "head_rows=16 tile=16,64"):
         assert part in valid
     assert outdated.endswith("not used: other space, treegen")
     assert "not measured" in outdated
@@ -56,7 +58,7 @@ def test_why(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert f"key {KEY.digest}\n  bucket: {KEY.bucket}\n  shape: {KEY.shape}\n" in told
     assert "miss: no entry" in told
     POLICY_CACHE.store(ENTRY)
-    assert "hit (memory): strategy=cohort rows=4 tiles=16,64, 12.5 us\n  source: a100" in run(
+    assert "hit (memory): strategy=cohort head_rows=16 tile=16,64, 12.5 us\n  source: a100" in run(
         capsys, "why", TREE, *OPTIONS
     )
     told = run(capsys, "why", TREE)

@@ -120,6 +120,7 @@ def decode_io(
     positive_int("stride", stride, StrategyError)
     made = [strategy_from(strategy) for strategy in strategies]
     totals = [[0] * 4 for _ in made]
+    policies: dict[str, Strategy] = {}
     steps = paths = 0
     for decode in workload.decodes:
         sums = np.zeros((len(made), 4))
@@ -129,7 +130,7 @@ def decode_io(
             own_paths += float(batch.paths @ batch.weight)
             known: dict[str, Floats] = {}
             for index, strategy in enumerate(made):
-                known[str(strategy)] = moved = _moved(strategy, batch, shape, on_target, known)
+                known[str(strategy)] = moved = _moved(strategy, batch, shape, on_target, known, policies)
                 sums[index] += moved @ batch.weight
         steps += round(own_steps)
         paths += round(own_paths)
@@ -160,20 +161,29 @@ def decimal_bytes(amount: int) -> str:
     return f"{amount} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
 
 
-def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
-    """Bytes per layer of every tree of a batch: KV, scores, masks, partials. known: what other strategies move."""
+def _moved(
+    strategy: Strategy,
+    batch: Batch,
+    shape: Shape,
+    target: Target,
+    known: Mapping[str, Floats],
+    policies: dict[str, Strategy],
+) -> Floats:
+    """Bytes per layer of every tree of a batch: KV, scores, masks, partials.
+
+    known: what other strategies move; policies: what `auto` has taken so far, by bucket of trees, where it stays.
+    """
     if strategy.proven and strategy.traffic:
         return _told(strategy, strategy.traffic, batch, shape, target)
     picks: dict[str, list[int]] = {}
     made: dict[str, Strategy] = {}
     moved = np.zeros((4, len(batch.trees)))
-    of_bucket: dict[str, Strategy] = {}  # the policy of `auto` stays while a tree's bucket does
     for index, tree in enumerate(batch.trees):
         if isinstance(strategy, Auto):
             bucket = policy_bucket(tree)
-            if bucket not in of_bucket:
-                of_bucket[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
-            pick = of_bucket[bucket]
+            if bucket not in policies:
+                policies[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
+            pick = policies[bucket]
         else:
             pick = strategy.choose(tree, shape, target).strategy
         if pick is strategy:
@@ -185,7 +195,7 @@ def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known
         if name in known:
             moved[:, chosen] = known[name][:, chosen]
         else:
-            moved[:, chosen] = _moved(made[name], batch.take(np.array(chosen)), shape, target, {})
+            moved[:, chosen] = _moved(made[name], batch.take(np.array(chosen)), shape, target, {}, policies)
     return moved
 
 
