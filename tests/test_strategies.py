@@ -41,7 +41,7 @@ SMALL = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")
 TOLERANCE = 1e-5
 
-FORESTS_PER_FAMILY = 250
+FORESTS_PER_FAMILY = 180
 FAMILIES = {
     f"{place}-{number}": st.tuples(
         forests(kv=(place,), rows=rows, salt=2 * index + number),
