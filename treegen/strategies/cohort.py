@@ -70,9 +70,8 @@ class Cohort(Strategy):
     @property
     def traffic(self) -> Traffic | None:
         """See Strategy."""
-        if self.apart or self.cut:
-            return None
-        return Traffic("plan", "none" if self.split is None else "lengths")
+        merged = self.split is not None or self.apart is not None or bool(self.cut)
+        return Traffic("plan", "lengths" if merged else "none")
 
     def cut_nodes(self, tree: Tree) -> Ints:
         """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
