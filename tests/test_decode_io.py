@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from treegen import Shape, Tree, cli
-from treegen.bucket import policy_bucket
-from treegen.decode_io import decimal_bytes, decode_io, score_elements
+from treegen.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements
 from treegen.estimate import account
 from treegen.files import Draft
 from treegen.generate import reasoning_template
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
 from treegen.lower import lower
-from treegen.search.auto import searched
 from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_node, fasttree, query, strategy_from
 from treegen.strategies.groupings import by_node, by_row, whole_tree
 from treegen.strategies.registry import strategy_names
@@ -48,25 +46,21 @@ WORDS = Pipeline("words", by_node, proven=True, pipeline_traffic=Traffic("tree",
 def trees(workload: Workload) -> Iterator[Tree]:
     """The tree at every step of every decoding."""
     for decode in workload.decodes:
-        for segment in decode.segments():
-            for step in range(segment.first, segment.last + 1):
-                yield segment.at(step)
+        yield from steps_of(decode)
+
+
+def steps_of(decode: Decode) -> Iterator[Tree]:
+    """The tree at every step of a decoding."""
+    for segment in decode.segments():
+        for step in range(segment.first, segment.last + 1):
+            yield segment.at(step)
 
 
 def planned(strategy: Strategy, shape: Shape, every: list[Tree]) -> tuple[int, int, int, int]:
-    """What a strategy moves per layer when every step is planned, lowered and accounted for.
-
-    `auto` keeps the policy that the first tree of a bucket gets.
-    """
-    total, policies = np.zeros(4, np.int64), {}
+    """What a strategy moves per layer when every step is planned, lowered and accounted for."""
+    total = np.zeros(4, np.int64)
     for tree in every:
-        chosen = strategy
-        if strategy.name == "auto":
-            bucket = policy_bucket(tree)
-            if bucket not in policies:
-                policies[bucket] = searched(tree, shape, H200, for_any_tree=True).strategy
-            chosen = policies[bucket]
-        plan = chosen.plan(tree, shape, H200)
+        plan = strategy.plan(tree, shape, H200)
         found = account(plan, lower(plan, tree, shape, H200), tree, shape, H200)
         scores = getattr(found, "score_bytes", 0)
         total += np.array([found.kv_hbm_bytes, scores, found.mask_bytes, found.partial_bytes])
@@ -82,7 +76,13 @@ def every() -> list[Tree]:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_every_step_planned_is_brute_force(name: str, shape: Shape, every: list[Tree]) -> None:
     (found,) = decode_io(SMALL, [name], shape, layers=3, stride=1).strategies
-    expected = tuple(3 * amount for amount in planned(strategy_from(name), shape, every))
+    if name == "auto":  # one policy for each decoding
+        parts = [
+            (policy_of_decode(list(decode.segments()), shape, H200), list(steps_of(decode))) for decode in SMALL.decodes
+        ]
+        expected = tuple(3 * sum(column) for column in zip(*(planned(s, shape, t) for s, t in parts), strict=True))
+    else:
+        expected = tuple(3 * amount for amount in planned(strategy_from(name), shape, every))
     assert (found.kv_hbm_bytes, found.score_bytes, found.partial_bytes) == (expected[0], *expected[1::2])
     traffic = strategy_from(name).traffic
     if name != "auto" and (traffic is None or traffic.mask == "intervals"):  # auto may take one with another mask

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.batch import Batch, Floats, batches, join
-from treegen.bucket import policy_bucket
 from treegen.estimate import account
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
@@ -29,12 +28,13 @@ from treegen.ir.verify import verify
 from treegen.lower import count, lower
 from treegen.search.auto import Auto, searched
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
+from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree, virtual_tree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
 from treegen.targets import Target, target_from
-from treegen.workloads import Workload
+from treegen.workloads import Segment, Workload
 
 DEFAULT_LAYERS = 32
 DEFAULT_STRIDE = 64
@@ -120,18 +120,20 @@ def decode_io(
     positive_int("stride", stride, StrategyError)
     made = [strategy_from(strategy) for strategy in strategies]
     totals = [[0] * 4 for _ in made]
-    policies: dict[str, Strategy] = {}
     steps = paths = 0
     for decode in workload.decodes:
         sums = np.zeros((len(made), 4))
         own_steps = own_paths = 0.0
-        for batch in batches(decode.segments(), stride):
+        segments = list(decode.segments())
+        chosen = [policy_of_decode(segments, shape, on_target) if isinstance(s, Auto) else s for s in made]
+        for batch in batches(segments, stride):
             own_steps += float(batch.weight.sum())
             own_paths += float(batch.paths @ batch.weight)
             known: dict[str, Floats] = {}
-            for index, strategy in enumerate(made):
-                known[str(strategy)] = moved = _moved(strategy, batch, shape, on_target, known, policies)
-                sums[index] += moved @ batch.weight
+            for index, strategy in enumerate(chosen):
+                if str(strategy) not in known:
+                    known[str(strategy)] = _moved(strategy, batch, shape, on_target, known)
+                sums[index] += known[str(strategy)] @ batch.weight
         steps += round(own_steps)
         paths += round(own_paths)
         for total, own in zip(totals, sums.tolist(), strict=True):
@@ -161,31 +163,22 @@ def decimal_bytes(amount: int) -> str:
     return f"{amount} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
 
 
-def _moved(
-    strategy: Strategy,
-    batch: Batch,
-    shape: Shape,
-    target: Target,
-    known: Mapping[str, Floats],
-    policies: dict[str, Strategy],
-) -> Floats:
-    """Bytes per layer of every tree of a batch: KV, scores, masks, partials.
+def policy_of_decode(segments: Sequence[Segment], shape: Shape, target: Target) -> Strategy:
+    """What `auto` takes for a whole decoding: what the search finds for any tree like its widest, half-way in it."""
+    widest = max(segments, key=lambda segment: segment.tree.num_rows)
+    tree = widest.at((widest.first + widest.last) // 2)
+    return searched(tree, shape, target, for_any_tree=True).strategy
 
-    known: what other strategies move; policies: what `auto` has taken so far, by bucket of trees, where it stays.
-    """
+
+def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
+    """Bytes per layer of every tree of a batch: KV, scores, masks, partials. known: what other strategies move."""
     if strategy.proven and strategy.traffic:
         return _told(strategy, strategy.traffic, batch, shape, target)
     picks: dict[str, list[int]] = {}
     made: dict[str, Strategy] = {}
     moved = np.zeros((4, len(batch.trees)))
     for index, tree in enumerate(batch.trees):
-        if isinstance(strategy, Auto):
-            bucket = policy_bucket(tree)
-            if bucket not in policies:
-                policies[bucket] = searched(tree, shape, target, for_any_tree=True).strategy
-            pick = policies[bucket]
-        else:
-            pick = strategy.choose(tree, shape, target).strategy
+        pick = strategy.choose(tree, shape, target).strategy
         if pick is strategy:
             moved[:, index] = _accounted(strategy, tree, shape, target)
         else:
@@ -195,7 +188,7 @@ def _moved(
         if name in known:
             moved[:, chosen] = known[name][:, chosen]
         else:
-            moved[:, chosen] = _moved(made[name], batch.take(np.array(chosen)), shape, target, {}, policies)
+            moved[:, chosen] = _moved(made[name], batch.take(np.array(chosen)), shape, target, {})
     return moved
 
 
@@ -273,6 +266,8 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
         pieces = np.concatenate([pieces for pieces, _ in divided])
         joined = replace(DivideContext(pieces).apply(nodes, batch.forest), blocks=max(blocks for _, blocks in divided))
         return _counts(joined, batch, shape, target)
+    if isinstance(strategy, Cohort) and not strategy.cut and strategy.merge == "reduce":
+        return _counts(strategy.plan_of_joined(batch.forest, batch.first_row, shape), batch, shape, target)
     plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
     alike: dict[object, list[int]] = {}
     for index, plan in enumerate(plans):

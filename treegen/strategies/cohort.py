@@ -84,12 +84,19 @@ class Cohort(Strategy):
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(tree)
-        plan = replace(by_cohort(tree, rows, cut), strategy=str(self))
+        return self.plan_of_joined(tree, np.array([0, tree.num_rows]), shape, on_pass)
+
+    def plan_of_joined(self, trees: Tree, borders: Longs, shape: Shape, on_pass: OnPass | None = None) -> Plan:
+        """The plans of trees joined to one, whose rows end at `borders`, each as if it were alone.
+
+        More than one tree is right without `cut` and with merge="reduce" alone.
+        """
+        rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(trees)
+        plan = replace(by_cohort(trees, rows, cut, borders), strategy=str(self))
         if self.tile is not None:
             plan = replace(plan, tiles=(self.tile,))
         if self.merge == "final":
-            plan = replace(plan, stage=frozen(_is_lowest(plan, tree, cut)), merge="final")
+            plan = replace(plan, stage=frozen(_is_lowest(plan, trees, cut)), merge="final")
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:

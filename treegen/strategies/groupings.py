@@ -88,15 +88,16 @@ def by_node(tree: Tree) -> Plan:
     )
 
 
-def by_cohort(tree: Tree, rows: int, cut: Ints | None = None) -> Plan:
+def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Plan:
     """One group per `rows` neighbouring ranks with their whole paths, root first: what several of them see is read once
     for all, masked.
 
     cut: nodes at which paths are cut. What lies at or below such a node, down to the next ones, is walked by groups of
-    its own, which begin with the node's first row.
+    its own, which begin with the node's first row. borders: ranks at which groups begin anew, the first and the last
+    rank's end included, none of them inside a tree's rows.
     """
     spans = tree.topology.spans
-    cohorts = cohorts_of(tree, rows, cut)
+    cohorts = cohorts_of(tree, rows, cut, borders)
     order = np.argsort(cohorts.of, kind="stable")
     span, cohort = cohorts.span[order], cohorts.of[order]
     alive, begin = np.unique(cohort, return_index=True)
@@ -126,28 +127,26 @@ class Cohorts(NamedTuple):
     row_hi: Longs
 
 
-def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None) -> Cohorts:
+def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Cohorts:
     """The groups of `by_cohort` as arrays, without a plan."""
-    spans = tree.topology.spans
+    spans, topology = tree.topology.spans, tree.topology
     lo, hi = spans.lo.astype(np.int64), spans.hi.astype(np.int64)
-    if cut is None or not len(cut):
-        starts = np.arange(0, tree.num_rows, rows)
-        first, last = lo // rows, (hi - 1) // rows
-        ends = np.minimum(starts + rows, tree.num_rows)
-    else:
-        # Fragments: 0 is what hangs on the roots, then one per cut node in depth-first order.
-        topology = tree.topology
+    # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
+    borders = np.array([0, tree.num_rows]) if borders is None else borders
+    base, end = borders[:-1].astype(np.int64), borders[1:].astype(np.int64)
+    own = np.searchsorted(base, lo, side="right") - 1
+    if cut is not None and len(cut):
         cut = cut[np.argsort(topology.preorder[cut])]
-        base = np.append(0, topology.rank_lo[cut]).astype(np.int64)
-        width = np.append(tree.num_rows, topology.rank_hi[cut]) - base
-        counts = -(-width // rows)
-        before = offsets(counts)
-        fragment, step = ragged(counts)
-        starts = base[fragment] + step * rows
-        ends = np.minimum(starts + rows, (base + width)[fragment])
-        own = fragments_of(tree, cut)[spans.node]
-        first = before[own] + (lo - base[own]) // rows
-        last = before[own] + (hi - 1 - base[own]) // rows
+        below = fragments_of(tree, cut)[spans.node]
+        own = np.where(below > 0, len(base) - 1 + below, own)
+        base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
+    counts = -(-(end - base) // rows)
+    before = offsets(counts)
+    fragment, step = ragged(counts)
+    starts = base[fragment] + step * rows
+    ends = np.minimum(starts + rows, end[fragment])
+    first = before[own] + (lo - base[own]) // rows
+    last = before[own] + (hi - 1 - base[own]) // rows
     if (first == last).all():
         return Cohorts(np.arange(len(first)), first, starts, ends)
     span, step = ragged(last - first + 1)
