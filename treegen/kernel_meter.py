@@ -117,6 +117,7 @@ class KernelMeter:
         device = default_device()
         try:
             if self._case is None or self._case.tree is not tree or self._case.shape != shape:
+                self._case = None  # its memory is wanted
                 self._case = Case.of(tree, shape, device)
             case, program = self._case, prepare(tree, strategy, shape, target, device)
             error = case.check(program)

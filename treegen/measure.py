@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -59,41 +60,80 @@ def measure(
     on_candidate: Callable[[Outcome], None] | None = None,
     meter: Meter | None = None,
 ) -> list[Outcome]:
-    """The outcomes of all candidates in the order given, each with `tree` on the CUDA device of this index.
+    """The outcomes of candidates for one tree, measured by a Measurer of their own; see there."""
+    check_tree(tree)
+    with Measurer(device, repeats, timeout_s, meter) as measurer:
+        return measurer.measure(tree, candidates, shape, target, on_candidate)
 
-    device: by default the current one. repeats: timed calls. timeout_s: seconds for one candidate, with compiling and
-    checking it. on_candidate(outcome): called after each. meter: measures in place of the device; has to pickle, by a
-    name that another process can import, as have strategies. Raises BackendError without a CUDA device (unless there
-    is a meter) and InputError or TreeError for an argument that cannot be measured, all before a process starts.
+
+class Measurer:
+    """Measures candidates for one tree after another, on the CUDA device of this index, by default the current one.
+
+    What is compiled for one tree serves the others. repeats: timed calls. timeout_s: seconds for one candidate, with
+    compiling and checking it. meter: measures in place of the device; has to pickle, by a name that another process can
+    import, as have strategies. Raises BackendError without a CUDA device (unless there is a meter), and InputError, all
+    before a process starts. To be used in a `with` statement, by one thread at a time.
     """
-    _check(tree, repeats, timeout_s)
-    environment = dict(os.environ)
-    if meter is None:
-        index = _checked_device(device)
-        environment["CUDA_VISIBLE_DEVICES"] = _name_of_device(index, environment.get("CUDA_VISIBLE_DEVICES"))
-        from treegen.kernel_meter import KernelMeter
 
-        meter = KernelMeter(repeats)
-    job = _pickled_job(Job(meter, tree, shape, target))
+    def __init__(
+        self, device: int | None = None, repeats: int = 15, timeout_s: float = 60.0, meter: Meter | None = None
+    ) -> None:
+        positive_int("repeats", repeats, InputError)
+        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
+            raise InputError("timeout_s", timeout_s, "is not a positive number", "give seconds, 60 for example")
+        environment = dict(os.environ)
+        if meter is None:
+            index = _checked_device(device)
+            environment["CUDA_VISIBLE_DEVICES"] = _name_of_device(index, environment.get("CUDA_VISIBLE_DEVICES"))
+            from treegen.kernel_meter import KernelMeter
 
-    from treegen.oracle import TOLERANCE
+            meter = KernelMeter(repeats)
+        self._meter = meter
+        self._timeout_s = timeout_s
+        self._process = _Process(environment)
 
-    tolerance = TOLERANCE[shape.dtype]
-    outcomes = []
-    with _Process(job, environment) as process:
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.stop(leaving_s=0.0 if kind else 2 * LEAVING_S)
+
+    def measure(
+        self,
+        tree: Tree,
+        candidates: Sequence[Strategy],
+        shape: Shape,
+        target: Target,
+        on_candidate: Callable[[Outcome], None] | None = None,
+    ) -> list[Outcome]:
+        """The outcomes of all candidates in the order given. on_candidate(outcome): called after each.
+
+        Raises TreeError for a tree without rows.
+        """
+        check_tree(tree)
+        self._process.load(_pickled_job(Job(self._meter, tree, shape, target)))
+
+        from treegen.oracle import TOLERANCE
+
+        tolerance = TOLERANCE[shape.dtype]
+        outcomes = []
         for candidate in candidates:
-            reply = _reply(process, candidate, timeout_s)
+            reply = _reply(self._process, candidate, self._timeout_s)
             if reply.problem is None and not (reply.out_error is not None and reply.out_error <= tolerance):
                 problem = f"wrong output: error {reply.out_error:.1e} exceeds {tolerance:.1e}"
                 # What writes wrong results may also write elsewhere: inputs and reference are made anew.
                 reply = reply._replace(microseconds=None, problem=problem, lost=True)
             if reply.lost:
-                process.stop()
+                self._process.stop()
             outcome = Outcome(str(candidate), reply.microseconds, reply.problem, reply.out_error)
             outcomes.append(outcome)
             if on_candidate:
                 on_candidate(outcome)
-    return outcomes
+        return outcomes
+
+    def stop(self) -> None:
+        """Kills the process, from any thread; what is being measured ends with a problem."""
+        self._process.kill()
 
 
 def _reply(process: _Process, candidate: Strategy, timeout_s: float) -> Reply:
@@ -106,30 +146,37 @@ def _reply(process: _Process, candidate: Strategy, timeout_s: float) -> Reply:
 
 
 class _Process:
-    """The measuring process: started when it is first asked, and again after it was stopped. Killed on an exception."""
+    """The measuring process: started when it is first asked, and again after it was stopped."""
 
-    def __init__(self, job: bytes, environment: dict[str, str]) -> None:
-        self._job = job
+    def __init__(self, environment: dict[str, str]) -> None:
         self._environment = environment
+        self._job = b""
+        self._is_loaded = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._output: IO[bytes] | None = None
         self._obstacle: str | None = None
 
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop(leaving_s=0.0 if kind else 2 * LEAVING_S)
+    def load(self, job: bytes) -> None:
+        """Takes another pickled job, to which the following candidates belong."""
+        self._job, self._is_loaded, self._obstacle = job, False, None
 
     def ask(self, candidate: bytes, timeout_s: float) -> Reply:
-        """The answer about a pickled candidate; a process that cannot be started is not tried again."""
-        if self._obstacle is None and self._process is None:
-            reply = self._conversation(self._start, _START_S)
+        """The answer about a pickled candidate; a job for which the process fails is not tried again."""
+        if self._obstacle is None and not self._is_loaded:
+            reply = self._conversation(self._prepare, _START_S)
             self._obstacle = reply.problem and f"no measuring process: {reply.problem}"
+            self._is_loaded = self._obstacle is None
         if self._obstacle is not None:
             return Reply(problem=self._obstacle)
         return self._conversation(lambda: self._send(candidate, timeout_s), timeout_s)
+
+    def _prepare(self) -> Reply:
+        """Starts the process where there is none, and sends it the job."""
+        deadline = time.monotonic() + _START_S
+        if self._process is None:
+            self._start()
+        return self._send(self._job, max(0.0, deadline - time.monotonic()))
 
     def _conversation(self, talk: Callable[[], Reply], timeout_s: float) -> Reply:
         """What `talk` returns, or the problem with which it ended; a process with a problem of its own is stopped."""
@@ -142,8 +189,7 @@ class _Process:
         self.stop(leaving_s=0.0)
         return Reply(problem=problem)
 
-    def _start(self) -> Reply:
-        deadline = time.monotonic() + _START_S
+    def _start(self) -> None:
         self._connection, other = Pipe()
         with other:
             # The caller's own search path, and behind it the place of this package, however it was found.
@@ -160,7 +206,6 @@ class _Process:
                 start_new_session=True,  # a Ctrl-C is for the caller alone, and what the process starts dies with it
             )
         self._receive(_START_S)  # before this the process reads nothing, and sending a large job would not return
-        return self._send(self._job, max(0.0, deadline - time.monotonic()))
 
     def _send(self, message: bytes, timeout_s: float) -> Reply:
         assert self._connection is not None
@@ -203,14 +248,20 @@ class _Process:
         if self._output is not None:
             self._output.close()
         self._process = self._connection = self._output = None
+        self._is_loaded = False
+
+    def kill(self) -> None:
+        """Ends the process at once, from any thread; who is talking to it finds it dead."""
+        process = self._process
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _check(tree: Tree, repeats: int, timeout_s: float) -> None:
+def check_tree(tree: Tree) -> None:
+    """Raises TreeError for a tree with nothing to measure."""
     if not isinstance(tree, Tree) or tree.num_rows == 0:
         raise TreeError("tree", tree, "has no rows to measure", "give a Tree with at least one row")
-    positive_int("repeats", repeats, InputError)
-    if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-        raise InputError("timeout_s", timeout_s, "is not a positive number", "give seconds, 60 for example")
 
 
 def _checked_device(device: int | None) -> int:

@@ -1,8 +1,8 @@
 """The measuring process: loads a meter, then measures the candidates that it is sent, one after another.
 
-`treegen.measure` starts it and talks to it over one socket. First it sends a job (a pickled Job), which is answered
-with a Reply without a time; then pickled strategies, each answered with a Reply. The process ends when the other side
-closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs it does.
+`treegen.measure` starts it and talks to it over one socket. It sends a job (a pickled Job), which is answered with a
+Reply without a time; then pickled strategies, each answered with a Reply; then the next job. The process ends when the
+other side closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs it does.
 """
 
 from __future__ import annotations
@@ -62,12 +62,21 @@ def serve(handle: int) -> None:
     connection.send_bytes(b"")  # from here on messages of any size are taken off the socket
     job: Job | None = None
     while (message := messages.get()) is not None:
-        if job is None:
-            job, reply = _loaded(message)
+        try:
+            value = pickle.loads(message)
+        except Exception as cause:
+            text = "the meter cannot be loaded in another process"
+            if job is not None:
+                text = "cannot be loaded in another process, where __main__ is another"
+            reply = Reply(problem=f"{text}: {_line(cause)}", lost=job is None)
         else:
-            reply = _measured(job, message)
+            if isinstance(value, Job):
+                job, reply = value if job is None else value._replace(meter=job.meter), Reply()
+            else:
+                assert job is not None
+                reply = _measured(job, value)
         connection.send_bytes(pickle.dumps(reply, pickle.HIGHEST_PROTOCOL))
-        if job is None or reply.lost:
+        if reply.lost:
             return
 
 
@@ -82,18 +91,7 @@ def _receive(connection: Connection, messages: SimpleQueue[bytes | None]) -> Non
     os._exit(1)
 
 
-def _loaded(message: bytes) -> tuple[Job | None, Reply]:
-    try:
-        return pickle.loads(message), Reply()
-    except Exception as cause:
-        return None, Reply(problem=f"the meter cannot be loaded in another process: {_line(cause)}", lost=True)
-
-
-def _measured(job: Job, message: bytes) -> Reply:
-    try:
-        strategy = pickle.loads(message)
-    except Exception as cause:
-        return Reply(problem=f"cannot be loaded in another process, where __main__ is another: {_line(cause)}")
+def _measured(job: Job, strategy: Strategy) -> Reply:
     try:
         microseconds, out_error = job.meter(job.tree, strategy, job.shape, job.target)
         return Reply(None if microseconds is None else float(microseconds), float(out_error))
