@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from treegen import Shape, Tree, TreegenError, kernel_meter, oracle
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
 from treegen.lower import lower
-from treegen.measure import Outcome, measure
+from treegen.measure import Measurer, Outcome
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
-from treegen.targets import target_from, targets
+from treegen.targets import Target, target_from, targets
 from treegen.triton_backend import TritonProgram
 
 TREE = Tree.parse("40(20,9*3)")
@@ -34,6 +35,19 @@ SHAPE = Shape(4, 2, 64, dtype="fp16")
 H200 = target_from("h200")
 CPU = torch.device("cpu")
 TESTS = Path(__file__).parent
+
+
+def measure(
+    tree: Tree,
+    candidates: Sequence[Strategy],
+    shape: Shape,
+    target: Target,
+    on_candidate: Callable[[Outcome], None] | None = None,
+    **options: Any,
+) -> list[Outcome]:
+    """The outcomes of a measurer for this tree alone."""
+    with Measurer(**options) as measurer:
+        return measurer.measure(tree, candidates, shape, target, on_candidate)
 
 
 def performed(*names: str, noted: str = "", timeout_s: float = 30.0) -> list[Outcome]:
@@ -137,14 +151,15 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     script.write_text(
         f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]\n"
         "import meters, treegen\n"
-        "from treegen.measure import measure\n"
+        "from treegen.measure import Measurer\n"
         "from treegen.targets import target_from\n"
         "class Mine(meters.Deed): pass\n"
         "print('script')\n"
         "tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)\n"
         "deeds = [Mine('mine'), meters.Deed('a')]\n"
-        "for outcome in measure(tree, deeds, shape, target_from('h200'), meter=meters.perform):\n"
-        "    print(outcome.problem)\n"
+        "with Measurer(meter=meters.perform) as measurer:\n"
+        "    for outcome in measurer.measure(tree, deeds, shape, target_from('h200')):\n"
+        "        print(outcome.problem)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
@@ -182,12 +197,26 @@ def test_an_interpreter_that_does_not_start_is_tried_once(
         assert reason in outcome.problem
 
 
+def test_one_process_serves_trees_one_after_another() -> None:
+    """Also behind one that it could not measure; and another takes over where the last was lost."""
+    other = Tree.parse("9(3*4)")
+    with Measurer(meter=meters.perform) as measurer:
+        first = measurer.measure(TREE, [Deed("a"), Deed("raise")], SHAPE, H200)
+        facts = measurer.measure(other, [Deed("arguments")], Shape(8, 2, 32), H200)
+        second = measurer.measure(other, [Deed("b"), Deed("lose")], SHAPE, H200)
+        third = measurer.measure(TREE, [Deed("c")], SHAPE, H200)
+    assert facts[0].microseconds == float(f"4{32}{H200.sms}")
+    assert second[0].microseconds == first[0].microseconds
+    assert third[0].microseconds not in (first[0].microseconds, None)
+
+
 INTERRUPTED = """
 import meters, sys, treegen
-from treegen.measure import measure
+from treegen.measure import Measurer
 from treegen.targets import target_from
 tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)
-measure(tree, [meters.Deed('hang', sys.argv[1])], shape, target_from('h200'), meter=meters.perform)
+with Measurer(meter=meters.perform) as measurer:
+    measurer.measure(tree, [meters.Deed('hang', sys.argv[1])], shape, target_from('h200'))
 """
 
 

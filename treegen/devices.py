@@ -55,9 +55,17 @@ def interpreted() -> bool:
 
 def current_target() -> Target:
     """The current CUDA device as a target: a shipped one by name, else made from its properties; h200 without a GPU."""
-    if not torch.cuda.is_available():
-        return target_from(None)
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return _target_of(torch.cuda.current_device()) if torch.cuda.is_available() else target_from(None)
+
+
+def devices_of(target: Target) -> list[int]:
+    """The indices of all CUDA devices that are this target."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [index for index in range(count) if _target_of(index) == target]
+
+
+def _target_of(index: int) -> Target:
+    properties = torch.cuda.get_device_properties(index)
     name = properties.name.lower().replace(" ", "")
     sms = properties.multi_processor_count
     capability = properties.major * 10 + properties.minor

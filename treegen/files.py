@@ -116,7 +116,7 @@ def load_templates(path: str | Path) -> list[Template]:
 
     Raises FormatError.
     """
-    return _templates(_parsed(_text(path), path), path)
+    return _templates(parsed_json(read_text(path), path), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,9 @@ def load_course(path: str | Path) -> list[Template] | Draft:
 
     `accepted` may be a list of equal lists, as one per run. Raises FormatError.
     """
-    value = _parsed(_text(path), path)
+    value = parsed_json(read_text(path), path)
     if isinstance(value, dict) and _DRAFT_FIELDS & set(value):
-        with _inside(path):
+        with inside(path):
             return _draft(value)
     return _templates(value, path)
 
@@ -150,16 +150,16 @@ def load_tree(path: str | Path) -> Tree:
     """
     selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
     file = selection["path"] if selection else path
-    text = _text(file)
+    text = read_text(file)
     is_json = _ending(file) == ".json" or (_ending(file) != ".txt" and text.lstrip()[:1] in ("{", "["))
-    value = _parsed(text, file) if is_json else None
+    value = parsed_json(text, file) if is_json else None
     if isinstance(value, list) or (
         isinstance(value, dict) and "format" not in value and _ONLY_IN_TEMPLATES & set(value)
     ):
         return _selected(_templates(value, file), file, selection)
     if selection:
-        raise FormatError("path", _shown(path), "selects from a file that holds a single tree", f"give {file}")
-    with _inside(file):
+        raise FormatError("path", shown(path), "selects from a file that holds a single tree", f"give {file}")
+    with inside(file):
         if is_json:
             return Tree.from_json(text)
         return Tree.from_parents(*parse_node_list(text)) if _NODE_LIST.match(text) else Tree.parse(text)
@@ -196,40 +196,42 @@ def save_text(path: str | Path, text: str) -> None:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as cause:
-        raise FormatError("path", _shown(path), f"cannot be written ({cause.strerror})", "name another file") from cause
+        raise FormatError("path", shown(path), f"cannot be written ({cause.strerror})", "name another file") from cause
 
 
 def _ending(path: str | Path) -> str:
     return os.path.splitext(path)[1].lower()
 
 
-def _shown(path: str | Path) -> str:
+def shown(path: str | Path) -> str:
     """A path that fits into an error whole, or its end: that is where files differ."""
     text = str(path)
     return text if len(text) <= _LONGEST_SHOWN else f"...{text[3 - _LONGEST_SHOWN :]}"
 
 
-def _text(path: str | Path) -> str:
+def read_text(path: str | Path) -> str:
+    """A file's text. Raises FormatError."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as cause:
-        raise FormatError("path", _shown(path), "does not exist", "name a file") from cause
+        raise FormatError("path", shown(path), "does not exist", "name a file") from cause
     except OSError as cause:
-        raise FormatError("path", _shown(path), f"cannot be read ({cause.strerror})", "name a readable file") from cause
+        raise FormatError("path", shown(path), f"cannot be read ({cause.strerror})", "name a readable file") from cause
     except ValueError as cause:
         reason = "is not UTF-8 text" if isinstance(cause, UnicodeDecodeError) else "is not the name of a file"
-        raise FormatError("path", _shown(path), reason, "name a text file") from cause
+        raise FormatError("path", shown(path), reason, "name a text file") from cause
 
 
-def _parsed(text: str, path: str | Path) -> Any:
+def parsed_json(text: str, path: str | Path) -> Any:
+    """The JSON value in the text of a file. Raises FormatError, which names the file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as cause:  # ValueError: also an integer of thousands of digits
-        raise FormatError("path", _shown(path), f"is not complete JSON ({cause})", "write the file again") from cause
+        raise FormatError("path", shown(path), f"is not complete JSON ({cause})", "write the file again") from cause
 
 
 @contextmanager
-def _inside(place: str | Path) -> Iterator[None]:
+def inside(place: str | Path) -> Iterator[None]:
     """Puts the file in front of the argument that an error names."""
     try:
         yield
@@ -240,21 +242,19 @@ def _inside(place: str | Path) -> Iterator[None]:
 def _selected(templates: list[Template], path: str | Path, selection: re.Match[str] | None) -> Tree:
     index = int(selection["index"]) if selection else 0
     if index >= len(templates):
-        raise FormatError(
-            "path", _shown(f"{path}#{index}"), f"holds {len(templates)} templates", "choose a lower index"
-        )
+        raise FormatError("path", shown(f"{path}#{index}"), f"holds {len(templates)} templates", "choose a lower index")
     template = templates[index]
-    with _inside(f"{path}#{index}"):
+    with inside(f"{path}#{index}"):
         return template.at(int(selection["step"]) if selection and selection["step"] else template.middle)
 
 
 def _templates(value: Any, path: str | Path) -> list[Template]:
     listed = value if isinstance(value, list) else [value]
     if not listed:
-        raise FormatError("path", _shown(path), "holds no templates", "name another file")
+        raise FormatError("path", shown(path), "holds no templates", "name another file")
     result = []
     for index, entry in enumerate(listed):
-        with _inside(f"{path}#{index}"):
+        with inside(f"{path}#{index}"):
             result.append(_template(entry))
     return result
 

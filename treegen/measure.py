@@ -38,6 +38,10 @@ _LAST_BYTES = 4096  # of a dead process's output, in which its last words are lo
 _LONGEST_WORDS = 160
 
 
+class StoppedError(RuntimeError):
+    """Raised where candidates are measured when another thread stops that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one candidate: a time, or the problem that it has instead."""
@@ -46,24 +50,6 @@ class Outcome:
     microseconds: float | None  # median on a cold L2; None with a problem
     problem: str | None  # one line: wrong output, failed, timed out, process died
     out_error: float | None  # the larger error of out and lse, as in treegen.oracle; None where nothing was computed
-
-
-def measure(
-    tree: Tree,
-    candidates: Sequence[Strategy],
-    shape: Shape,
-    target: Target,
-    *,
-    device: int | None = None,
-    repeats: int = 15,
-    timeout_s: float = 60.0,
-    on_candidate: Callable[[Outcome], None] | None = None,
-    meter: Meter | None = None,
-) -> list[Outcome]:
-    """The outcomes of candidates for one tree, measured by a Measurer of their own; see there."""
-    check_tree(tree)
-    with Measurer(device, repeats, timeout_s, meter) as measurer:
-        return measurer.measure(tree, candidates, shape, target, on_candidate)
 
 
 class Measurer:
@@ -108,7 +94,7 @@ class Measurer:
     ) -> list[Outcome]:
         """The outcomes of all candidates in the order given. on_candidate(outcome): called after each.
 
-        Raises TreeError for a tree without rows.
+        Raises TreeError for a tree without rows, and StoppedError when another thread calls `stop`.
         """
         check_tree(tree)
         self._process.load(_pickled_job(Job(self._meter, tree, shape, target)))
@@ -132,7 +118,7 @@ class Measurer:
         return outcomes
 
     def stop(self) -> None:
-        """Kills the process, from any thread; what is being measured ends with a problem."""
+        """Kills the process for good, from any thread; `measure` raises StoppedError."""
         self._process.kill()
 
 
@@ -152,6 +138,7 @@ class _Process:
         self._environment = environment
         self._job = b""
         self._is_loaded = False
+        self._is_killed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._output: IO[bytes] | None = None
@@ -162,14 +149,20 @@ class _Process:
         self._job, self._is_loaded, self._obstacle = job, False, None
 
     def ask(self, candidate: bytes, timeout_s: float) -> Reply:
-        """The answer about a pickled candidate; a job for which the process fails is not tried again."""
+        """The answer about a pickled candidate; a job for which the process fails is not tried again.
+
+        Raises StoppedError.
+        """
         if self._obstacle is None and not self._is_loaded:
             reply = self._conversation(self._prepare, _START_S)
             self._obstacle = reply.problem and f"no measuring process: {reply.problem}"
             self._is_loaded = self._obstacle is None
-        if self._obstacle is not None:
-            return Reply(problem=self._obstacle)
-        return self._conversation(lambda: self._send(candidate, timeout_s), timeout_s)
+        reply = Reply(problem=self._obstacle)
+        if self._obstacle is None:
+            reply = self._conversation(lambda: self._send(candidate, timeout_s), timeout_s)
+        if self._is_killed:
+            raise StoppedError("the measurement was stopped")
+        return reply
 
     def _prepare(self) -> Reply:
         """Starts the process where there is none, and sends it the job."""
@@ -205,6 +198,8 @@ class _Process:
                 pass_fds=(other.fileno(),),
                 start_new_session=True,  # a Ctrl-C is for the caller alone, and what the process starts dies with it
             )
+        if self._is_killed:  # before there was a process to kill
+            self.kill()
         self._receive(_START_S)  # before this the process reads nothing, and sending a large job would not return
 
     def _send(self, message: bytes, timeout_s: float) -> Reply:
@@ -251,7 +246,8 @@ class _Process:
         self._is_loaded = False
 
     def kill(self) -> None:
-        """Ends the process at once, from any thread; who is talking to it finds it dead."""
+        """Ends the process at once and for good, from any thread."""
+        self._is_killed = True
         process = self._process
         if process is not None:
             with suppress(ProcessLookupError):

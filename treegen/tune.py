@@ -14,7 +14,7 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.measure import Outcome, measure
+from treegen.measure import Measurer, Outcome, check_tree
 from treegen.meter import Meter
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
@@ -42,6 +42,10 @@ class Tuning:
         positive_int("candidates", self.most, InputError)
         positive_int("repeats", self.repeats, InputError)
 
+    def measurer(self, device: int | None = None) -> Measurer:
+        """What measures on a CUDA device, by default the current one. Raises BackendError and InputError."""
+        return Measurer(device, self.repeats, self.timeout_s, self.meter)
+
 
 def tuned(
     tree: Tree,
@@ -51,16 +55,22 @@ def tuned(
     *,
     again: bool = False,
     on_candidate: Callable[[Outcome], None] | None = None,
+    measurer: Measurer | None = None,
 ) -> Found:
     """The measured policy of a tree's bucket: from the cache, else from measurements, which are stored.
 
-    again: measures in any case. One process measures a key, others wait for it. Raises BackendError without a CUDA
-    device, or when no candidate could be measured.
+    again: measures in any case. measurer: what measures, where it is to serve more trees than this one. One process
+    measures a key, others wait for it. Raises BackendError without a CUDA device, or when no candidate could be
+    measured.
     """
     key, chosen = key_of(tree, shape, target), tuning or Tuning()
 
     def make() -> Entry:
-        return _measured(tree, shape, target, chosen, on_candidate)
+        if measurer is not None:
+            return _measured(tree, shape, target, chosen, on_candidate, measurer)
+        check_tree(tree)
+        with chosen.measurer() as own:
+            return _measured(tree, shape, target, chosen, on_candidate, own)
 
     if again:
         entry = make()
@@ -90,19 +100,15 @@ def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strat
 
 
 def _measured(
-    tree: Tree, shape: Shape, target: Target, tuning: Tuning, on_candidate: Callable[[Outcome], None] | None
+    tree: Tree,
+    shape: Shape,
+    target: Target,
+    tuning: Tuning,
+    on_candidate: Callable[[Outcome], None] | None,
+    measurer: Measurer,
 ) -> Entry:
     chosen = proposals(tree, shape, target, tuning.most)
-    outcomes = measure(
-        tree,
-        chosen,
-        shape,
-        target,
-        repeats=tuning.repeats,
-        timeout_s=tuning.timeout_s,
-        on_candidate=on_candidate,
-        meter=tuning.meter,
-    )
+    outcomes = measurer.measure(tree, chosen, shape, target, on_candidate)
     times = [
         (outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None
     ]

@@ -108,6 +108,11 @@ def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") ->
     return Decode(name, lambda: iter((segment,)))
 
 
+def is_generated(text: str) -> bool:
+    """Whether a text means a decoding that is generated, as `few-shot:width=30` does."""
+    return _KIND.fullmatch(text) is not None
+
+
 def workload_from(text: str) -> Workload:
     """The workload that a WORKLOAD text means.
 

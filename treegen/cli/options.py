@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Annotated
 
 import typer
@@ -49,6 +50,14 @@ def shape_from(heads: str | None, head_dim: int | None, dtype: str | None, page_
         dtype=default.dtype if dtype is None else dtype,
         page_size=default.page_size if page_size is None else page_size,
     )
+
+
+def shapes_from(
+    heads: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str], page_sizes: Sequence[int]
+) -> list[Shape]:
+    """The shapes of all combinations, DEFAULT_SHAPE's parts where a list is empty."""
+    every = product(heads or (None,), head_dims or (None,), dtypes or (None,), page_sizes or (None,))
+    return list(dict.fromkeys(shape_from(*parts) or DEFAULT_SHAPE for parts in every))
 
 
 def _heads(text: str) -> tuple[int, int]:

@@ -19,6 +19,11 @@ from treegen.cli.options import (
 from treegen.files import tree_from_argument
 from treegen.ir.shape import DEFAULT_SHAPE
 
+CandidatesOption = Annotated[int, typer.Option(min=1, help="How many of the model's best are measured.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls of every candidate.")]
+TimeoutOption = Annotated[float, typer.Option(help="Seconds for a candidate, with compiling and checking it.")]
+AgainOption = Annotated[bool, typer.Option("--again", help="Measure even what the cache knows.")]
+
 
 def tune(
     trees: Annotated[
@@ -28,10 +33,10 @@ def tune(
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
     page_size: PageSizeOption = None,
-    candidates: Annotated[int, typer.Option(min=1, help="How many of the model's best are measured.")] = 8,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls of every candidate.")] = 15,
-    timeout: Annotated[float, typer.Option(help="Seconds for a candidate, with compiling and checking it.")] = 60.0,
-    again: Annotated[bool, typer.Option("--again", help="Measure even what the cache knows.")] = False,
+    candidates: CandidatesOption = 8,
+    repeats: RepeatsOption = 15,
+    timeout: TimeoutOption = 60.0,
+    again: AgainOption = False,
 ) -> None:
     """Measure the cost model's best candidates on this machine's GPU and keep the fastest for such trees.
 

@@ -1,0 +1,192 @@
+"""Warming: which policies a deployment needs, what several devices make of them, and that a run can be interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from meters import Favourite
+from treegen import Shape, Tree, cli, strategies
+from treegen.autotune_cache.entry import Entry
+from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.ir.errors import InputError
+from treegen.search.policies import key_of
+from treegen.targets import target_from
+from treegen.tune import Tuning, proposals
+from treegen.warm import Job, Warmed, jobs_of, summary, warm
+
+H200 = target_from("h200")
+SHAPE = Shape(32, 8, 128, dtype="fp16")
+OTHER = Shape(16, 1, 128, dtype="fp16")
+TREES = [("few", Tree.parse("1,8/500,20")), ("flat", Tree.parse("64*300")), ("deep", Tree.parse("1,4,16/512,256,64"))]
+TESTS = Path(__file__).parent
+pytestmark = pytest.mark.usefixtures("policies_folder")
+
+
+def entries(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_job_for_every_bucket_and_shape() -> None:
+    """Of the trees of a bucket the one in the middle; trees with nothing to compute are left out."""
+    alike = [(f"alike {tokens}", Tree.parse(f"1,8/{tokens},20")) for tokens in (530, 490, 510, 520)]
+    nothing = [("no rows", Tree.from_parents([-1], [5], rows=[])), ("no tokens", Tree.parse("0(0*3)"))]
+    jobs = jobs_of([*TREES, *alike, *nothing], [SHAPE, OTHER, SHAPE], H200)
+    assert [(job.name, job.shape, job.trees) for job in jobs] == [
+        (name, shape, trees) for shape in (SHAPE, OTHER) for name, trees in (("alike 510", 5), ("flat", 1), ("deep", 1))
+    ]
+    for job in jobs:
+        assert job.key == key_of(job.tree, job.shape, H200)
+
+
+def test_every_policy_is_measured_once_and_kept(policies_folder: Path, tmp_path: Path) -> None:
+    jobs = jobs_of(TREES, [SHAPE, OTHER], H200)
+    noted = tmp_path / "calls"
+    tuning = Tuning(most=2, meter=Favourite(noted=str(noted), seconds=0.05))
+    seen: list[Warmed] = []
+    found = warm(jobs, H200, [None, None], tuning, on_job=seen.append)
+    assert found == seen
+    assert sorted(each.job.name for each in found) == sorted(job.name for job in jobs)
+    assert {each.where for each in found} == {"made"}
+    processes = {line.split()[0] for line in noted.read_text().splitlines()}
+    assert len(processes) == 2  # one for each device, whatever the number of trees
+    assert set(entries(policies_folder)) == {f"{job.key.digest}.json" for job in jobs}
+    for job in jobs:
+        assert strategies.auto().choose(job.tree, job.shape, H200).reason.startswith("measured as the fastest")
+
+    calls = len(noted.read_text().splitlines())
+    assert {each.where for each in warm(jobs, H200, [None], tuning)} == {"memory"}
+    assert len(noted.read_text().splitlines()) == calls
+    assert {each.where for each in warm(jobs[:2], H200, [None], tuning, again=True)} == {"made"}
+    assert len(noted.read_text().splitlines()) > calls
+
+
+def test_a_job_that_fails_does_not_end_the_others(policies_folder: Path) -> None:
+    jobs = jobs_of(TREES, [SHAPE], H200)
+    best = [str(strategy) for strategy in proposals(jobs[1].tree, SHAPE, H200, 1)]
+    found = warm(jobs, H200, [None], Tuning(most=1, meter=Favourite(wrong=tuple(best))))
+    problems = {each.job.name: each.problem for each in found}
+    assert "wrong output" in problems["flat"]
+    assert set(entries(policies_folder)) == {f"{each.job.key.digest}.json" for each in found if not each.problem}
+    text = summary(found, 1.5)
+    assert f"1 failed, 1.5 s\n  failed: flat, {jobs[1].key.shape}: " in text
+
+
+def test_nothing_starts_with_wrong_arguments() -> None:
+    with pytest.raises(InputError, match="timeout_s"):
+        warm(jobs_of(TREES, [SHAPE], H200), H200, [None], Tuning(timeout_s=-1, meter=Favourite()))
+
+
+def test_an_exception_of_the_caller_ends_it_at_once(tmp_path: Path, policies_folder: Path) -> None:
+    """With a candidate under way; what is measured in part is not kept."""
+    noted = tmp_path / "calls"
+    jobs = jobs_of(TREES, [SHAPE], H200)
+    POLICY_CACHE.store(_entry_of(jobs[0]))
+
+    def stop(warmed: Warmed) -> None:
+        deadline = time.monotonic() + 60
+        while not noted.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        raise KeyboardInterrupt
+
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        warm(jobs, H200, [None], Tuning(meter=Favourite(noted=str(noted), seconds=300.0)), on_job=stop)
+    assert time.monotonic() - begin < 60
+    assert set(entries(policies_folder)) == {f"{jobs[0].key.digest}.json"}
+
+
+def _entry_of(job: Job) -> Entry:
+    return Entry(job.key, {"strategy": "query"}, 1.0)
+
+
+RUN = """
+import test_warm
+test_warm.deploy(0.2)
+"""
+
+
+def deploy(seconds: float) -> None:
+    """Warms a small deployment with a meter that takes so many seconds for a candidate."""
+    tuning = Tuning(most=2, meter=Favourite(seconds=seconds))
+    warm(jobs_of(TREES, [SHAPE, OTHER], H200), H200, [None, None], tuning)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_to_the_same_cache(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(name: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / name / "policies").glob("[0-9a-f]*.json")}
+
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
+        "TREEGEN_CACHE_DIR": str(tmp_path / "interrupted"),
+    }
+    process = subprocess.Popen([sys.executable, "-c", RUN], env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(kept("interrupted")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert 2 <= len(kept("interrupted")) < 6
+    for name in ("interrupted", "whole"):
+        monkeypatch.setenv("TREEGEN_CACHE_DIR", str(tmp_path / name))
+        deploy(0.0)
+    assert len(kept("whole")) == 6
+    assert kept("interrupted") == kept("whole")
+
+
+def test_the_command_says_what_it_would_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_text('"1,8/500,20"\n"1,8/505,20"\n"64*300"\n')
+    arguments = ["warm", str(tmp_path / "trace.jsonl"), "--heads", "32:8", "--heads", "16/1", "--dtype", "fp16"]
+    POLICY_CACHE.store(_entry_of(jobs_of(TREES[:1], [SHAPE], H200)[0]))
+    assert cli.main([*arguments, "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["policy", "known", "measure", "measure", "measure"]
+    assert "  2      rows 2^3, levels 2" in lines[1]
+    assert "32:8 heads" in lines[2]
+    assert "16:1 heads" in lines[3]
+    assert cli.main([*arguments, "--dry-run", "--again"]) == 0
+    assert "known" not in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["warm", "1,4/5,5"]) == 2
+    assert "no CUDA device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_command_s_summary_and_exit_code(
+    interrupted: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(
+        jobs: Sequence[Job], *arguments: object, on_job: Callable[[Warmed], None], **options: object
+    ) -> list[Warmed]:
+        found = [Warmed(jobs[0], "made", "", 1, 2.0), Warmed(jobs[1], "none", "all failed", 0, 1.0)]
+        for warmed in found[: 1 if interrupted else 2]:
+            on_job(warmed)
+        if interrupted:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr("treegen.warm.warm", measured)
+    monkeypatch.setattr("treegen.devices.devices_of", lambda target: [0, 1])
+    code = cli.main(["warm", "1,8/500,20", "64*300"])
+    printed = capsys.readouterr().out
+    assert "  cuda:1: 1 measured in 2.0 s" in printed
+    if interrupted:
+        assert code == 130
+        assert "interrupted after 1 of 2 policies" in printed
+        assert "policies: 1 measured, 0 known, 0 failed" in printed
+    else:
+        assert code == 1
+        assert "policies: 1 measured, 0 known, 1 failed" in printed

@@ -1,0 +1,100 @@
+"""Specs: texts that mean many trees. A file or a folder of trees, a decoding, a recorded trace, a table of levels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from treegen.files import inside, load_tree, parsed_json, read_text, shown, tree_from_argument
+from treegen.ir.errors import FormatError
+from treegen.ir.tree import Tree
+from treegen.workloads import is_generated, workload_from
+
+STRIDE = 64
+"""Decoding steps between the trees that are taken of a decoding, by default."""
+_ENDINGS = (".json", ".jsonl", ".txt")
+_LEVELS = ("nodes_per_level", "tokens_per_node")
+_DECODINGS = frozenset({"start", "end", "paths", "accepted"})  # fields of which a tree has none
+_DESCRIPTION = frozenset({"heads", "head_dim", "dtype"})  # what a table was measured with; shapes are the caller's
+_WHOLE_TEMPLATE = re.compile(r".+\.json#\d{1,9}", re.DOTALL | re.IGNORECASE)
+
+
+def trees_of(spec: str, stride: int = STRIDE) -> Iterator[tuple[str, Tree]]:
+    """All trees that a spec means, with a name for each.
+
+    A TREE text or a file that holds a tree, as `treegen explain` takes them; a decoding, generated or in a file, as
+    `treegen io` takes them, of which the trees at every event and every `stride` steps are taken; a `.jsonl` file with
+    a tree on every line (treegen JSON, a TREE text in quotes, or an object with nodes_per_level and tokens_per_node); a
+    `.json` file with an object whose field `trees` is a list of such trees; a folder, of which all `.json`, `.jsonl`
+    and `.txt` files are taken, in the order of their paths. Raises FormatError and TreeError, which name the file.
+    """
+    if is_generated(spec):
+        yield from _of_workload(spec, stride)
+    elif os.path.isdir(spec):
+        yield from _of_folder(Path(spec), stride)
+    elif spec.lower().endswith(".jsonl"):
+        yield from _of_trace(spec)
+    elif _WHOLE_TEMPLATE.fullmatch(spec) and not os.path.exists(spec):
+        yield from _of_workload(spec, stride)
+    elif spec.lower().endswith(".json") and os.path.exists(spec):
+        yield from _of_json(spec, stride)
+    else:
+        yield spec, tree_from_argument(spec)
+
+
+def _of_folder(folder: Path, stride: int) -> Iterator[tuple[str, Tree]]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS and path.is_file())
+    if not found:
+        raise FormatError("spec", shown(folder), f"holds no {', '.join(_ENDINGS)} files", "name another folder")
+    for path in found:
+        yield from trees_of(str(path), stride)
+
+
+def _of_json(path: str, stride: int) -> Iterator[tuple[str, Tree]]:
+    value = parsed_json(read_text(path), path)
+    if isinstance(value, list) or (isinstance(value, dict) and _DECODINGS & set(value)):
+        yield from _of_workload(path, stride)
+    elif isinstance(value, dict) and "trees" in value:
+        yield from _of_table(value, path)
+    else:
+        yield path, load_tree(path)
+
+
+def _of_table(value: dict[str, Any], path: str) -> Iterator[tuple[str, Tree]]:
+    unknown = set(value) - _DESCRIPTION - {"trees"}
+    if unknown or not isinstance(value["trees"], list):
+        field = min(unknown, default="trees")
+        reason = "is an unknown field of a table" if unknown else "is not a list"
+        raise FormatError(f"{path}: {field}", type(value[field]).__name__, reason, "give trees, as a list")
+    for index, entry in enumerate(value["trees"]):
+        with inside(f"{path}#{index}"):
+            yield f"{path}#{index}", _tree(entry)
+
+
+def _of_trace(path: str) -> Iterator[tuple[str, Tree]]:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            with inside(f"{path}:{number}"):
+                yield f"{path}:{number}", _tree(parsed_json(line, f"{path}:{number}"))
+
+
+def _tree(value: Any) -> Tree:
+    """The tree of a line or of a table's entry."""
+    if isinstance(value, str):
+        return Tree.parse(value)
+    if not isinstance(value, dict):
+        raise FormatError("tree", value, "is neither a text nor an object", "give a TREE text or treegen JSON")
+    if set(value) == set(_LEVELS):
+        return Tree.from_levels(value[_LEVELS[0]], value[_LEVELS[1]])
+    return Tree.from_json(json.dumps(value))
+
+
+def _of_workload(text: str, stride: int) -> Iterator[tuple[str, Tree]]:
+    for decode in workload_from(text).decodes:
+        for segment in decode.segments():
+            for step in sorted({*range(segment.first, segment.last + 1, stride), segment.last}):
+                yield f"{decode.name}@{step}", segment.at(step)
