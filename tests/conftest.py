@@ -33,8 +33,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Points the kernel and policy cache at a folder of this worker's session."""
+    """Points the kernel and policy cache at a folder of this worker's session, and leaves shipped policies out: what
+    they hold for depends on the installed Triton.
+    """
+    from treegen.autotune_cache.policies import POLICY_CACHE
+
     os.environ["TREEGEN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    POLICY_CACHE._given_shipped = tmp_path_factory.mktemp("shipped")
 
 
 @pytest.fixture(scope="session")
