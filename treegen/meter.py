@@ -86,22 +86,22 @@ def _loaded(message: bytes) -> tuple[Job | None, Reply]:
     try:
         return pickle.loads(message), Reply()
     except Exception as cause:
-        return None, Reply(problem=f"the meter cannot be loaded in another process: {_line(cause)}", lost=True)
+        return None, Reply(problem=f"the meter cannot be loaded in another process: {problem_of(cause)}", lost=True)
 
 
 def _measured(job: Job, message: bytes) -> Reply:
     try:
         strategy = pickle.loads(message)
     except Exception as cause:
-        return Reply(problem=f"cannot be loaded in another process, where __main__ is another: {_line(cause)}")
+        return Reply(problem=f"cannot be loaded in another process, where __main__ is another: {problem_of(cause)}")
     try:
         microseconds, out_error = job.meter(job.tree, strategy, job.shape, job.target)
         return Reply(None if microseconds is None else float(microseconds), float(out_error))
     except Exception as cause:
-        return Reply(problem=f"failed: {_line(cause)}", lost=isinstance(cause, DeviceLostError))
+        return Reply(problem=f"failed: {problem_of(cause)}", lost=isinstance(cause, DeviceLostError))
 
 
-def _line(cause: Exception) -> str:
+def problem_of(cause: Exception) -> str:
     """An exception on one line: its type and text. Long ones lose their middle, as compilers say first where an error
     is and last what it is.
     """
