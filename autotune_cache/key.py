@@ -34,7 +34,7 @@ class PolicyKey:
     bucket: str  # the tree, coarsely (treegen.bucket.policy_bucket)
     shape: str  # heads, head dims, types and pages (shape_text)
     target: str  # the device (target_text)
-    templates: str  # digest of the kernels' templates (template_digest)
+    templates: str  # digest of what kernels are emitted from (template_digest)
     space: str  # digest of the search space (treegen.search.space.space_digest)
     treegen: str  # version of treegen
     triton: str  # version of Triton, major.minor; "none" where it is not installed
@@ -94,11 +94,12 @@ def target_text(target: Target) -> str:
 
 @cache
 def template_digest() -> str:
-    """SHA-256 over the names and texts of all kernel templates."""
+    """SHA-256 over the names and texts of all kernel templates, and of the module that fills them in."""
     digest = hashlib.sha256()
-    templates = {path.name: path for path in files("treegen.templates").iterdir() if path.name.endswith(".jinja")}
-    for name in sorted(templates):
-        text = templates[name].read_text("utf-8").encode()
+    texts = {path.name: path for path in files("treegen.templates").iterdir() if path.name.endswith(".jinja")}
+    texts["emit.py"] = files("treegen").joinpath("emit.py")
+    for name in sorted(texts):
+        text = texts[name].read_text("utf-8").encode()
         digest.update(f"{name} {len(text)}\n".encode() + text)
     return digest.hexdigest()
 

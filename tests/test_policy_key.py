@@ -67,8 +67,7 @@ def test_key_texts_are_plain(text: Any) -> None:
 
 def test_templates_enter_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = template_digest()
-    source = ROOT / "templates"
-    for path in source.glob("*.jinja"):
+    for path in (*(ROOT / "templates").glob("*.jinja"), ROOT / "treegen" / "emit.py"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(key_module, "files", lambda package: tmp_path)
     again = template_digest.__wrapped__
@@ -81,7 +80,10 @@ def test_templates_enter_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     changed = again()
     assert changed != shown
     (tmp_path / "merge.py.jinja").rename(tmp_path / "joined.py.jinja")
-    assert again() not in (shown, changed)
+    renamed = again()
+    assert renamed not in (shown, changed)
+    (tmp_path / "emit.py").write_text("MERGE_HEADS = 8\n")  # fills the same templates with other numbers
+    assert again() not in (shown, changed, renamed)
 
 
 def test_versions() -> None:

@@ -11,6 +11,7 @@ if (_Path(__file__).parent.parent / "pyproject.toml").is_file():
     __path__.append(str(_Path(__file__).parent.parent))
 
 from treegen import strategies
+from treegen.counts import KernelCounts, kernel_counts
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
@@ -23,11 +24,13 @@ if _TYPE_CHECKING:
 __all__ = [
     "KVRuns",
     "Kernel",
+    "KernelCounts",
     "Shape",
     "Tree",
     "TreegenError",
     "TreegenWarning",
     "compile",
+    "kernel_counts",
     "register_strategy",
     "strategies",
 ]

@@ -1,4 +1,8 @@
-"""Ahead-of-time compilation: an emitted kernel becomes machine code for a GPU architecture, without a GPU."""
+"""Ahead-of-time compilation: an emitted kernel becomes machine code for a GPU architecture, without a GPU.
+
+Triton's own launcher compiles, with stand-ins for the tensors and for the device. So it makes the very code that a
+launch on contiguous tensors asks for, under the name by which a later process finds it in Triton's cache.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,36 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from treegen.arguments import (
+    MergeTables,
+    Tables,
+    Tensors,
+    merge_arguments,
+    merge_options,
+    partial_arguments,
+    partial_options,
+)
+from treegen.counts import expected_compiles
 from treegen.emit import Source
 from treegen.ir.errors import BackendError
-from treegen.ir.signature import KernelKey
+from treegen.ir.shape import Shape
+from treegen.ir.signature import KernelKey, MergeKey
 from treegen.modules import load_module
+from treegen.targets import Target
 
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities, times ten, for which every template variant has to compile."""
 
-_POINTER_TYPES = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
-_TABLES = (
-    "counts", "items", "rows", "tiles", "blocks", "work_indptr", "work", "merge_rows", "merge_indptr", "merge_slots",
-    "epilogue_indptr", "epilogue_slots",
-)  # fmt: skip
-_FLOAT_POINTERS = ("lse", "part_out", "part_lse")
+_DTYPES = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.float32"}
+_ANY = 2  # rows, pages and the like, which decide nothing
+_SCALE = 0.5  # scales decide nothing as long as they are no whole numbers
+_SOME_KV_HEADS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,48 +51,123 @@ class Resources:
     shared: int
 
 
-def compile_ahead(source: Source, architecture: int, *, aligned: bool = True) -> Resources:
-    """Compiles a kernel for a compute capability (times ten) and reads its resources off the machine code.
+def compile_for(source: Source, shape: Shape, target: Target) -> None:
+    """Compiles a kernel as launches on a target with contiguous tensors of this shape will ask for it, into Triton's
+    cache (TRITON_CACHE_DIR).
 
-    aligned: pointers and strides are multiples of 16 bytes and of 16, as in a contiguous cache. Raises BackendError
-    under TRITON_INTERPRET=1, where kernels are not compiled.
+    Meanwhile no other thread may launch kernels: Triton takes the stand-in for its device. `treegen.ahead_pool` does it
+    in processes of their own. Raises BackendError for a target without a GPU, and under TRITON_INTERPRET=1, where
+    kernels are not compiled; otherwise what Triton raises.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    if not target.capability:
+        raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")
+    _compiled(source, shape, target.capability)
 
-    if triton.knobs.runtime.interpret:
-        raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
-    kernel = getattr(load_module(source), source.kernel)
-    constants = {"INTERPRETED": False} if "INTERPRETED" in kernel.arg_names else {}
-    signature = {name: "constexpr" if name in constants else _type(name, source) for name in kernel.arg_names}
-    divisible = [
-        index
-        for index, name in enumerate(kernel.arg_names)
-        if aligned and (signature[name].startswith("*") or "stride" in name)
-    ]
-    attributes = {(index,): [["tt.divisibility", 16]] for index in divisible}
-    options = {"num_warps": source.key.warps}
-    if isinstance(source.key, KernelKey):
-        options["num_stages"] = source.key.stages
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constants, attributes), target=GPUTarget("cuda", architecture, 32), options=options
-    )
+
+def compile_ahead(source: Source, architecture: int) -> Resources:
+    """Compiles a kernel for a compute capability (times ten) and some heads, and reads its resources off the code.
+
+    Raises as `compile_for`.
+    """
+    compiled = _compiled(source, _shape_of(source.key), architecture)
     registers, stack = _usage(compiled.asm["cubin"])
     return Resources(registers, stack, compiled.metadata.shared)
 
 
-def _type(name: str, source: Source) -> str:
-    if name in _TABLES:
-        return "*i32"
-    if name in _FLOAT_POINTERS:
-        return "*fp32"
-    if name in ("k", "v"):
-        assert isinstance(source.key, KernelKey)
-        return _POINTER_TYPES[source.key.kv_dtype]
-    if name in ("q", "out"):
-        return _POINTER_TYPES[source.key.dtype]
-    return "fp32" if name.endswith("_scale") else "i32"
+def _shape_of(key: KernelKey | MergeKey) -> Shape:
+    """A shape with which the key goes."""
+    heads = _SOME_KV_HEADS
+    if isinstance(key, MergeKey):
+        return Shape(heads, heads, key.head_dim_v, dtype=key.dtype)
+    return Shape(heads * key.group, heads, key.head_dim, dtype=key.dtype, page_size=key.page_size)
+
+
+def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
+    """Triton's compiled kernel."""
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
+    kernel = getattr(load_module(source), source.kernel)
+    tensors, table = _tensors(shape), _Contiguous("torch.int32", (_ANY,))
+    arguments: tuple[Any, ...]
+    if isinstance(source.key, KernelKey):
+        tables = Tables(table, table, table, table, table, (table, table), (table, table))
+        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE)
+        options = partial_options(source.key, interpreted=False)
+    else:
+        arguments = merge_arguments(shape, tensors, MergeTables(table, table, table, table), _SCALE)
+        options = merge_options(source.key)
+    with _device_of(architecture), expected_compiles():
+        return kernel.warmup(*arguments, grid=(1,), **options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Contiguous:
+    """Stands for a contiguous tensor at an aligned address."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def stride(self, dim: int) -> int:
+        elements = 1
+        for size in self.shape[dim + 1 :]:
+            elements *= size
+        return elements
+
+    def data_ptr(self) -> int:
+        return 0
+
+
+def _tensors(shape: Shape) -> Tensors:
+    dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
+    pages = (_ANY,) if shape.page_size == 1 else (_ANY, shape.page_size)
+    return Tensors(
+        _Contiguous(dtype, (_ANY, heads, shape.head_dim)),
+        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim)),
+        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim_v)),
+        _Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
+        _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
+        _Contiguous(_DTYPES["fp32"], (_ANY,)),
+        _Contiguous(_DTYPES["fp32"], (_ANY,)),
+    )
+
+
+class _Device:
+    """What Triton asks of a driver before it compiles."""
+
+    def __init__(self, architecture: int) -> None:
+        self._architecture = architecture
+
+    def get_current_device(self) -> str:
+        """A name of its own: Triton keeps binders and kernels per device."""
+        return f"sm_{self._architecture} ahead of time"
+
+    def get_current_stream(self, device: object) -> int:
+        """No stream."""
+        return 0
+
+    def get_current_target(self) -> Any:
+        """The architecture."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._architecture, 32)
+
+
+@contextmanager
+def _device_of(architecture: int) -> Iterator[None]:
+    """Within it Triton compiles for this architecture."""
+    from triton.runtime import driver
+
+    before = dict(vars(driver))  # without a GPU there may be no driver yet, and asking for one fails
+    driver.set_active(_Device(architecture))
+    try:
+        yield
+    finally:
+        vars(driver).update(before)
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

@@ -68,7 +68,7 @@ def serve(handle: int) -> None:
             text = "the meter cannot be loaded in another process"
             if job is not None:
                 text = "cannot be loaded in another process, where __main__ is another"
-            reply = Reply(problem=f"{text}: {_line(cause)}", lost=job is None)
+            reply = Reply(problem=f"{text}: {problem_of(cause)}", lost=job is None)
         else:
             if isinstance(value, Job):
                 job, reply = value if job is None else value._replace(meter=job.meter), Reply()
@@ -96,10 +96,10 @@ def _measured(job: Job, strategy: Strategy) -> Reply:
         microseconds, out_error = job.meter(job.tree, strategy, job.shape, job.target)
         return Reply(None if microseconds is None else float(microseconds), float(out_error))
     except Exception as cause:
-        return Reply(problem=f"failed: {_line(cause)}", lost=isinstance(cause, DeviceLostError))
+        return Reply(problem=f"failed: {problem_of(cause)}", lost=isinstance(cause, DeviceLostError))
 
 
-def _line(cause: Exception) -> str:
+def problem_of(cause: Exception) -> str:
     """An exception on one line: its type and text. Long ones lose their middle, as compilers say first where an error
     is and last what it is.
     """

@@ -8,6 +8,7 @@ from threading import Lock
 from types import ModuleType
 
 from treegen.autotune_cache.store import write_text
+from treegen.counts import MODULE_PREFIX, count_loaded
 from treegen.emit import Source
 
 _loaded: dict[str, ModuleType] = {}
@@ -24,7 +25,7 @@ def load_module(source: Source) -> ModuleType:
         module = _loaded.get(source.digest)
         if module is None:
             path = write_text("kernels", f"{source.digest}.py", source.text)
-            name = f"treegen_kernel_{source.digest}"
+            name = f"{MODULE_PREFIX}{source.digest}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None
             assert spec.loader is not None
@@ -32,4 +33,5 @@ def load_module(source: Source) -> ModuleType:
             sys.modules[name] = module
             spec.loader.exec_module(module)
             _loaded[source.digest] = module
+            count_loaded()
         return module

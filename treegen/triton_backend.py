@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from types import ModuleType
 
 import torch
 
-from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.arguments import (
+    MergeTables,
+    Tables,
+    Tensors,
+    by_slot,
+    merge_arguments,
+    merge_options,
+    partial_arguments,
+    partial_options,
+)
+from treegen.counts import warn_of_compiles
+from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key
 from treegen.ir.arena import ALIGNMENT, Capacity
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
@@ -18,6 +28,8 @@ from treegen.trace import stage
 from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16
+
+compile_templates()  # beside the import of torch nobody notices; the first launch would
 
 
 class TritonProgram:
@@ -59,13 +71,12 @@ class TritonProgram:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         shape = self._shape
         heads = shape.num_qo_heads
-        k_strides, v_strides = _cache_strides(k_cache), _cache_strides(v_cache)
-        by_slot = all(page == token * shape.page_size for page, token, _ in (k_strides, v_strides))
         _warn_unaligned(q, k_cache, v_cache, out)
         slots = self._capacity.slots
         part_out = torch.empty(slots * heads * shape.head_dim_v, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots * heads, dtype=torch.float32, device=q.device)
-        lse_unit = lse_scale * math.log(2)
+        tensors = Tensors(q, k_cache, v_cache, out, lse, part_out, part_lse)
+        page_size = 1 if by_slot(shape, tensors) else shape.page_size
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
@@ -73,33 +84,21 @@ class TritonProgram:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(tile, shape, 1 if by_slot else shape.page_size)
-                module = _module(emit_partial(key))
+                key = kernel_key(tile, shape, page_size)
+                kernel = _module(emit_partial(key)).partial_attention
                 lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
-                module.partial_attention[(blocks,)](
-                    q, k_cache, v_cache, out, lse, part_out, part_lse,
-                    self._counts[c], self._items[c], *self._tables, *(self._work if tile.dealt else ()),
-                    *(self._epilogue if tile.merging else ()),
-                    shape.num_kv_heads,
-                    q.stride(0), q.stride(1),
-                    *k_strides, *v_strides,
-                    out.stride(0), out.stride(1),
-                    sm_scale / math.log(2), lse_unit,
-                    INTERPRETED=_is_interpreted(module.partial_attention),
-                    num_warps=key.warps, num_stages=key.stages,
-                )  # fmt: skip
+                tables = Tables(self._counts[c], self._items[c], *self._tables, self._work, self._epilogue)
+                arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale)
+                kernel[(blocks,)](*arguments, **partial_options(key, interpreted=_is_interpreted(kernel)))
             merges = self._capacity.merges[stage_number]
             if merges:
                 merging = merge_key(shape, staged=self._schedule.num_stages > 1)
-                _module(emit_merge(merging)).merge[(merges * -(-heads // merging.heads),)](
-                    out, lse, part_out, part_lse,
-                    self._counts[len(self._schedule.classes) + stage_number], *self._merges[stage_number],
-                    heads,
-                    out.stride(0), out.stride(1),
-                    lse_unit,
-                    num_warps=merging.warps,
-                )  # fmt: skip
+                counts = self._counts[len(self._schedule.classes) + stage_number]
+                arguments = merge_arguments(shape, tensors, MergeTables(counts, *self._merges[stage_number]), lse_scale)
+                grid = (merges * -(-heads // merging.heads),)
+                _module(emit_merge(merging)).merge[grid](*arguments, **merge_options(merging))
+        warn_of_compiles(stacklevel=3)
 
 
 def _module(source: Source) -> ModuleType:
@@ -109,13 +108,6 @@ def _module(source: Source) -> ModuleType:
 
 def _is_interpreted(kernel: object) -> bool:
     return type(kernel).__name__ == "InterpretedFunction"
-
-
-def _cache_strides(cache: torch.Tensor) -> tuple[int, int, int]:
-    """(page, token, head) strides in elements; with one token per page, both of the first are the page's."""
-    if cache.dim() == 4 and cache.shape[1] > 1:
-        return cache.stride(0), cache.stride(1), cache.stride(2)
-    return cache.stride(0), cache.stride(0), cache.stride(-2)
 
 
 _warned_unaligned = False

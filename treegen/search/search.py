@@ -7,12 +7,14 @@ Plans are counted, not made (treegen.search.costs), and only those that a lower 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from treegen.estimate import account
 from treegen.ir.arrays import INT32_MAX, Ints, frozen
+from treegen.ir.errors import ShapeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
@@ -86,7 +88,8 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
                 _cut_once_more(costs, state, nodes)
     for name, make in _named(tree).items():
         if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
-            state.consider(make(), time_of(make(), tree, shape, target))
+            with suppress(ShapeError):  # FastTree's tiles do not fit every shape
+                state.consider(make(), time_of(make(), tree, shape, target))
     assert state.best is not None
     return Found(as_named(state.best, tree), state.time_us, query_us, len(state.times), tuple(state.trace))
 
@@ -103,7 +106,8 @@ def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tupl
                 if split is None or int(costs.walks(chosen).tokens.max(initial=0)) > split:
                     found[as_named(chosen, tree)] = costs.time_us(chosen)
     for make in _named(tree).values():
-        found[make()] = time_of(make(), tree, shape, target)
+        with suppress(ShapeError):
+            found[make()] = time_of(make(), tree, shape, target)
     return sorted(found.items(), key=lambda entry: entry[1])[:most]
 
 

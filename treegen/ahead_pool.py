@@ -1,0 +1,169 @@
+"""Compilation ahead of time in several processes: one failing kernel harms neither the others nor the caller.
+
+Processes are fresh interpreters, as those of `treegen.measure`: multiprocessing would import the caller's `__main__`
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from treegen.ahead import compile_for
+from treegen.counts import kernel_counts
+from treegen.emit import Source
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import BackendError
+from treegen.ir.shape import Shape
+from treegen.meter import LEAVING_S, problem_of
+from treegen.targets import Target
+
+TIMEOUT_S = 300.0
+"""Seconds for one kernel, with the start of its process."""
+_DYING_S = 5.0
+_LONGEST_WORDS = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What became of one kernel. cached: Triton's cache had it; problem: one line, None where machine code is there."""
+
+    source: Source
+    seconds: float
+    cached: bool = False
+    problem: str | None = None
+
+
+def compile_all(
+    sources: Sequence[Source],
+    shape: Shape,
+    target: Target,
+    processes: int | None = None,
+    on_variant: Callable[[Compiled], None] | None = None,
+) -> list[Compiled]:
+    """Compiles kernels for launches on a target into Triton's cache, and says in their order what became of each.
+
+    processes: at once, by default as many as this process may use CPUs. on_variant(outcome): called here as each ends.
+    A kernel that does not compile, or whose process dies, is an outcome with a problem. Raises BackendError for a
+    target without a GPU.
+    """
+    if not target.capability:
+        raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")
+    count = len(os.sched_getaffinity(0)) if processes is None else positive_int("processes", processes, BackendError)
+    waiting, outcomes = deque(enumerate(sources)), dict[int, Compiled]()
+    workers: dict[Connection, _Worker] = {}
+    try:
+        while waiting or workers:
+            while waiting and len(workers) < count:
+                worker = _Worker(shape, target)
+                workers[worker.connection] = worker
+                worker.give(*waiting.popleft())
+            earliest = min(worker.deadline for worker in workers.values())
+            ready = wait(list(workers), max(0.0, earliest - time.monotonic()))
+            late = [link for link, worker in workers.items() if worker.deadline <= time.monotonic()]
+            for link in dict.fromkeys([*(link for link in workers if link in ready), *late]):
+                worker = workers[link]
+                outcome = worker.outcome()
+                outcomes[worker.index] = outcome
+                if worker.alive and waiting:
+                    worker.give(*waiting.popleft())
+                else:
+                    workers.pop(link).stop(LEAVING_S if worker.alive else 0.0)
+                if on_variant:
+                    on_variant(outcome)
+    finally:
+        for worker in workers.values():
+            worker.stop()
+    return [outcomes[index] for index in range(len(sources))]
+
+
+class _Worker:
+    """A process that compiles one source after another."""
+
+    def __init__(self, shape: Shape, target: Target) -> None:
+        self.connection, other = Pipe()
+        self.index, self.deadline, self.alive = -1, 0.0, True
+        self._shape, self._target = shape, target
+        self._source: Source | None = None
+        self._begun = 0.0
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
+        path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parent.parent)]
+        program = f"import sys; sys.path[:] = {path!r}; from treegen.ahead_pool import serve; serve({other.fileno()})"
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+                pass_fds=(other.fileno(),),
+                start_new_session=True,  # a Ctrl-C is for the caller alone, and ptxas ends with its process
+            )
+
+    def give(self, index: int, source: Source) -> None:
+        """Hands it the next source."""
+        self.index, self._source = index, source
+        self._begun = time.monotonic()
+        self.deadline = self._begun + TIMEOUT_S
+        with suppress(OSError):  # a dead process is found when its answer is read
+            self.connection.send((source, self._shape, self._target))
+
+    def outcome(self) -> Compiled:
+        """Its answer; or what became of it instead, and then it is not alive any more."""
+        assert self._source is not None
+        try:
+            if self.connection.poll():
+                seconds, cached, problem = self.connection.recv()
+                return Compiled(self._source, seconds, cached, problem)
+            problem = f"timed out after {TIMEOUT_S:g} s"
+        except (EOFError, OSError):
+            problem = f"process died: {self._last_words()}"
+        self.alive = False
+        return Compiled(self._source, time.monotonic() - self._begun, problem=problem)
+
+    def _last_words(self) -> str:
+        """The exit status of a process that is gone, and the last line of its output."""
+        self._end(_DYING_S)
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return f"exit status {self._process.returncode}" + (f" ({lines[-1][:_LONGEST_WORDS]})" if lines else "")
+
+    def _end(self, leaving_s: float) -> None:
+        """Ends the process, with what it started, unless it ends by itself within some seconds."""
+        try:
+            self._process.wait(leaving_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self, leaving_s: float = 0.0) -> None:
+        """Ends the process at once, or after it had some seconds to end by itself."""
+        self.connection.close()
+        self._end(leaving_s)
+        self._output.close()
+
+
+def serve(handle: int) -> None:
+    """Compiles the sources that come through the socket with this file descriptor, until it closes."""
+    connection = Connection(handle)
+    with suppress(EOFError, OSError):
+        while True:
+            source, shape, target = connection.recv()
+            begun, before, problem = time.monotonic(), kernel_counts().compiled, None
+            try:
+                compile_for(source, shape, target)
+            except Exception as cause:  # whatever a compiler raises is this kernel's problem
+                problem = problem_of(cause)
+            cached = problem is None and kernel_counts().compiled == before
+            connection.send((time.monotonic() - begun, cached, problem))

@@ -1,0 +1,111 @@
+"""The arguments of emitted kernels, in one place for launches and for compilation ahead of them.
+
+Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, and for pointers
+that are multiples of 16 bytes: code that was compiled ahead is found again only if all of these are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+from treegen.ir.shape import Shape
+from treegen.ir.signature import KernelKey, MergeKey
+
+
+class TensorLike(Protocol):
+    """What of a tensor the arguments follow from."""
+
+    @property
+    def shape(self) -> Any:
+        """Sizes."""
+
+    def dim(self) -> int:
+        """Dimensions."""
+
+    def stride(self, dim: int, /) -> int:
+        """Elements from one entry of a dimension to the next."""
+
+
+class Tensors(NamedTuple):
+    """q, the caches, the results and the partial results, in the order in which stage-1 kernels take them."""
+
+    q: TensorLike
+    k_cache: TensorLike
+    v_cache: TensorLike
+    out: TensorLike
+    lse: TensorLike
+    part_out: TensorLike
+    part_lse: TensorLike
+
+
+class Tables(NamedTuple):
+    """The tables of a tile class; work and epilogue: an indptr and the list behind it."""
+
+    counts: TensorLike
+    items: TensorLike
+    rows: TensorLike
+    tiles: TensorLike
+    blocks: TensorLike
+    work: tuple[TensorLike, TensorLike]
+    epilogue: tuple[TensorLike, TensorLike]
+
+
+class MergeTables(NamedTuple):
+    """The tables of a stage's merges."""
+
+    counts: TensorLike
+    rows: TensorLike
+    indptr: TensorLike
+    slots: TensorLike
+
+
+def partial_arguments(
+    key: KernelKey, shape: Shape, tensors: Tensors, tables: Tables, sm_scale: float, lse_scale: float
+) -> tuple[Any, ...]:
+    """The positional arguments of `partial_attention`; scales as in TritonProgram."""
+    q, out = tensors.q, tensors.out
+    return (
+        *tensors,
+        *tables[:5], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
+        shape.num_kv_heads,
+        q.stride(0), q.stride(1),
+        *cache_strides(tensors.k_cache), *cache_strides(tensors.v_cache),
+        out.stride(0), out.stride(1),
+        sm_scale / math.log(2), lse_scale * math.log(2),
+    )  # fmt: skip
+
+
+def merge_arguments(shape: Shape, tensors: Tensors, tables: MergeTables, lse_scale: float) -> tuple[Any, ...]:
+    """The positional arguments of `merge`."""
+    out = tensors.out
+    return (
+        out, tensors.lse, tensors.part_out, tensors.part_lse,
+        *tables,
+        shape.num_qo_heads,
+        out.stride(0), out.stride(1),
+        lse_scale * math.log(2),
+    )  # fmt: skip
+
+
+def partial_options(key: KernelKey, *, interpreted: bool) -> dict[str, Any]:
+    """The keyword arguments of `partial_attention`."""
+    return {"INTERPRETED": interpreted, "num_warps": key.warps, "num_stages": key.stages}
+
+
+def merge_options(key: MergeKey) -> dict[str, Any]:
+    """The keyword arguments of `merge`."""
+    return {"num_warps": key.warps}
+
+
+def cache_strides(cache: TensorLike) -> tuple[int, int, int]:
+    """(page, token, head) strides in elements; with one token per page, both of the first are the page's."""
+    if cache.dim() == 4 and cache.shape[1] > 1:
+        return cache.stride(0), cache.stride(1), cache.stride(2)
+    return cache.stride(0), cache.stride(0), cache.stride(cache.dim() - 2)
+
+
+def by_slot(shape: Shape, tensors: Tensors) -> bool:
+    """Whether slots follow one another across pages in both caches, so that pages need not be told apart."""
+    strides = (cache_strides(cache) for cache in (tensors.k_cache, tensors.v_cache))
+    return all(page == token * shape.page_size for page, token, _ in strides)

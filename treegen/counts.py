@@ -1,0 +1,106 @@
+"""How many kernels this process has loaded and compiled, and the warning where compiling took a caller by surprise."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from treegen.ir.errors import PerformanceWarning
+
+MODULE_PREFIX = "treegen_kernel_"
+"""How the names of emitted modules begin, by which Triton's compilations of them are told from others."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCounts:
+    """Kernels of this process. loaded: emitted modules that were imported, in Triton's interpreter as well; compiled:
+    compilations of their kernels that Triton's own cache did not have, those made on purpose included.
+    """
+
+    loaded: int
+    compiled: int
+
+
+_lock = Lock()
+_loaded = _compiled = 0
+_watching = _warned = False
+_surprises: list[tuple[str, float]] = []  # kernels compiled while somebody waited, with seconds, not yet told
+_expected: ContextVar[bool] = ContextVar("expected", default=False)
+
+
+def kernel_counts() -> KernelCounts:
+    """The counts so far. A process that serves what `treegen warm` compiled ahead keeps `compiled` at 0."""
+    return KernelCounts(_loaded, _compiled)
+
+
+@contextmanager
+def expected_compiles() -> Iterator[None]:
+    """Within it kernels are compiled on purpose, by this thread: they count, and nothing warns of them."""
+    token = _expected.set(True)
+    try:
+        yield
+    finally:
+        _expected.reset(token)
+
+
+def count_loaded() -> None:
+    """Counts a module, which has imported Triton, and from the first one on Triton's compilations."""
+    global _loaded
+    with _lock:
+        _loaded += 1
+    _watch()
+
+
+def _watch() -> None:
+    """Listens to Triton's compiler, beside whoever listened before."""
+    global _watching
+    from triton import knobs
+
+    with _lock:
+        if _watching:
+            return
+        _watching = True
+        before = knobs.compilation.listener
+
+        def listen(**facts: Any) -> None:
+            _count_compiled(**facts)
+            if before is not None:
+                before(**facts)
+
+        knobs.compilation.listener = listen
+
+
+def _count_compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+    global _compiled
+    kernel = getattr(src, "fn", None)  # only of Python sources
+    module = getattr(kernel, "__module__", "")
+    if cache_hit or not module.startswith(MODULE_PREFIX):
+        return
+    with _lock:
+        _compiled += 1
+        if not _expected.get() and not _warned:
+            _surprises.append((f"{src.name} of {module.removeprefix(MODULE_PREFIX)}", times.total / 1e6))
+
+
+def warn_of_compiles(stacklevel: int) -> None:
+    """Warns, once per process, when kernels were compiled in a launch and nobody expected it."""
+    global _warned
+    if not _surprises:
+        return
+    with _lock:
+        told, _surprises[:] = list(_surprises), []
+        said, _warned = _warned, True
+    if said or not told:
+        return
+    more = f" and {len(told) - 1} more" if len(told) > 1 else ""
+    warnings.warn(
+        f"a launch waited {sum(seconds for _, seconds in told):.1f} s for Triton to compile {told[0][0]}{more}: "
+        "`treegen warm` compiles a shape's kernels ahead, and treegen.kernel_counts() counts (said once)",
+        PerformanceWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -1,0 +1,85 @@
+"""Kernel variants: every module that `auto` can launch for an attention shape, whatever the tree.
+
+What lowering decides by a tree is taken with all its values; what it never decides is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.ir.errors import ShapeError
+from treegen.ir.schedule import TileClass, TileMask
+from treegen.ir.shape import Shape
+from treegen.search.space import policies_of
+from treegen.strategies.edge_assignment import FastTree
+from treegen.targets import Target
+from treegen.tiles import (
+    BLOCK_TOKENS,
+    DEALT_BLOCK_TOKENS,
+    SMALL_ROWS,
+    rows_per_tile,
+    tile_class,
+    wanted_class,
+)
+
+
+def kernel_sources(shape: Shape, target: Target) -> list[Source]:
+    """Every module that a plan chosen by `auto` can launch for this shape, each once, those for slots first.
+
+    A cache whose pages lie apart (page_size above 1) is addressed by page, any other by slot. Policies that another
+    space or a hand put into the policy cache may use further tiles. Raises ShapeError when no tile fits the shape.
+    """
+    classes = kernel_classes(shape, target)
+    keys = [kernel_key(tile, shape, size) for size in dict.fromkeys((1, shape.page_size)) for tile in classes]
+    merges = [merge_key(shape, staged=staged) for staged in (False, True)]
+    return [*map(emit_partial, keys), *map(emit_merge, merges)]
+
+
+def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
+    """Every tile class of such plans, each once.
+
+    Of tiles: the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
+    without a mask and with runs packed in blocks or by slot, as trees and KV locations decide. Left out are, because
+    they cannot occur:
+
+    - row intervals where a tile holds one query row: a work item reads nothing that none of its rows sees;
+    - bit masks, but for the class of single rows: SpecInfer's alone store them, and its groups are single rows;
+    - dealt classes with a tile that a strategy names: FlashForge's alone are dealt, and lowering chooses its tile;
+    - merging classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work is of one stage;
+    - all of Medusa's: it runs unfused.
+    """
+    suited = [tile_class(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]
+    tiles = {policy.tile for policy in policies_of(shape, target)[0] if policy.tile is not None}
+    named = _wanted(sorted(tiles), shape, target)
+    fasttree = FastTree()
+    phases = _wanted(zip(fasttree.tile_q, fasttree.tile_kv, strict=True), shape, target)
+    made: list[TileClass] = []
+    for tile in (*suited, *named):
+        for merging in (False, True):
+            made += _variants(replace(tile, merging=merging), "interval", BLOCK_TOKENS, shape)
+    for tile in suited:
+        made += _variants(replace(tile, dealt=True), "interval", DEALT_BLOCK_TOKENS, shape)
+    made += _variants(suited[0], "bits", BLOCK_TOKENS, shape)
+    for tile in phases:
+        made += _variants(tile, "interval", BLOCK_TOKENS, shape)
+    return list(dict.fromkeys(made))
+
+
+def _wanted(sizes: Iterable[tuple[int, int]], shape: Shape, target: Target) -> Iterator[TileClass]:
+    """The classes of these tiles, but for those that do not fit: no plan that has them is lowered."""
+    for rows, tokens in sizes:
+        with suppress(ShapeError):
+            yield wanted_class(rows, tokens, shape, target)
+
+
+def _variants(tile: TileClass, mask: TileMask, block: int, shape: Shape) -> Iterator[TileClass]:
+    """A class without and with this mask, with runs packed in blocks and by slot."""
+    masks: tuple[TileMask, ...] = ("none", mask)
+    if mask == "interval" and rows_per_tile(tile.rows, shape.group) == 1:
+        masks = ("none",)
+    for chosen in masks:
+        for tokens in dict.fromkeys((min(block, tile.tokens), 1)):
+            yield replace(tile, mask=chosen, block=tokens)
