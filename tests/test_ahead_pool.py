@@ -86,12 +86,14 @@ def launch(name: str, strategies: str) -> list[int]:
 def check_launches(name: str, strategies: str) -> None:
     told: list[Compiled] = []
     sources = sources_of(name, strategies)
-    outcomes = compile_all(sources, SHAPES[name][0], TARGET, processes=2, on_variant=told.append)
+    outcomes = compile_all(
+        [(source, SHAPES[name][0]) for source in sources], TARGET, processes=2, on_variant=told.append
+    )
     assert [(outcome.problem, outcome.cached) for outcome in outcomes] == [(None, False)] * len(sources)
     assert [outcome.source for outcome in outcomes] == sources
     assert sorted(told, key=outcomes.index) == outcomes
     assert launch(name, strategies) == [len(sources), 0]
-    assert [outcome.cached for outcome in compile_all(sources[:1], SHAPES[name][0], TARGET)] == [True]
+    assert [outcome.cached for outcome in compile_all(kernels[:1], TARGET)] == [True]
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +121,7 @@ def test_a_kernel_that_fails_or_dies_or_hangs_is_an_outcome(monkeypatch: pytest.
         "lacks": "import triton",
     }
     sources = [replace(MERGE, text=text, digest=name) for name, text in texts.items()]
-    outcomes = compile_all(sources, Shape(12, 4, 80), TARGET, processes=2)
+    outcomes = compile_all([(source, Shape(12, 4, 80)) for source in sources], TARGET, processes=2)
     assert [outcome.source.digest for outcome in outcomes] == list(texts)
     problems = [str(outcome.problem) for outcome in outcomes]
     assert problems[0] == "RuntimeError: no such kernel"
@@ -138,7 +140,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from treegen.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
         "source = replace(emit_merge(merge_key(shape, staged=False)), text='1 / 0', digest='script')\n"
-        "print([outcome.problem for outcome in compile_all([source], shape, target_from('h200'), 1)])\n"
+        "print([outcome.problem for outcome in compile_all([(source, shape)], target_from('h200'), 1)])\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
@@ -146,8 +148,8 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_compile_and_nothing_to_compile_for() -> None:
-    assert compile_all([], Shape(8, 8, 64), TARGET) == []
+    assert compile_all([], TARGET) == []
     with pytest.raises(BackendError, match="has no GPU"):
-        compile_all([MERGE], Shape(8, 8, 64), replace(TARGET, capability=0))
+        compile_all([(MERGE, Shape(8, 8, 64))], replace(TARGET, capability=0))
     with pytest.raises(BackendError, match="processes"):
-        compile_all([MERGE], Shape(8, 8, 64), TARGET, processes=0)
+        compile_all([(MERGE, Shape(8, 8, 64))], TARGET, processes=0)

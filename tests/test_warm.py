@@ -13,13 +13,16 @@ import torch
 
 from meters import Favourite
 from treegen import Shape, Tree, cli, strategies
+from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.search.policies import key_of
-from treegen.targets import target_from
+from treegen.targets import Target, target_from
 from treegen.tune import Tuning, proposals
-from treegen.warm import Job, Warmed, jobs_of, summary, warm
+from treegen.variants import kernel_sources
+from treegen.warm import Job, Warmed, jobs_of, kernels_of, summary, warm
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")
@@ -149,7 +152,9 @@ def test_the_command_says_what_it_would_do(capsys: pytest.CaptureFixture[str], t
     arguments = ["warm", str(tmp_path / "trace.jsonl"), "--heads", "32:8", "--heads", "16/1", "--dtype", "fp16"]
     POLICY_CACHE.store(_entry_of(jobs_of(TREES[:1], [SHAPE], H200)[0]))
     assert cli.main([*arguments, "--dry-run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    first, *lines = capsys.readouterr().out.splitlines()
+    kernels = sum(len(kernel_sources(shape, H200)) for shape in (SHAPE, OTHER))
+    assert first == f"kernels: {kernels} for 2 shapes on h200"
     assert [line.split()[0] for line in lines] == ["policy", "known", "measure", "measure", "measure"]
     assert "  2      rows 2^3, levels 2" in lines[1]
     assert "32:8 heads" in lines[2]
@@ -168,6 +173,15 @@ def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_s_summary_and_exit_code(
     interrupted: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def compiled(
+        kernels: Sequence[tuple[Source, Shape]], target: Target, on_variant: Callable[[Compiled], None]
+    ) -> list[Compiled]:
+        assert kernels == kernels_of([Shape(32, 8, 128)], target)
+        found = [Compiled(*kernel, 0.1, cached=number > 0) for number, kernel in enumerate(kernels)]
+        for outcome in found:
+            on_variant(outcome)
+        return found
+
     def measured(
         jobs: Sequence[Job], *arguments: object, on_job: Callable[[Warmed], None], **options: object
     ) -> list[Warmed]:
@@ -178,14 +192,17 @@ def test_the_command_s_summary_and_exit_code(
             raise KeyboardInterrupt
         return found
 
+    monkeypatch.setattr("treegen.ahead_pool.compile_all", compiled)
     monkeypatch.setattr("treegen.warm.warm", measured)
     monkeypatch.setattr("treegen.devices.devices_of", lambda target: [0, 1])
     code = cli.main(["warm", "1,8/500,20", "64*300"])
     printed = capsys.readouterr().out
+    kernels = len(kernels_of([Shape(32, 8, 128)], H200))
+    assert f"kernels: 1 compiled, {kernels - 1} known, 0 failed" in printed
     assert "  cuda:1: 1 measured in 2.0 s" in printed
     if interrupted:
         assert code == 130
-        assert "interrupted after 1 of 2 policies" in printed
+        assert f"interrupted after {kernels} of {kernels} kernels and 1 of 2 policies" in printed
         assert "policies: 1 measured, 0 known, 0 failed" in printed
     else:
         assert code == 1

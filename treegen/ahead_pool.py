@@ -40,19 +40,20 @@ class Compiled:
     """What became of one kernel. cached: Triton's cache had it; problem: one line, None where machine code is there."""
 
     source: Source
+    shape: Shape
     seconds: float
     cached: bool = False
     problem: str | None = None
 
 
 def compile_all(
-    sources: Sequence[Source],
-    shape: Shape,
+    kernels: Sequence[tuple[Source, Shape]],
     target: Target,
     processes: int | None = None,
     on_variant: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
-    """Compiles kernels for launches on a target into Triton's cache, and says in their order what became of each.
+    """Compiles kernels for launches with these shapes on a target into Triton's cache, and says in their order what
+    became of each.
 
     processes: at once, by default as many as this process may use CPUs. on_variant(outcome): called here as each ends.
     A kernel that does not compile, or whose process dies, is an outcome with a problem. Raises BackendError for a
@@ -61,12 +62,12 @@ def compile_all(
     if not target.capability:
         raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")
     count = len(os.sched_getaffinity(0)) if processes is None else positive_int("processes", processes, BackendError)
-    waiting, outcomes = deque(enumerate(sources)), dict[int, Compiled]()
+    waiting, outcomes = deque(enumerate(kernels)), dict[int, Compiled]()
     workers: dict[Connection, _Worker] = {}
     try:
         while waiting or workers:
             while waiting and len(workers) < count:
-                worker = _Worker(shape, target)
+                worker = _Worker(target)
                 workers[worker.connection] = worker
                 worker.give(*waiting.popleft())
             earliest = min(worker.deadline for worker in workers.values())
@@ -85,17 +86,17 @@ def compile_all(
     finally:
         for worker in workers.values():
             worker.stop()
-    return [outcomes[index] for index in range(len(sources))]
+    return [outcomes[index] for index in range(len(kernels))]
 
 
 class _Worker:
-    """A process that compiles one source after another."""
+    """A process that compiles one kernel after another."""
 
-    def __init__(self, shape: Shape, target: Target) -> None:
+    def __init__(self, target: Target) -> None:
         self.connection, other = Pipe()
         self.index, self.deadline, self.alive = -1, 0.0, True
-        self._shape, self._target = shape, target
-        self._source: Source | None = None
+        self._target = target
+        self._kernel: tuple[Source, Shape] | None = None
         self._begun = 0.0
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parent.parent)]
@@ -111,26 +112,26 @@ class _Worker:
                 start_new_session=True,  # a Ctrl-C is for the caller alone, and ptxas ends with its process
             )
 
-    def give(self, index: int, source: Source) -> None:
-        """Hands it the next source."""
-        self.index, self._source = index, source
+    def give(self, index: int, kernel: tuple[Source, Shape]) -> None:
+        """Hands it the next kernel."""
+        self.index, self._kernel = index, kernel
         self._begun = time.monotonic()
         self.deadline = self._begun + TIMEOUT_S
         with suppress(OSError):  # a dead process is found when its answer is read
-            self.connection.send((source, self._shape, self._target))
+            self.connection.send((*kernel, self._target))
 
     def outcome(self) -> Compiled:
         """Its answer; or what became of it instead, and then it is not alive any more."""
-        assert self._source is not None
+        assert self._kernel is not None
         try:
             if self.connection.poll():
                 seconds, cached, problem = self.connection.recv()
-                return Compiled(self._source, seconds, cached, problem)
+                return Compiled(*self._kernel, seconds, cached, problem)
             problem = f"timed out after {TIMEOUT_S:g} s"
         except (EOFError, OSError):
             problem = f"process died: {self._last_words()}"
         self.alive = False
-        return Compiled(self._source, time.monotonic() - self._begun, problem=problem)
+        return Compiled(*self._kernel, time.monotonic() - self._begun, problem=problem)
 
     def _last_words(self) -> str:
         """The exit status of a process that is gone, and the last line of its output."""
@@ -155,7 +156,7 @@ class _Worker:
 
 
 def serve(handle: int) -> None:
-    """Compiles the sources that come through the socket with this file descriptor, until it closes."""
+    """Compiles the kernels that come through the socket with this file descriptor, until it closes."""
     connection = Connection(handle)
     with suppress(EOFError, OSError):
         while True:

@@ -1,4 +1,5 @@
-"""Warming: the policies of all trees of a deployment measured ahead of it, on all GPUs of a kind at once.
+"""Warming: what a deployment needs, ahead of it: its kernels compiled, and the policies of all of its trees measured on
+all GPUs of a kind at once.
 
 Every policy is kept as soon as it is measured, so that a run which was interrupted goes on where it was.
 """
@@ -13,9 +14,11 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
 
+from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policies import Where
 from treegen.bucket import policy_bucket
+from treegen.emit import Source
 from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -23,6 +26,7 @@ from treegen.measure import Measurer
 from treegen.search.space import space_digest
 from treegen.targets import Target
 from treegen.tune import Tuning, tuned
+from treegen.variants import kernel_sources
 
 _POLL_S = 0.2
 
@@ -50,6 +54,14 @@ class Warmed:
     problem: str
     device: int | None
     seconds: float
+
+
+def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Shape]]:
+    """Every kernel that plans of `auto` can launch for these shapes, for `treegen.ahead_pool.compile_all`.
+
+    Raises ShapeError for a shape that no tile fits.
+    """
+    return [(source, shape) for shape in dict.fromkeys(shapes) for source in kernel_sources(shape, target)]
 
 
 def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: Target) -> list[Job]:
@@ -117,6 +129,16 @@ def warm(
         for thread in threads:
             thread.join()
     return found
+
+
+def kernel_summary(compiled: Sequence[Compiled], seconds: float) -> str:
+    """What became of kernels, in lines: how many were compiled, known and failed, and each failure. seconds: in all."""
+    failed = [each for each in compiled if each.problem]
+    cached = sum(each.cached for each in compiled)
+    made = len(compiled) - cached - len(failed)
+    lines = [f"kernels: {made} compiled, {cached} known, {len(failed)} failed, {seconds:.1f} s"]
+    lines += [f"  failed: {each.source.kernel} {each.source.digest}, {each.shape}: {each.problem}" for each in failed]
+    return "\n".join(lines)
 
 
 def summary(warmed: Sequence[Warmed], seconds: float) -> str:

@@ -15,6 +15,12 @@ from treegen.search.policies import accepts
 from treegen.specs import STRIDE, trees_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from treegen.emit import Source
+    from treegen.ir.shape import Shape
+    from treegen.targets import Target
+    from treegen.tune import Tuning
     from treegen.warm import Job
 
 
@@ -51,8 +57,7 @@ def warm(
     """
     from treegen.devices import current_target, devices_of
     from treegen.tune import Tuning
-    from treegen.warm import Warmed, jobs_of, summary
-    from treegen.warm import warm as warm_policies
+    from treegen.warm import jobs_of, kernels_of
 
     shapes = shapes_from(heads or (), head_dim or (), dtype or (), page_size or ())
     tuning = Tuning(candidates, repeats, timeout)
@@ -60,30 +65,56 @@ def warm(
     devices = devices_of(target)
     if not devices and not dry_run:
         raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --dry-run")
+    kernels = kernels_of(shapes, target)
     jobs = jobs_of((named for spec in specs for named in trees_of(spec, stride)), shapes, target)
     if dry_run:
+        print(f"kernels: {len(kernels)} for {len(shapes)} shapes on {target.name}")
         titles = ("policy", "of", "trees", "bucket", "shape")
         rows = [(_state(job, again), job.name, str(job.trees), job.key.bucket, job.key.shape) for job in jobs]
         print_table([titles, *rows])
         return
-    done: list[Warmed] = []
-    code = 0
-    begin = time.perf_counter()
-    try:
-        with progress_bar(len(jobs)) as on_job:
-
-            def finish(warmed: Warmed) -> None:
-                done.append(warmed)
-                on_job()
-
-            warm_policies(jobs, target, devices, tuning, again=again, on_job=finish)
-    except KeyboardInterrupt:
-        print(f"interrupted after {len(done)} of {len(jobs)} policies; run it again to go on")
-        code = 130
-    print(summary(done, time.perf_counter() - begin))
-    raise typer.Exit(code or int(any(warmed.problem for warmed in done)))
+    raise typer.Exit(_warm(kernels, jobs, target, devices, tuning, again))
 
 
 def _state(job: Job, again: bool) -> str:
     where: Where = "none" if again else POLICY_CACHE.lookup(job.key, accepts).where
     return "measure" if where == "none" else f"known ({where})"
+
+
+def _warm(
+    kernels: Sequence[tuple[Source, Shape]],
+    jobs: Sequence[Job],
+    target: Target,
+    devices: Sequence[int],
+    tuning: Tuning,
+    again: bool,
+) -> int:
+    """Compiles, measures, prints what was done, and returns the exit code."""
+    from treegen import ahead_pool, warm
+
+    compiled: list[ahead_pool.Compiled] = []
+    measured: list[warm.Warmed] = []
+    code = 0
+    begin = compiled_at = time.perf_counter()
+    try:
+        with progress_bar(len(kernels) + len(jobs)) as on_step:
+
+            def finish_kernel(outcome: ahead_pool.Compiled) -> None:
+                compiled.append(outcome)
+                on_step()
+
+            def finish_job(outcome: warm.Warmed) -> None:
+                measured.append(outcome)
+                on_step()
+
+            ahead_pool.compile_all(kernels, target, on_variant=finish_kernel)
+            compiled_at = time.perf_counter()
+            warm.warm(jobs, target, devices, tuning, again=again, on_job=finish_job)
+    except KeyboardInterrupt:
+        done = f"{len(compiled)} of {len(kernels)} kernels and {len(measured)} of {len(jobs)} policies"
+        print(f"interrupted after {done}; run it again to go on")
+        code = 130
+    print(warm.kernel_summary(compiled, compiled_at - begin))
+    print(warm.summary(measured, time.perf_counter() - compiled_at))
+    failed = any(each.problem for each in compiled) or any(each.problem for each in measured)
+    return code or int(failed)

@@ -1,0 +1,38 @@
+"""Warms the caches for a model before its server starts: kernels are compiled, and policies of its trees measured.
+
+    python examples/warm_cache.py
+
+`treegen warm few-shot:prompt=2000,width=32,steps=256 --stride 16` does the same. Trees of a running server make a trace,
+which it takes, too: `print(tree.to_json(), file=trace)` for each, into a file that ends in .jsonl.
+"""
+
+import time
+
+import treegen
+from treegen.ahead_pool import compile_all
+from treegen.devices import current_target, devices_of
+from treegen.specs import trees_of
+from treegen.warm import jobs_of, kernel_summary, kernels_of, summary, warm
+
+
+def main() -> None:
+    """Says what there is to do, and does it where there is a GPU."""
+    shapes = [treegen.Shape(32, 8, 128, dtype="bf16")]
+    target = current_target()
+    trees = list(trees_of("few-shot:prompt=2000,width=32,steps=256", stride=16))
+    kernels, jobs = kernels_of(shapes, target), jobs_of(trees, shapes, target)
+    print(f"on {target.name}: {len(kernels)} kernels, and policies for {len(trees)} trees in {len(jobs)} buckets")
+    devices = devices_of(target)
+    if not devices:
+        print("no GPU here: nothing is compiled or measured")
+        return
+    begin = time.perf_counter()
+    compiled = compile_all(kernels, target)
+    print(kernel_summary(compiled, time.perf_counter() - begin))
+    begin = time.perf_counter()
+    warmed = warm(jobs, target, devices)
+    print(summary(warmed, time.perf_counter() - begin))
+
+
+if __name__ == "__main__":
+    main()
