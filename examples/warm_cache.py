@@ -2,8 +2,8 @@
 
     python examples/warm_cache.py
 
-`treegen warm few-shot:prompt=2000,width=32,steps=256 --stride 16` does the same. Trees of a running server make a trace,
-which it takes, too: `print(tree.to_json(), file=trace)` for each, into a file that ends in .jsonl.
+`treegen warm few-shot:prompt=2000,width=32,steps=256 --stride 16` does the same. Trees of a running server make a
+trace, which it takes, too: `print(tree.to_json(), file=trace)` for each, into a file that ends in .jsonl.
 """
 
 import time

@@ -86,9 +86,8 @@ def launch(name: str, strategies: str) -> list[int]:
 def check_launches(name: str, strategies: str) -> None:
     told: list[Compiled] = []
     sources = sources_of(name, strategies)
-    outcomes = compile_all(
-        [(source, SHAPES[name][0]) for source in sources], TARGET, processes=2, on_variant=told.append
-    )
+    kernels = [(source, SHAPES[name][0]) for source in sources]
+    outcomes = compile_all(kernels, TARGET, processes=2, on_variant=told.append)
     assert [(outcome.problem, outcome.cached) for outcome in outcomes] == [(None, False)] * len(sources)
     assert [outcome.source for outcome in outcomes] == sources
     assert sorted(told, key=outcomes.index) == outcomes
