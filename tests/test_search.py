@@ -55,7 +55,7 @@ def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataO
         expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200).time_us
         assert costs.time_us(policy) == pytest.approx(expected, rel=1e-9)
         walks = costs.walks(policy)
-        assert (Bounds(costs).of_walks(walks, costs.lines_of(policy, walks))[0] <= expected * (1 + 1e-9)) or (
+        assert (Bounds(costs).of_walks(walks, costs.lines_of([policy], walks))[0] <= expected * (1 + 1e-9)) or (
             policy.split is not None and not (walks.tokens > policy.split).any()
         )
 
@@ -71,7 +71,7 @@ def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> Non
     costs = PolicyCosts(tree, shape, H200)
     policy = replace(data.draw(st.sampled_from(policies_of(shape, H200)[0])), split=data.draw(st.sampled_from(SPLITS)))
     walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
-    together = costs.times_us(walks, costs.lines_of(policy, walks))
+    together = costs.times_us(walks, costs.lines_of([policy] * len(cuts), walks))
     alone = [costs.time_us(replace(policy, cut=tuple(nodes[line].tolist()))) for line in cuts]
     assert together == pytest.approx(np.array(alone), rel=1e-12)
 
@@ -140,7 +140,9 @@ def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
     bounds = Bounds(PolicyCosts(tree, shape, H200))
     for name in strategy_names():
         if name != "cohort":
-            assert bounds.of_strategy(name, 128) <= time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9), name
+            time_us = time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9)
+            for enough in (np.inf, 0.0):
+                assert bounds.of_strategy(name, 128, enough) <= time_us, name
 
 
 @given(forests(30, 500, salt=1211), st.sampled_from(SHAPES))
@@ -148,10 +150,25 @@ def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
 def test_bounds_are_below_thresholds(tree: Tree, shape: Shape) -> None:
     costs = PolicyCosts(tree, shape, H200)
     bounds, thresholds = Bounds(costs), [1, 2, 3, 8]
-    for policy in policies_of(shape, H200)[0]:
-        least = bounds.of_thresholds(policy, bounds.merged_at(thresholds))
-        for apart, bound in zip(thresholds, least.tolist(), strict=True):
+    policies = policies_of(shape, H200)[0]
+    least = bounds.of_thresholds(policies, bounds.merged_at(thresholds))
+    for policy, of_policy in zip(policies, least.tolist(), strict=True):
+        for apart, bound in zip(thresholds, of_policy, strict=True):
             assert bound <= costs.time_us(replace(policy, apart=apart)) * (1 + 1e-9)
+
+
+@given(forests(30, 2000, salt=1212), st.sampled_from(SHAPES))
+@examples(40)
+def test_bounds_are_below_splits(tree: Tree, shape: Shape) -> None:
+    """Walks of several heights at once are those of each, and no split that cuts some is faster than the bound."""
+    costs, policies = PolicyCosts(tree, shape, H200), policies_of(shape, H200)[0]
+    walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
+    lines = costs.lines_of(policies, walks)
+    assert costs.times_us(walks, lines).tolist() == [costs.time_us(policy) for policy in policies]
+    for index, (policy, bound) in enumerate(zip(policies, Bounds(costs).of_splits(walks, lines).tolist(), strict=True)):
+        for split in (16, 50, 128, 512):
+            if (walks.tokens[walks.line == index] > split).any():
+                assert bound <= costs.time_us(replace(policy, split=split)) * (1 + 1e-9)
 
 
 def test_the_same_tree_gives_the_same_policy() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -72,24 +72,6 @@ class Walks(NamedTuple):
         )
 
 
-def joined(walks: Sequence[Walks]) -> Walks:
-    """The lines of several walks, one behind the other."""
-    if len(walks) == 1:
-        return walks[0]
-    lines = offsets(np.array([own.lines for own in walks]))
-    cohorts = offsets(np.array([len(own.line) for own in walks]))
-    return Walks(
-        int(lines[-1]),
-        all(own.whole for own in walks),
-        np.concatenate([own.line + before for own, before in zip(walks, lines, strict=False)]),
-        np.concatenate([own.rows for own in walks]),
-        np.concatenate([own.lo for own in walks]),
-        np.concatenate([own.tokens for own in walks]),
-        np.concatenate([own.of + before for own, before in zip(walks, cohorts, strict=False)]),
-        np.concatenate([own.span for own in walks]),
-    )
-
-
 class Merging(NamedTuple):
     """Per line: merged rows, partials of the row that has most, and rows of partials in all."""
 
@@ -121,25 +103,23 @@ class PolicyCosts:
         self.partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
         self.final_row = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         self._whole: dict[int, Walks] = {}
-        self._tile_classes: dict[int, TileClass] = {}
 
     def time_us(self, policy: Cohort) -> float:
         """Estimated microseconds of a policy's plan: those of its account by the analytic model."""
         walks = self.walks(policy)
-        return float(self.times_us(walks, self.lines_of(policy, walks))[0])
+        return float(self.times_us(walks, self.lines_of([policy], walks))[0])
 
-    def lines_of(self, policy: Cohort, walks: Walks) -> list[Line]:
-        """The tile class of the work items of every line of the policy's walks, and its split."""
-        split = policy.split or INT32_MAX
-        if policy.tile is not None:
-            return [Line(wanted_class(*policy.tile, self.shape, self.target), split)] * walks.lines
-        most_rows = highest(walks.rows, walks.line, walks.lines)
-        return [Line(self._tile_class(rows), split) for rows in most_rows.tolist()]
+    def lines_of(self, policies: Sequence[Cohort], walks: Walks) -> list[Line]:
+        """The tile class of the work items of every line of `walks`, which is one of its policy, and its split."""
+        most_rows = highest(walks.rows, walks.line, walks.lines).tolist()
+        return [
+            Line(self._tile_class(policy, rows), policy.split or INT32_MAX)
+            for policy, rows in zip(policies, most_rows, strict=True)
+        ]
 
-    def _tile_class(self, most_rows: int) -> TileClass:
-        if most_rows not in self._tile_classes:
-            self._tile_classes[most_rows] = tile_class(self.shape, self.target, max(most_rows, 1))
-        return self._tile_classes[most_rows]
+    def _tile_class(self, policy: Cohort, most_rows: int) -> TileClass:
+        wanted, shape, target = policy.tile, self.shape, self.target
+        return wanted_class(*wanted, shape, target) if wanted else tile_class(shape, target, max(most_rows, 1))
 
     def rows_of(self, policy: Cohort) -> int:
         """Query rows of a cohort."""
@@ -147,12 +127,30 @@ class PolicyCosts:
 
     def walks(self, policy: Cohort) -> Walks:
         """The cohorts of one policy, whatever its split and tile."""
-        rows, spans = self.rows_of(policy), len(self.lo)
+        rows = self.rows_of(policy)
         if policy.apart is None and not policy.cut:
             if rows not in self._whole:
-                self._whole[rows] = self._walked(np.zeros((1, spans), np.int64), rows)
+                self._whole[rows] = self.whole_walks([rows])
             return self._whole[rows]
         return self.walks_below(rows, policy.cut_nodes(self.tree))
+
+    def whole_walks(self, rows: Sequence[int]) -> Walks:
+        """A line of cohorts with their whole paths for every number of rows of a cohort."""
+        lines, spans, height = len(rows), len(self.lo), np.array(rows)
+        most = self.tree.num_rows // int(height.min()) + 1  # cohorts of a line
+        first = self.lo // height[:, None]
+        pair, step = ragged(((self.hi - 1) // height[:, None] - first + 1).ravel())
+        of_line = np.arange(lines)[:, None] * most
+        key = (first + of_line).ravel()[pair] + step
+        pairs = np.bincount(key, minlength=lines * most)
+        span = (pair % max(spans, 1))[_order(key, lines * most)]
+        alive = np.flatnonzero(pairs)
+        pairs = pairs[alive]
+        line = alive // most
+        start = (alive - line * most) * height[line]
+        own = np.minimum(height[line], self.tree.num_rows - start)
+        of = np.repeat(np.arange(len(alive)), pairs)
+        return Walks(lines, True, line, own, start, _sums(of, self.length[span], len(alive)), of, span)
 
     def walks_below(self, rows: int, cut: Ints) -> Walks:
         """Cohorts of `rows` rows where paths are cut at these nodes."""
@@ -176,7 +174,6 @@ class PolicyCosts:
         """
         topology, lines, spans = self.tree.topology, len(fragment), max(len(self.lo), 1)
         flat = fragment.ravel()
-        whole = not flat.any()
         # The ranks of every span's fragment.
         node = np.append(0, topology.nodes_in_preorder)[flat]
         base = np.where(flat > 0, topology.rank_lo[node], 0).astype(np.int64)
@@ -187,16 +184,15 @@ class PolicyCosts:
         cohort = first[pair] + step
         per_fragment = self.tree.num_rows // rows + 1
         key = (pair // spans * (len(topology.depth) + 1) + flat[pair]) * per_fragment + cohort
-        order = np.argsort(key, kind="stable")
+        order = _order(key, lines * (len(topology.depth) + 1) * per_fragment)
         key, pair, cohort = key[order], pair[order], cohort[order]
         opening = np.append(True, key[1:] != key[:-1])[: len(key)]
         opens, of = np.flatnonzero(opening), np.cumsum(opening) - 1
         head, span = pair[opens], pair % spans
         start = base[head] + cohort[opens] * rows
-        tokens = np.bincount(of, self.length[span], len(opens)).astype(np.int64)
-        return Walks(
-            lines, whole, head // spans, np.minimum(start + rows, limit[head]) - start, start, tokens, of, span
-        )
+        tokens = _sums(of, self.length[span], len(opens))
+        own = np.minimum(start + rows, limit[head]) - start
+        return Walks(lines, not flat.any(), head // spans, own, start, tokens, of, span)
 
     @cached_property
     def _runs(self) -> tuple[Longs, Longs] | None:
@@ -216,9 +212,9 @@ class PolicyCosts:
     def times_us(self, walks: Walks, lines: Sequence[Line]) -> Floats:
         """Microseconds of the plans of every line of `walks`, by tile and split of `lines`."""
         count = walks.lines
-        tokens, splits, rows, flops, loaded, lanes = (
-            np.array(column, np.int64) for column in zip(*(self._tile_facts(line) for line in lines), strict=True)
-        )
+        tiles = np.array([_tile_facts(line.tile, self.shape) for line in lines], np.int64)
+        tokens, rows, flops, loaded, lanes = tiles.T
+        splits = np.array([line.split for line in lines], np.int64)
         parts = -(-walks.tokens // splits[walks.line])
         item_tiles, item_line = self._tiles(walks, parts, splits, tokens)
         full, packed, most = item_tiles
@@ -253,11 +249,6 @@ class PolicyCosts:
         if merged.any():
             total += np.where(merged, MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"], 0.0)
         return total
-
-    def _tile_facts(self, line: Line) -> tuple[int, ...]:
-        tile, shape = line.tile, self.shape
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
-        return tile.tokens, line.split, tile.rows, *tile_work(tile, shape), lanes
 
     def _tiles(
         self, walks: Walks, parts: Longs, splits: Longs, tokens: Longs
@@ -296,10 +287,12 @@ class PolicyCosts:
         by_slot = -(-slots // tokens[item_line])
         block_tiles, slot_tiles = (np.bincount(item_line, full + own, walks.lines) for own in (by_block, by_slot))
         packed = np.where((block_tiles > MOST_SPREAD * slot_tiles)[item_line], by_slot, by_block)
-        tokens_of_item = np.bincount(item, length, items)
-        order = np.lexsort((-np.arange(items), tokens_of_item, full + packed, item_line))
-        last = np.searchsorted(item_line, np.arange(walks.lines), side="right") - 1
-        return (full, packed, np.append(order, 0)[last]), item_line
+        # The first of the items with most tokens among those with most tiles.
+        size = (full + packed) * INT32_MAX + _sums(item, length, items)
+        longest = np.flatnonzero(size == highest(size, item_line, walks.lines)[item_line])
+        most = np.zeros(walks.lines, np.int64)
+        most[item_line[longest[::-1]]] = longest[::-1]
+        return (full, packed, most), item_line
 
     def merging(self, walks: Walks, parts: Longs) -> Merging:
         """What is merged, where a cohort's rows have `parts` results each of what the cohort walks."""
@@ -330,6 +323,17 @@ class PolicyCosts:
         merged = (is_merged | (grid == 0)).sum(axis=1)
         own = np.bincount(walks.line[partial], (walks.rows * parts)[partial], count).astype(np.int64)
         return Merging(merged, longest, own)
+
+
+@cache
+def _tile_facts(tile: TileClass, shape: Shape) -> tuple[int, ...]:
+    """Tokens and rows of a tile, the work of one, and how many tiles a cohort's rows take over all KV heads."""
+    return tile.tokens, tile.rows, *tile_work(tile, shape), shape.num_kv_heads * -(-shape.group // tile.rows)
+
+
+def _order(keys: Longs, below: int) -> Longs:
+    """The stable order of non-negative keys; few different ones are sorted by their digits."""
+    return np.argsort(keys.astype(np.uint16) if below <= 1 << 16 else keys, kind="stable")
 
 
 def highest(values: Longs, line: Longs, lines: int) -> Longs:

@@ -17,10 +17,10 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
 from treegen.search.bounds import Bounds
-from treegen.search.costs import Floats, Line, PolicyCosts, joined
+from treegen.search.costs import Floats, Line, PolicyCosts
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import named
-from treegen.strategies.cohort import Cohort
+from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.strategy import Move, Step, Strategy
 from treegen.targets import Target
 
@@ -85,7 +85,7 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
             if not for_any_tree:
                 _cut_once_more(costs, state, nodes)
     for name, make in _named(tree).items():
-        if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
+        if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
             state.consider(make(), time_of(make(), tree, shape, target))
     assert state.best is not None
     return Found(as_named(state.best, tree), state.time_us, query_us, len(state.times), tuple(state.trace))
@@ -132,21 +132,28 @@ def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
 
 
 def _is_query(strategy: Strategy) -> bool:
-    return isinstance(strategy, Cohort) and strategy == Cohort(1, strategy.split)
+    if not isinstance(strategy, Cohort) or strategy.head_rows > 1:
+        return False
+    return strategy.tile is None and strategy.apart is None and not strategy.cut
 
 
 def _walk_whole_paths(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
     """Every policy without cuts."""
     policies, split = policies_of(costs.shape, costs.target)
-    walks = joined([costs.walks(policy) for policy in policies])
-    whole = [costs.lines_of(policy, costs.walks(policy))[0] for policy in policies]
+    walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
+    whole = costs.lines_of(policies, walks)
     state.consider_all(policies, costs.times_us(walks, whole))
-    of_policy = np.repeat(np.arange(len(policies)), len(split) // len(policies))
-    lines = [Line(whole[index].tile, policy.split or INT32_MAX) for index, policy in zip(of_policy, split, strict=True)]
-    kept = np.flatnonzero(bounds.of_walks(walks.taken(of_policy, spans=False), lines) < state.time_us * _LESS)
-    if len(kept):
-        times = costs.times_us(walks.taken(of_policy[kept]), [lines[index] for index in kept])
-        state.consider_all([split[index] for index in kept], times)
+    splits = len(split) // len(policies)
+    some = np.flatnonzero(bounds.of_splits(walks, whole) < state.time_us * _LESS)
+    chosen = (some[:, None] * splits + np.arange(splits)).ravel()
+    lines = [Line(whole[index // splits].tile, split[index].split or INT32_MAX) for index in chosen.tolist()]
+    if lines:
+        least = bounds.of_walks(walks.taken(chosen // splits, spans=False), lines)
+        kept = np.flatnonzero(least < state.time_us * _LESS)
+        chosen, lines = chosen[kept], [lines[index] for index in kept.tolist()]
+    if lines:
+        times = costs.times_us(walks.taken(chosen // splits), lines)
+        state.consider_all([split[index] for index in chosen.tolist()], times)
 
 
 def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
@@ -154,7 +161,7 @@ def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: In
     cuts = (np.arange(1, 1 << len(nodes))[:, None] >> np.arange(len(nodes)) & 1).astype(bool)
     for policy in policies_of(costs.shape, costs.target)[0]:
         walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
-        lines = costs.lines_of(policy, walks)
+        lines = costs.lines_of([policy] * walks.lines, walks)
         least = bounds.of_walks(walks, lines, chain=False)
         for split in SPLITS:
             kept = np.flatnonzero(least < state.time_us * _LESS)
@@ -171,9 +178,10 @@ def _cut_at_thresholds(costs: PolicyCosts, bounds: Bounds, state: _State) -> Non
     """The best policies so far with paths cut at thresholds on rows."""
     best = sorted((policy for policy in state.times if isinstance(policy, Cohort)), key=state.times.__getitem__)
     thresholds = _thresholds(costs.tree)
-    merged_rows = bounds.merged_at(thresholds)
-    for policy in best[:_MOST_STARTS]:
-        for apart, least in zip(thresholds, bounds.of_thresholds(policy, merged_rows).tolist(), strict=True):
+    starts = best[:_MOST_STARTS]
+    bound = bounds.of_thresholds(starts, bounds.merged_at(thresholds))
+    for policy, of_policy in zip(starts, bound.tolist(), strict=True):
+        for apart, least in zip(thresholds, of_policy, strict=True):
             if least < state.time_us * _LESS:
                 for split in dict.fromkeys((policy.split, None)):
                     chosen = replace(policy, apart=apart, split=split)
@@ -196,9 +204,8 @@ def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
 
 def _thresholds(tree: Tree) -> list[int]:
     """Numbers of rows at which some path can be cut, at most _MOST_LEVELS, evenly spread."""
-    topology = tree.topology
-    seen = (topology.rank_hi - topology.rank_lo)[np.unique(tree.parent[tree.parent >= 0])]
-    values = np.unique(seen[seen > 1])
+    above = seen_below_and_above(tree)[1]
+    values = np.flatnonzero(np.bincount(above, minlength=2)[2:]) + 2
     if len(values) > _MOST_LEVELS:
         values = values[np.linspace(0, len(values) - 1, _MOST_LEVELS).astype(np.int64)]
     return [int(value) for value in values[::-1]]
