@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.cost import ITEMS, MERGES, facts_of
-from treegen.ir.arrays import Longs, frozen
+from treegen.ir.arrays import INT32_MAX, Longs, frozen
+from treegen.ir.plan import Merge
 from treegen.ir.schedule import UNFUSED_LAUNCHES, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import tile_work
-from treegen.search.costs import Line, PolicyCosts, Walks, highest
+from treegen.search.costs import Lines, PolicyCosts, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class
+from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
 _STEPS = 16  # mixtures of walked and cut edges for which a FastTree plan is bounded
@@ -34,7 +35,8 @@ class Bounds:
     def __init__(self, costs: PolicyCosts) -> None:
         self._costs, self._facts = costs, costs.facts
         shape, target, tree = costs.shape, costs.target, costs.tree
-        self._usual = [_class_of(tile_class(shape, target, rows), shape, target) for rows in (1, SMALL_ROWS + 1)]
+        self._classes = _classes_of(shape, target)
+        self._usual = self._classes.usual
         self._prefix = tree.topology.prefix[tree.topology.spans.node]
         self._rows = self._rows_of(costs.lo, costs.hi)
         self._bytes = costs.kv_bytes + self._rows * (costs.q_row + min(costs.final_row, costs.partial_row))
@@ -66,32 +68,44 @@ class Bounds:
     def _traffic_us(self, memory_bytes: Any) -> Any:
         return memory_bytes / (self._facts["memory_bytes_per_us"] * self._facts["memory_fraction"])
 
-    def _of_plan(self, more_us: Any, merged_rows: Any) -> Any:
-        """Any plan whose tiles take `more_us` more than the least, and that merges two partials of so many rows."""
+    def _of_plan(self, more_us: Any, merged_rows: Any, merge: Merge = "reduce") -> Any:
+        """Any plan whose tiles take `more_us` more than the least, and that merges two partials of so many rows.
+
+        Under "final" merge one of the two may be the result of the item that merges: then the partial is read in that
+        item's launch, else in one of merges; it counts as the faster of both.
+        """
         costs, facts = self._costs, self._facts
         if not costs.unique:
             return 0.0 * np.add(more_us, merged_rows)
-        partials = 2.0 * costs.partial_row * merged_rows
-        more = partials + merged_rows * (costs.q_row - min(costs.final_row, costs.partial_row))
         blocks_us = (self._rows + merged_rows) * self._row_us
-        items = self._joined(self._least_us + more_us + blocks_us, self._traffic_us(self._bytes + more))
-        counts = {"read_bytes": partials, "written_bytes": costs.final_row * 1.0 * merged_rows, "longest": 2.0}
-        merging = MERGES.values(SimpleNamespace(**counts, **facts))["merge_us"] + facts["next_launch_us"]
+        partials = costs.partial_row * 1.0 * merged_rows
+        if merge == "final":
+            reading_us = partials / (
+                facts["memory_bytes_per_us"] * max(facts["memory_fraction"], facts["merge_fraction"])
+            )
+            traffic_us = self._traffic_us(self._bytes + partials + merged_rows * costs.q_row) + reading_us
+            merging = facts["next_launch_us"]
+        else:
+            more = 2 * partials + merged_rows * (costs.q_row - min(costs.final_row, costs.partial_row))
+            traffic_us = self._traffic_us(self._bytes + more)
+            counts = {"read_bytes": 2 * partials, "written_bytes": costs.final_row * 1.0 * merged_rows, "longest": 2.0}
+            merging = MERGES.values(SimpleNamespace(**counts, **facts))["merge_us"] + facts["next_launch_us"]
+        items = self._joined(self._least_us + more_us + blocks_us, traffic_us)
         return facts["launch_us"] + items + np.greater(merged_rows, 0) * merging
 
-    def of_walks(self, walks: Walks, lines: Sequence[Line], chain: bool = True) -> Floats:
+    def of_walks(self, walks: Walks, lines: Lines, chain: bool = True) -> Floats:
         """The plans of every line of `walks`, by tile and split of `lines`.
 
         chain: whether a cohort's part of its walk is one work item. Infinite where a split cuts nothing.
         """
         costs, facts, count = self._costs, self._facts, walks.lines
-        splits = np.array([line.split for line in lines])
+        splits = lines.split
         parts = -(-walks.tokens // splits[walks.line])
         merging = costs.merging(walks, parts)
         token_us, block_us, lone_us = self._rates(lines)
         items, rows = np.bincount(walks.line, parts, count), np.bincount(walks.line, walks.rows * parts, count)
         throughput = items * block_us + np.bincount(walks.line, walks.tokens, count) * token_us
-        partial = merging.partial_rows
+        partial = merging.written
         traffic = rows * costs.q_row + partial * costs.partial_row + (rows - partial) * costs.final_row
         longest = np.zeros(count, np.int64)
         if chain:
@@ -109,23 +123,57 @@ class Bounds:
         cuts[walks.line[parts > 1]] = True
         return np.where(cuts | (splits >= walks.tokens.max(initial=0)), bound, np.inf)
 
-    def of_splits(self, walks: Walks, lines: Sequence[Line]) -> Floats:
-        """Plans of every line of `walks`, which cuts no path, by tile of `lines`, with any split that cuts something."""
+    def of_two_launches(self, walks: Walks, lines: Lines, merged: int = 0) -> Floats:
+        """Plans of two launches of every line of `walks`, by tile of `lines`, whatever is split and however it is
+        merged. merged: partials of some row that a launch of merges reads.
+        """
         costs, facts, count = self._costs, self._facts, walks.lines
         token_us, block_us, _ = self._rates(lines)
         throughput = np.bincount(walks.line, minlength=count) * block_us
         throughput += np.bincount(walks.line, walks.tokens, count) * token_us
         rows = np.bincount(walks.line, walks.rows, count)
         traffic = costs.kv_bytes + rows * (costs.q_row + min(costs.final_row, costs.partial_row))
-        merging = facts["next_launch_us"] + 2 * facts["merge_step_us"]
+        merging = facts["next_launch_us"] + merged * facts["merge_step_us"]
         bound: Floats = facts["launch_us"] + self._joined(throughput, self._traffic_us(traffic)) + merging
         return bound
 
-    def _rates(self, lines: Sequence[Line]) -> Floats:
+    def of_splits(self, walks: Walks, lines: Lines) -> Floats:
+        """Plans of every way of `walks`, by tile and split of `lines`, without regard to who merges what.
+
+        Infinite where of two stages one is empty: such a plan is one of "reduce" merge. Both launches' counts are added
+        up as if they were one's.
+        """
+        costs, facts, count, stages = self._costs, self._facts, walks.lines, walks.stages
+        token_us, block_us, lone_us = self._rates(lines)
+        splits = np.repeat(lines.split, stages)
+        least_row = min(costs.final_row, costs.partial_row)
+        if stages > 1:
+            splits[1::2] = INT32_MAX
+        of_item = splits[walks.line]
+        parts = -(-walks.tokens // of_item)
+        items, tokens, rows = (
+            np.bincount(walks.line, weights, count).reshape(-1, stages)
+            for weights in (parts, walks.tokens, walks.rows * parts)
+        )
+        longest = highest(np.minimum(walks.tokens, of_item), walks.line, count).reshape(-1, stages)
+        traffic = rows.sum(1) * (costs.q_row + least_row)
+        if stages > 1:
+            traffic += rows[:, 1] * (costs.final_row - least_row) + costs.kv_bytes_of(walks).reshape(-1, 2).sum(1)
+            launching = np.where((items > 0).all(1), facts["next_launch_us"], np.inf)
+        else:
+            traffic += costs.kv_bytes
+            merging = facts["next_launch_us"] + 2 * facts["merge_step_us"]
+            launching = (rows[:, 0] > costs.tree.num_rows) * merging  # some row has two results
+        throughput = items.sum(1) * block_us + tokens.sum(1) * token_us
+        items_us = self._joined(longest.sum(1) * lone_us, throughput, self._traffic_us(traffic))
+        bound: Floats = np.where(items.any(1), facts["launch_us"] + items_us, 0.0) + launching
+        return bound
+
+    def _rates(self, lines: Lines) -> Floats:
         """Per line microseconds of the device for a token of a row tile and a work item, and of a token alone."""
-        shape, target = self._costs.shape, self._costs.target
-        classes = [_class_of(line.tile, shape, target) for line in lines]
-        return np.array([(c.token_us, c.block_us, c.lone_token_us) for c in classes]).T
+        classes = [self._classes.of(tile) for tile in lines.classes]
+        rates: Floats = np.array([(c.token_us, c.block_us, c.lone_token_us) for c in classes])[lines.tile].T
+        return rates
 
     def merged_at(self, thresholds: Sequence[int]) -> Longs:
         """Rows that policies with these values of `apart` merge, at least; a row that is cut twice counts twice."""
@@ -135,20 +183,27 @@ class Bounds:
         seen = np.where(visible & (topology.prefix > 0), topology.rank_hi.astype(np.int64) - topology.rank_lo, 0)
         below, above = seen_below_and_above(self._costs.tree)
         apart = np.array(thresholds, np.int64)[:, None]
-        return ((above >= apart) & (below < apart)) @ seen
+        merged: Longs = ((above >= apart) & (below < apart)).astype(np.int64) @ seen
+        return merged
 
-    def of_thresholds(self, policies: Sequence[Cohort], merged_rows: Longs) -> Floats:
-        """Per policy: with values of `apart` for which so many rows are merged."""
-        widest = int(self._seen.max(initial=0)) * self._costs.shape.group
-        more_us = [
-            # The cohort of some of these rows is too high for the small class.
-            self._alone_us[1] - self._least_us
-            if policy.tile is None and policy.head_rows > SMALL_ROWS and widest > SMALL_ROWS
-            else 0.0
-            for policy in policies
-        ]
-        bounds: Floats = self._of_plan(np.array(more_us)[:, None], merged_rows)
+    def of_thresholds(self, policies: Sequence[Cohort], merged_rows: Longs, merge: Merge = "reduce") -> Floats:
+        """Per policy: with values of `apart` for which so many rows are merged, in this way."""
+        more_us = [max(self._tiles_us(policy) - self._least_us, 0.0) for policy in policies]
+        bounds: Floats = self._of_plan(np.array(more_us)[:, None], merged_rows, merge)
         return bounds
+
+    def _tiles_us(self, policy: Cohort) -> float:
+        """Microseconds of the device for all spans, in cohorts of all rows that see them, wherever paths are cut."""
+        costs = self._costs
+        widest = int(self._seen.max(initial=0)) * costs.shape.group
+        if policy.tile is not None:
+            token_us = self._classes.wanted(policy.tile).token_us
+        elif policy.head_rows > SMALL_ROWS and widest > SMALL_ROWS:
+            # The cohort of some of these rows is too high for the small class.
+            token_us = self._usual[1].token_us
+        else:
+            token_us = min(c.token_us for c in self._usual)
+        return float((costs.length * -(-self._seen // costs.rows_of(policy))).sum()) * token_us
 
     def of_strategy(self, name: str, block: int, enough: float = np.inf) -> float:
         """A named strategy with default options; block: tokens of a block of deft-flatten. What is found first of at
@@ -241,9 +296,31 @@ def _steps(count: int) -> Longs:
     return np.unique(np.linspace(0, count, _STEPS + 1).astype(np.int64))
 
 
+class _Classes:
+    """What tile classes take for a shape on a target; `usual`: the one for few rows and the one for many."""
+
+    def __init__(self, shape: Shape, target: Target) -> None:
+        self._shape, self._target, self._facts = shape, target, facts_of(target)
+        self._made: dict[TileClass, _Class] = {}
+        self._wanted: dict[tuple[int, int], _Class] = {}
+        self.usual = [self.of(tile_class(shape, target, rows)) for rows in (1, SMALL_ROWS + 1)]
+
+    def of(self, tile: TileClass) -> _Class:
+        """What the class takes."""
+        if tile not in self._made:
+            self._made[tile] = _Class(tile, self._shape, self._facts)
+        return self._made[tile]
+
+    def wanted(self, tile: tuple[int, int]) -> _Class:
+        """What the class of a policy's `tile` takes."""
+        if tile not in self._wanted:
+            self._wanted[tile] = self.of(wanted_class(*tile, self._shape, self._target))
+        return self._wanted[tile]
+
+
 @cache
-def _class_of(tile: TileClass, shape: Shape, target: Target) -> _Class:
-    return _Class(tile, shape, facts_of(target))
+def _classes_of(shape: Shape, target: Target) -> _Classes:
+    return _Classes(shape, target)
 
 
 class _Class:
