@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
 from treegen.estimate import account
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge
 from treegen.ir.verify import verify
@@ -105,12 +106,15 @@ def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> Non
 def optimum(tree: Tree, shape: Shape, target: Target) -> float:
     """The least time of the stated space, by enumeration."""
     costs, nodes = PolicyCosts(tree, shape, target), edges(tree)
-    best = np.inf
+    best, every = np.inf, np.zeros(len(SPLITS), np.int64)
+    splits = np.array([split or INT32_MAX for split in SPLITS])
     for length in range(len(nodes) + 1):
         for cut in itertools.combinations(nodes, length):
             for policy, merge in itertools.product(policies_of(shape, target)[0], MERGES if cut else ["reduce"]):
                 chosen = replace(policy, cut=cut, merge=merge)
-                best = min(best, *(costs.time_us(replace(chosen, split=split)) for split in SPLITS))
+                walks = costs.walks(chosen)
+                lines = costs.lines_of([chosen], walks).taken(every)._replace(split=splits)
+                best = min(best, float(costs.times_us(walks.taken(every), lines).min()))
     return min(best, *(time_of(strategy_from(name), tree, shape, target) for name in strategy_names()))
 
 
