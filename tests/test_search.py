@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
 from treegen.estimate import account
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import StrategyError
+from treegen.ir.plan import Merge
 from treegen.ir.verify import verify
 from treegen.lower import lower
 from treegen.search import search as searching
@@ -22,7 +25,7 @@ from treegen.search.space import MOST_EDGES, SPLITS, policies_of, space_digest
 from treegen.strategies import strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, nodes_below
 from treegen.strategies.strategy import Move
-from treegen.targets import target_from
+from treegen.targets import Target, target_from
 
 SHAPES = (
     Shape(32, 8, 128, dtype="fp16"),
@@ -31,6 +34,7 @@ SHAPES = (
     Shape(16, 1, 128, dtype="fp16"),
 )
 H200 = target_from("h200")
+MERGES = get_args(Merge)
 FEW_EDGES = forests(7, 3000, salt=1210)
 
 
@@ -50,14 +54,33 @@ def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataO
             policy = replace(policy, apart=data.draw(st.sampled_from((1, 2, 5))))
         elif edges(tree):
             policy = replace(policy, cut=tuple(data.draw(st.sets(st.sampled_from(edges(tree)), max_size=6))))
+        policy = replace(policy, merge=data.draw(st.sampled_from(MERGES)))
         plan = policy.plan(tree, shape, H200)
         verify(plan, tree)
         expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200).time_us
         assert costs.time_us(policy) == pytest.approx(expected, rel=1e-9)
         walks = costs.walks(policy)
-        assert (Bounds(costs).of_walks(walks, costs.lines_of(policy, walks))[0] <= expected * (1 + 1e-9)) or (
-            policy.split is not None and not (walks.tokens > policy.split).any()
-        )
+        lines = costs.lines_of([policy], walks)
+        if policy.merge == "final":
+            assert_bound_of_final(costs, policy, expected)
+        else:
+            bounds, least = Bounds(costs), expected * (1 + 1e-9)
+            assert bounds.of_splits(walks, lines)[0] <= least
+            if policy.split is None or (walks.tokens > policy.split).any():
+                assert bounds.of_walks(walks, lines)[0] <= least
+
+
+def assert_bound_of_final(costs: PolicyCosts, policy: Cohort, time_us: float) -> None:
+    """Bounds hold, or everything is in one stage: then the plan is one of "reduce" merge, which takes as long."""
+    walks = costs.walks(policy)
+    lines, bounds = costs.lines_of([policy], walks), Bounds(costs)
+    if np.isfinite(bounds.of_splits(walks, lines)[0]):
+        assert bounds.of_splits(walks, lines)[0] <= time_us * (1 + 1e-9)
+        reduced = costs.walks(replace(policy, merge="reduce"))
+        assert bounds.of_two_launches(reduced, lines)[0] <= time_us * (1 + 1e-9)
+    else:
+        split = None if (walks.line > 0).any() else policy.split
+        assert time_us == pytest.approx(costs.time_us(replace(policy, split=split, merge="reduce")), rel=1e-9)
 
 
 @given(forests(12, 400, salt=1206), st.sampled_from(SHAPES), st.data())
@@ -71,25 +94,33 @@ def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> Non
     costs = PolicyCosts(tree, shape, H200)
     policy = replace(data.draw(st.sampled_from(policies_of(shape, H200)[0])), split=data.draw(st.sampled_from(SPLITS)))
     walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
-    together = costs.times_us(walks, costs.lines_of(policy, walks))
-    alone = [costs.time_us(replace(policy, cut=tuple(nodes[line].tolist()))) for line in cuts]
-    assert together == pytest.approx(np.array(alone), rel=1e-12)
+    lines = costs.lines_of([policy] * len(cuts), walks)
+    for merge, ways in (("reduce", walks), ("final", costs.staged(walks, nodes, cuts))):
+        alone = [costs.time_us(replace(policy, cut=tuple(nodes[line].tolist()), merge=merge)) for line in cuts]
+        assert costs.times_us(ways, lines) == pytest.approx(np.array(alone), rel=1e-12)
+        few = np.arange(len(cuts))[::-2]
+        picked = costs.times_us(ways.taken(few), lines.taken(few))
+        assert picked == pytest.approx(np.array(alone)[few], rel=1e-12)
 
 
-def optimum(tree: Tree, shape: Shape, target: str) -> float:
+def optimum(tree: Tree, shape: Shape, target: Target) -> float:
     """The least time of the stated space, by enumeration."""
-    costs, nodes = PolicyCosts(tree, shape, target_from(target)), edges(tree)
-    best = np.inf
+    costs, nodes = PolicyCosts(tree, shape, target), edges(tree)
+    best, every = np.inf, np.zeros(len(SPLITS), np.int64)
+    splits = np.array([split or INT32_MAX for split in SPLITS])
     for length in range(len(nodes) + 1):
         for cut in itertools.combinations(nodes, length):
-            for policy in policies_of(shape, target_from(target))[0]:
-                best = min(best, *(costs.time_us(replace(policy, cut=cut, split=split)) for split in SPLITS))
-    return min(best, *(time_of(strategy_from(name), tree, shape, target_from(target)) for name in strategy_names()))
+            for policy, merge in itertools.product(policies_of(shape, target)[0], MERGES if cut else ["reduce"]):
+                chosen = replace(policy, cut=cut, merge=merge)
+                walks = costs.walks(chosen)
+                lines = costs.lines_of([chosen], walks).taken(every)._replace(split=splits)
+                best = min(best, float(costs.times_us(walks.taken(every), lines).min()))
+    return min(best, *(time_of(strategy_from(name), tree, shape, target) for name in strategy_names()))
 
 
 def check_optimum(tree: Tree, shape: Shape, target: str) -> None:
     found = search(tree, shape, target_from(target))
-    assert found.time_us == pytest.approx(optimum(tree, shape, target), rel=1e-9)
+    assert found.time_us == pytest.approx(optimum(tree, shape, target_from(target)), rel=1e-9)
     assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, target_from(target)), rel=1e-9)
     verify(found.strategy.plan(tree, shape, target_from(target)), tree)
 
@@ -140,7 +171,9 @@ def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
     bounds = Bounds(PolicyCosts(tree, shape, H200))
     for name in strategy_names():
         if name != "cohort":
-            assert bounds.of_strategy(name, 128) <= time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9), name
+            time_us = time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9)
+            for enough in (np.inf, 0.0):
+                assert bounds.of_strategy(name, 128, enough) <= time_us, name
 
 
 @given(forests(30, 500, salt=1211), st.sampled_from(SHAPES))
@@ -148,10 +181,46 @@ def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
 def test_bounds_are_below_thresholds(tree: Tree, shape: Shape) -> None:
     costs = PolicyCosts(tree, shape, H200)
     bounds, thresholds = Bounds(costs), [1, 2, 3, 8]
-    for policy in policies_of(shape, H200)[0]:
-        least = bounds.of_thresholds(policy, bounds.merged_at(thresholds))
-        for apart, bound in zip(thresholds, least.tolist(), strict=True):
-            assert bound <= costs.time_us(replace(policy, apart=apart)) * (1 + 1e-9)
+    policies = policies_of(shape, H200)[0]
+    for merge in MERGES:
+        least = bounds.of_thresholds(policies, bounds.merged_at(thresholds), merge)
+        for policy, of_policy in zip(policies, least.tolist(), strict=True):
+            for apart, bound in zip(thresholds, of_policy, strict=True):
+                assert bound <= costs.time_us(replace(policy, apart=apart, merge=merge)) * (1 + 1e-9)
+
+
+@given(forests(30, 2000, salt=1212), st.sampled_from(SHAPES))
+@examples(40)
+def test_bounds_are_below_splits(tree: Tree, shape: Shape) -> None:
+    """Walks of several heights at once are those of each, and no split that cuts some is faster than the bound."""
+    costs, policies = PolicyCosts(tree, shape, H200), policies_of(shape, H200)[0]
+    walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
+    lines = costs.lines_of(policies, walks)
+    assert costs.times_us(walks, lines).tolist() == [costs.time_us(policy) for policy in policies]
+    least = Bounds(costs).of_two_launches(walks, lines, merged=2)
+    for index, (policy, bound) in enumerate(zip(policies, least.tolist(), strict=True)):
+        for split in (16, 50, 128, 512):
+            if (walks.tokens[walks.line == index] > split).any():
+                assert bound <= costs.time_us(replace(policy, split=split)) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("text", ["1,3/3000,90", "1,2,4/9000,5000,40", "1,16/1000,900", "1,4,16/500,400,400"])
+def test_merging_in_the_last_launch_where_it_pays(text: str) -> None:
+    """On a device whose launches of merges are slow, small and large trees are cut, and items merge."""
+    constants = replace(H200.constants, merge_fraction=0.0002, merge_step_us=0.05, next_launch_us=8.0)
+    slow = replace(H200, constants=constants)
+    tree = Tree.parse(text)
+    found = search(tree, SHAPES[0], slow)
+    assert isinstance(found.strategy, Cohort)
+    assert found.strategy.merge == "final"
+    assert found.strategy.apart or found.strategy.cut
+    assert found.time_us == pytest.approx(time_of(found.strategy, tree, SHAPES[0], slow), rel=1e-9)
+    assert "merge reduce -> final" in {str(move) for step in found.trace for move in step.moves}
+    verify(found.strategy.plan(tree, SHAPES[0], slow), tree)
+    if len(edges(tree)) <= 6:
+        assert found.time_us == pytest.approx(optimum(tree, SHAPES[0], slow), rel=1e-9)
+    proposed = [strategy for strategy, _ in candidates(tree, SHAPES[0], slow, 10)]
+    assert any(isinstance(strategy, Cohort) and strategy.merge == "final" for strategy in proposed)
 
 
 def test_the_same_tree_gives_the_same_policy() -> None:
@@ -177,7 +246,9 @@ def test_the_trace_leads_to_the_choice(text: str) -> None:
             else:
                 options[move.field] = move.after
         if isinstance(step.strategy, Cohort):
-            assert {name: value for name, value in options.items() if value} == step.strategy.options
+            assert {
+                name: value for name, value in options.items() if value not in (None, (), "reduce")
+            } == step.strategy.options
     assert str(Move("split", None, 512)) == "split None -> 512"
 
 

@@ -84,6 +84,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
 
 
+@cache
 def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileClass:
     """The tile class of exactly these sizes, with 2 warps for 16 rows and 4 for more, and as many stages as fit.
 

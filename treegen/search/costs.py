@@ -7,8 +7,7 @@ the plans' accounts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -32,78 +31,83 @@ _MOST_CELLS = 1 << 18  # (line, rank) pairs that are counted at a time
 
 
 class Walks(NamedTuple):
-    """Cohorts with something to read, of several lines (each a way to walk the tree), line by line.
+    """Cohorts with something to read, of several lines (each a launch of work items), line by line.
 
-    line, rows, lo, tokens: of every cohort, lo being its first rank; of, span: what every cohort reads, root first,
-    cohort by cohort. whole: whether no line cuts paths, so that every row is in one cohort of it.
+    A way to walk the tree has `stages` lines: one, or under "final" merge two, of which the second has the lowest
+    parts of paths. line, rows, lo, tokens: of every cohort, lo being its first rank; top: 1 + the place in depth-first
+    order of the cut node at or below which it reads, 0 where there is none; of, span: what every cohort reads, root
+    first, cohort by cohort. whole: whether no path is cut, so that every row is in one cohort of its line.
     """
 
     lines: int
+    stages: int
     whole: bool
     line: Longs
     rows: Longs
     lo: Longs
     tokens: Longs
+    top: Longs
     of: Longs
     span: Longs
 
-    def taken(self, lines: Longs, spans: bool = True) -> Walks:
-        """The walks of these lines, in this order; a line may be taken several times. spans: with what cohorts read."""
+    @property
+    def ways(self) -> int:
+        """Ways to walk the tree."""
+        return self.lines // self.stages
+
+    def taken(self, ways: Longs, spans: bool = True) -> Walks:
+        """These ways to walk the tree, in this order; one may be taken several times. spans: with what cohorts read."""
+        lines = ways if self.stages == 1 else (ways[:, None] * self.stages + np.arange(self.stages)).ravel()
         first = np.searchsorted(self.line, np.arange(self.lines + 1))
-        counts = np.diff(first)[lines]
-        cohort = ragged_ranges(first[lines], counts)
+        counts = (first[1:] - first[:-1])[lines]
         line = np.repeat(np.arange(len(lines)), counts)
-        if not spans:
-            none = np.empty(0, np.int64)
-            columns = (self.rows[cohort], self.lo[cohort], self.tokens[cohort])
-            return Walks(len(lines), self.whole, line, *columns, none, none)
-        first_pair = np.searchsorted(self.of, np.arange(len(self.line) + 1))
-        pairs = np.diff(first_pair)[cohort]
-        pair = ragged_ranges(first_pair[cohort], pairs)
-        return Walks(
-            len(lines),
-            self.whole,
-            line,
-            self.rows[cohort],
-            self.lo[cohort],
-            self.tokens[cohort],
-            np.repeat(np.arange(len(cohort)), pairs),
-            self.span[pair],
-        )
+        return self._picked(len(lines), line, ragged_ranges(first[lines], counts), spans)
 
+    def staged(self, lowest: npt.NDArray[np.bool_]) -> Walks:
+        """The same ways in two stages: second the cohorts that are `lowest`."""
+        line = 2 * self.line + lowest
+        order = np.argsort(line, kind="stable")
+        return self._picked(2 * self.lines, line[order], order)._replace(stages=2, whole=False)
 
-def joined(walks: Sequence[Walks]) -> Walks:
-    """The lines of several walks, one behind the other."""
-    if len(walks) == 1:
-        return walks[0]
-    lines = offsets(np.array([own.lines for own in walks]))
-    cohorts = offsets(np.array([len(own.line) for own in walks]))
-    return Walks(
-        int(lines[-1]),
-        all(own.whole for own in walks),
-        np.concatenate([own.line + before for own, before in zip(walks, lines, strict=False)]),
-        np.concatenate([own.rows for own in walks]),
-        np.concatenate([own.lo for own in walks]),
-        np.concatenate([own.tokens for own in walks]),
-        np.concatenate([own.of + before for own, before in zip(walks, cohorts, strict=False)]),
-        np.concatenate([own.span for own in walks]),
-    )
+    def _picked(self, lines: int, line: Longs, cohort: Longs, spans: bool = True) -> Walks:
+        """These cohorts, as of lines `line`."""
+        columns = (self.rows[cohort], self.lo[cohort], self.tokens[cohort], self.top[cohort])
+        of = span = np.empty(0, np.int64)
+        if spans:
+            first = np.searchsorted(self.of, np.arange(len(self.line) + 1))
+            pairs = (first[1:] - first[:-1])[cohort]
+            of = np.repeat(np.arange(len(cohort)), pairs)
+            span = self.span[ragged_ranges(first[cohort], pairs)]
+        return Walks(lines, self.stages, self.whole, line, *columns, of, span)
 
 
 class Merging(NamedTuple):
-    """Per line: merged rows, partials of the row that has most, and rows of partials in all."""
+    """What is merged. Per way to walk the tree: rows that a launch of merges writes, partials of the one that has most,
+    and all that it reads. Per line: rows of partials that its items write, and that they join; the most of a row.
+    """
 
     rows: Longs
     longest: Longs
-    partial_rows: Longs
+    read: Longs
+    written: Longs
+    joined: Longs
+    longest_joined: Longs
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What a plan is made of besides its walks."""
+class Lines(NamedTuple):
+    """What plans are made of besides their walks: every way's tile class, an index of `classes`, and split."""
 
-    tile: TileClass
-    split: int
+    classes: tuple[TileClass, ...]
+    tile: Longs
+    split: Longs
+
+    def taken(self, ways: Longs) -> Lines:
+        """Of these ways."""
+        return Lines(self.classes, self.tile[ways], self.split[ways])
+
+    def cut(self, split: int | None) -> Lines:
+        """The same with this split."""
+        return self._replace(split=np.full(len(self.split), split or INT32_MAX))
 
 
 class PolicyCosts:
@@ -121,25 +125,24 @@ class PolicyCosts:
         self.partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
         self.final_row = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         self._whole: dict[int, Walks] = {}
-        self._tile_classes: dict[int, TileClass] = {}
+        self._classes = _classes_of(shape, target)
 
     def time_us(self, policy: Cohort) -> float:
         """Estimated microseconds of a policy's plan: those of its account by the analytic model."""
         walks = self.walks(policy)
-        return float(self.times_us(walks, self.lines_of(policy, walks))[0])
+        return float(self.times_us(walks, self.lines_of([policy], walks))[0])
 
-    def lines_of(self, policy: Cohort, walks: Walks) -> list[Line]:
-        """The tile class of the work items of every line of the policy's walks, and its split."""
-        split = policy.split or INT32_MAX
-        if policy.tile is not None:
-            return [Line(wanted_class(*policy.tile, self.shape, self.target), split)] * walks.lines
-        most_rows = highest(walks.rows, walks.line, walks.lines)
-        return [Line(self._tile_class(rows), split) for rows in most_rows.tolist()]
-
-    def _tile_class(self, most_rows: int) -> TileClass:
-        if most_rows not in self._tile_classes:
-            self._tile_classes[most_rows] = tile_class(self.shape, self.target, max(most_rows, 1))
-        return self._tile_classes[most_rows]
+    def lines_of(self, policies: Sequence[Cohort], walks: Walks) -> Lines:
+        """The tile class of the work items of every way of `walks`, which is one of its policy, and its split."""
+        most_rows = highest(walks.rows, walks.line // walks.stages, walks.ways).tolist()
+        numbers: dict[tuple[tuple[int, int] | None, int], int] = {}
+        tile = [
+            numbers.setdefault((policy.tile, rows), len(numbers))
+            for policy, rows in zip(policies, most_rows, strict=True)
+        ]
+        classes = tuple(self._classes.of(wanted, rows) for wanted, rows in numbers)
+        split = [policy.split or INT32_MAX for policy in policies]
+        return Lines(classes, np.array(tile, np.int64), np.array(split, np.int64))
 
     def rows_of(self, policy: Cohort) -> int:
         """Query rows of a cohort."""
@@ -147,12 +150,33 @@ class PolicyCosts:
 
     def walks(self, policy: Cohort) -> Walks:
         """The cohorts of one policy, whatever its split and tile."""
-        rows, spans = self.rows_of(policy), len(self.lo)
-        if policy.apart is None and not policy.cut:
+        rows = self.rows_of(policy)
+        if policy.apart is None and not policy.cut and policy.merge == "reduce":
             if rows not in self._whole:
-                self._whole[rows] = self._walked(np.zeros((1, spans), np.int64), rows)
+                self._whole[rows] = self.whole_walks([rows])
             return self._whole[rows]
-        return self.walks_below(rows, policy.cut_nodes(self.tree))
+        cut = policy.cut_nodes(self.tree)
+        walks = self.walks_below(rows, cut)
+        return walks if policy.merge == "reduce" else self.staged(walks, cut, np.ones((1, len(cut)), bool))
+
+    def whole_walks(self, rows: Sequence[int]) -> Walks:
+        """A line of cohorts with their whole paths for every number of rows of a cohort."""
+        lines, spans, height = len(rows), len(self.lo), np.array(rows)
+        most = self.tree.num_rows // int(height.min()) + 1  # cohorts of a line
+        first = self.lo // height[:, None]
+        pair, step = ragged(((self.hi - 1) // height[:, None] - first + 1).ravel())
+        of_line = np.arange(lines)[:, None] * most
+        key = (first + of_line).ravel()[pair] + step
+        pairs = np.bincount(key, minlength=lines * most)
+        span = (pair % max(spans, 1))[_order(key, lines * most)]
+        alive = np.flatnonzero(pairs)
+        pairs = pairs[alive]
+        line = alive // most
+        start = (alive - line * most) * height[line]
+        own = np.minimum(height[line], self.tree.num_rows - start)
+        of = np.repeat(np.arange(len(alive)), pairs)
+        tokens = _sums(of, self.length[span], len(alive))
+        return Walks(lines, 1, True, line, own, start, tokens, np.zeros(len(alive), np.int64), of, span)
 
     def walks_below(self, rows: int, cut: Ints) -> Walks:
         """Cohorts of `rows` rows where paths are cut at these nodes."""
@@ -170,13 +194,28 @@ class PolicyCosts:
             np.maximum(fragment, np.where(cuts[:, index, None] & within, top + 1, 0), out=fragment)
         return self._walked(fragment, rows)
 
+    def staged(self, walks: Walks, nodes: Ints, cuts: npt.NDArray[np.bool_]) -> Walks:
+        """`walks`, a line for every line of `cuts`, as under "final" merge: at those of `nodes` that are set paths are
+        cut, and cohorts below which none is go into the second stage.
+        """
+        topology = self.tree.topology
+        order = np.argsort(topology.preorder[nodes])
+        place, subtree = (values[nodes[order]].astype(np.int64) for values in (topology.preorder, topology.subtree))
+        # The next cut node in depth-first order lies below a node, or no other one does.
+        next_cut = np.full((len(cuts), len(nodes) + 1), INT32_MAX)
+        next_cut[:, :-1] = np.where(cuts[:, order], place, INT32_MAX)
+        next_cut = np.minimum.accumulate(next_cut[:, ::-1], axis=1)[:, ::-1]
+        lowest = np.empty((len(cuts), len(nodes) + 1), bool)
+        lowest[:, 0] = next_cut[:, 0] == INT32_MAX
+        lowest[:, 1:] = next_cut[:, 1:] >= place + subtree
+        return walks.staged(lowest[walks.line, np.searchsorted(place, walks.top)])
+
     def _walked(self, fragment: Longs, rows: int) -> Walks:
         """Walks of cohorts of `rows` rows within fragments; fragment: of every line and span 1 + the place in
         depth-first order of the node at its top, 0 where that is no cut node.
         """
         topology, lines, spans = self.tree.topology, len(fragment), max(len(self.lo), 1)
         flat = fragment.ravel()
-        whole = not flat.any()
         # The ranks of every span's fragment.
         node = np.append(0, topology.nodes_in_preorder)[flat]
         base = np.where(flat > 0, topology.rank_lo[node], 0).astype(np.int64)
@@ -187,16 +226,15 @@ class PolicyCosts:
         cohort = first[pair] + step
         per_fragment = self.tree.num_rows // rows + 1
         key = (pair // spans * (len(topology.depth) + 1) + flat[pair]) * per_fragment + cohort
-        order = np.argsort(key, kind="stable")
+        order = _order(key, lines * (len(topology.depth) + 1) * per_fragment)
         key, pair, cohort = key[order], pair[order], cohort[order]
         opening = np.append(True, key[1:] != key[:-1])[: len(key)]
         opens, of = np.flatnonzero(opening), np.cumsum(opening) - 1
         head, span = pair[opens], pair % spans
         start = base[head] + cohort[opens] * rows
-        tokens = np.bincount(of, self.length[span], len(opens)).astype(np.int64)
-        return Walks(
-            lines, whole, head // spans, np.minimum(start + rows, limit[head]) - start, start, tokens, of, span
-        )
+        tokens = _sums(of, self.length[span], len(opens))
+        own = np.minimum(start + rows, limit[head]) - start
+        return Walks(lines, 1, not flat.any(), head // spans, own, start, tokens, flat[head], of, span)
 
     @cached_property
     def _runs(self) -> tuple[Longs, Longs] | None:
@@ -213,20 +251,25 @@ class PolicyCosts:
         run = ragged_ranges(first, counts)
         return offsets(counts), np.minimum(end[span], ends[run + 1]) - np.maximum(begin[span], ends[run])
 
-    def times_us(self, walks: Walks, lines: Sequence[Line]) -> Floats:
-        """Microseconds of the plans of every line of `walks`, by tile and split of `lines`."""
-        count = walks.lines
-        tokens, splits, rows, flops, loaded, lanes = (
-            np.array(column, np.int64) for column in zip(*(self._tile_facts(line) for line in lines), strict=True)
-        )
+    def times_us(self, walks: Walks, lines: Lines) -> Floats:
+        """Microseconds of the plans of every way of `walks`, by tile and split of `lines`."""
+        count, stages = walks.lines, walks.stages
+        tiles = np.array([self._classes.counts(tile) for tile in lines.classes], np.int64)[lines.tile]
+        splits = lines.split
+        kv_bytes: Longs | int = self.kv_bytes
+        if stages > 1:
+            tiles, splits = np.repeat(tiles, stages, axis=0), np.repeat(splits, stages)
+            splits[1::2] = INT32_MAX
+            kv_bytes = self.kv_bytes_of(walks)
+        tokens, rows, flops, loaded, lanes = tiles.T
         parts = -(-walks.tokens // splits[walks.line])
         item_tiles, item_line = self._tiles(walks, parts, splits, tokens)
         full, packed, most = item_tiles
         merging = self.merging(walks, parts)
         work = np.bincount(walks.line, parts, count)
         item_rows = np.bincount(walks.line, walks.rows * parts, count)
-        partial = merging.partial_rows
-        memory = item_rows * self.q_row + partial * self.partial_row + (item_rows - partial) * self.final_row
+        partial = merging.written + merging.joined
+        memory = item_rows * self.q_row + partial * self.partial_row + (item_rows - merging.written) * self.final_row
         alive: npt.NDArray[np.bool_] = work > 0
         items = {
             "turns": work * lanes,
@@ -235,29 +278,30 @@ class PolicyCosts:
             "longest_turns": alive * 1.0,
             "longest_full": _of_line(full, most, alive),
             "longest_packed": _of_line(packed, most, alive),
-            "longest_merges": np.zeros(count),
+            "longest_merges": merging.longest_joined.astype(np.float64),
             "tile_flops": flops.astype(np.float64),
             "tile_bytes": loaded.astype(np.float64),
             "tile_rows": rows.astype(np.float64),
-            "memory_bytes": self.kv_bytes + memory,
+            "memory_bytes": kv_bytes + memory,
         }
         merges = {
-            "read_bytes": partial * float(self.partial_row),
+            "read_bytes": merging.read * float(self.partial_row),
             "written_bytes": merging.rows * float(self.final_row),
             "longest": merging.longest.astype(np.float64),
         }
         facts, merged = self.facts, merging.rows > 0
-        launches = alive + merged.astype(np.int64)
+        items_us = np.where(alive, ITEMS.values(SimpleNamespace(**items, **facts))["items_us"], 0.0)
+        launches = alive.reshape(-1, stages).sum(1) + merged
         total = np.where(launches > 0, facts["launch_us"] + (launches - 1) * facts["next_launch_us"], 0.0)
-        total += np.where(alive, ITEMS.values(SimpleNamespace(**items, **facts))["items_us"], 0.0)
+        total += items_us.reshape(-1, stages).sum(1)
         if merged.any():
             total += np.where(merged, MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"], 0.0)
         return total
 
-    def _tile_facts(self, line: Line) -> tuple[int, ...]:
-        tile, shape = line.tile, self.shape
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
-        return tile.tokens, line.split, tile.rows, *tile_work(tile, shape), lanes
+    def kv_bytes_of(self, walks: Walks) -> Longs:
+        """Per line bytes of keys and values that come from device memory."""
+        tokens = _sums(walks.line, walks.tokens, walks.lines)
+        return np.minimum(tokens, self.unique) * self.shape.kv_token_bytes
 
     def _tiles(
         self, walks: Walks, parts: Longs, splits: Longs, tokens: Longs
@@ -296,40 +340,91 @@ class PolicyCosts:
         by_slot = -(-slots // tokens[item_line])
         block_tiles, slot_tiles = (np.bincount(item_line, full + own, walks.lines) for own in (by_block, by_slot))
         packed = np.where((block_tiles > MOST_SPREAD * slot_tiles)[item_line], by_slot, by_block)
-        tokens_of_item = np.bincount(item, length, items)
-        order = np.lexsort((-np.arange(items), tokens_of_item, full + packed, item_line))
-        last = np.searchsorted(item_line, np.arange(walks.lines), side="right") - 1
-        return (full, packed, np.append(order, 0)[last]), item_line
+        # The first of the items with most tokens among those with most tiles.
+        size = (full + packed) * INT32_MAX + _sums(item, length, items)
+        longest = np.flatnonzero(size == highest(size, item_line, walks.lines)[item_line])
+        most = np.zeros(walks.lines, np.int64)
+        most[item_line[longest[::-1]]] = longest[::-1]
+        return (full, packed, most), item_line
 
     def merging(self, walks: Walks, parts: Longs) -> Merging:
         """What is merged, where a cohort's rows have `parts` results each of what the cohort walks."""
-        n, count = self.tree.num_rows, walks.lines
-        rows = np.bincount(walks.line, walks.rows, count).astype(np.int64)
+        n, count, ways = self.tree.num_rows, walks.lines, walks.ways
+        none = np.zeros(count, np.int64)
         if walks.whole:
+            rows = _sums(walks.line, walks.rows, count)
             cut = parts > 1
             line, own, pieces = walks.line[cut], walks.rows[cut], parts[cut]
-            longest = highest(pieces, line, count)
-            merged = np.bincount(line, own, count).astype(np.int64) + n - rows
-            return Merging(merged, longest, np.bincount(line, own * pieces, count).astype(np.int64))
+            written = _sums(line, own * pieces, count)
+            merged = _sums(line, own, count) + n - rows
+            return Merging(merged, highest(pieces, line, count), written, written, none, none)
         width = max(_MOST_CELLS // (n + 1), 1)
-        if count > width:
-            chunks = [np.arange(begin, min(begin + width, count)) for begin in range(0, count, width)]
-            first = np.searchsorted(walks.line, np.arange(count + 1))
-            done = [self.merging(walks.taken(chunk), parts[first[chunk[0]] : first[chunk[-1] + 1]]) for chunk in chunks]
+        if ways > width:
+            chunks = [np.arange(begin, min(begin + width, ways)) for begin in range(0, ways, width)]
+            first = np.searchsorted(walks.line, np.arange(ways + 1) * walks.stages)
+            done = [
+                self.merging(walks.taken(chunk, spans=False), parts[first[chunk[0]] : first[chunk[-1] + 1]])
+                for chunk in chunks
+            ]
             return Merging(*(np.concatenate(column) for column in zip(*done, strict=True)))
-        begin = walks.line * (n + 1) + walks.lo
+        begin = walks.line // walks.stages * (n + 1) + walks.lo
         end = begin + walks.rows
-        cells = count * (n + 1)
+        cells = ways * (n + 1)
         results = _covered(begin, end, parts, cells)
         several = offsets(results > 1)
         partial = several[end] > several[begin]
+        if walks.stages > 1:
+            lowest = walks.line % 2 > 0
+            partial &= ~lowest
+            joins = _covered(begin[lowest], end[lowest], parts[lowest], cells).reshape(ways, n + 1)[:, :n] > 0
         covered = _covered(begin[partial], end[partial], np.ones(int(partial.sum())), cells) > 0
-        grid = results.reshape(count, n + 1)[:, :n]
-        is_merged = covered.reshape(count, n + 1)[:, :n]
-        longest = np.where(is_merged, grid, 0).max(axis=1, initial=0).astype(np.int64)
-        merged = (is_merged | (grid == 0)).sum(axis=1)
-        own = np.bincount(walks.line[partial], (walks.rows * parts)[partial], count).astype(np.int64)
-        return Merging(merged, longest, own)
+        results = results.reshape(ways, n + 1)[:, :n]
+        covered = covered.reshape(ways, n + 1)[:, :n]
+        written = _sums(walks.line[partial], (walks.rows * parts)[partial], count)
+        merged = (covered | (results == 0)).sum(axis=1)
+        partials = np.where(covered, results, 0)
+        if walks.stages == 1:
+            return Merging(merged, partials.max(axis=1, initial=0).astype(np.int64), written, written, none, none)
+        joined, longest_joined = np.zeros((2, count), np.int64)
+        own = np.where(joins, np.maximum(partials - 1, 0), 0)  # all but what the item itself has
+        joined[1::2], longest_joined[1::2] = own.sum(axis=1), own.max(axis=1, initial=0)
+        merged -= (covered & joins).sum(axis=1)
+        longest = np.where(joins, 0, partials).max(axis=1, initial=0).astype(np.int64)
+        return Merging(merged, longest, written[::2] - joined[1::2], written, joined, longest_joined)
+
+
+class _Classes:
+    """The tile classes that plans for a shape on a target have had, and what their tiles do."""
+
+    def __init__(self, shape: Shape, target: Target) -> None:
+        self._shape, self._target = shape, target
+        self._made: dict[tuple[tuple[int, int] | None, int], TileClass] = {}
+        self._counts: dict[TileClass, tuple[int, ...]] = {}
+
+    def of(self, wanted: tuple[int, int] | None, most_rows: int) -> TileClass:
+        """The class of a policy's `tile` and of cohorts of at most so many rows."""
+        if (wanted, most_rows) not in self._made:
+            shape, target = self._shape, self._target
+            own = wanted_class(*wanted, shape, target) if wanted else tile_class(shape, target, max(most_rows, 1))
+            self._made[wanted, most_rows] = own
+        return self._made[wanted, most_rows]
+
+    def counts(self, tile: TileClass) -> tuple[int, ...]:
+        """Tokens and rows of a tile, the work of one, and how many a cohort's rows take over all KV heads."""
+        if tile not in self._counts:
+            lanes = self._shape.num_kv_heads * -(-self._shape.group // tile.rows)
+            self._counts[tile] = (tile.tokens, tile.rows, *tile_work(tile, self._shape), lanes)
+        return self._counts[tile]
+
+
+@cache
+def _classes_of(shape: Shape, target: Target) -> _Classes:
+    return _Classes(shape, target)
+
+
+def _order(keys: Longs, below: int) -> Longs:
+    """The stable order of non-negative keys; few different ones are sorted by their digits."""
+    return np.argsort(keys.astype(np.uint16) if below <= 1 << 16 else keys, kind="stable")
 
 
 def highest(values: Longs, line: Longs, lines: int) -> Longs:

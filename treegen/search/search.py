@@ -9,20 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.estimate import account
-from treegen.ir.arrays import INT32_MAX, Ints, frozen
+from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import ShapeError
+from treegen.ir.plan import Merge
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
 from treegen.search.bounds import Bounds
-from treegen.search.costs import Floats, Line, PolicyCosts, joined
+from treegen.search.costs import Floats, Lines, PolicyCosts, Walks, highest
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import named
-from treegen.strategies.cohort import Cohort
+from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.strategy import Move, Step, Strategy
 from treegen.targets import Target
 
@@ -87,7 +90,7 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
             if not for_any_tree:
                 _cut_once_more(costs, state, nodes)
     for name, make in _named(tree).items():
-        if bounds.of_strategy(name, _FLATTEN_BLOCK) < state.time_us * _LESS:
+        if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
             with suppress(ShapeError):  # FastTree's tiles do not fit every shape
                 state.consider(make(), time_of(make(), tree, shape, target))
     assert state.best is not None
@@ -101,10 +104,15 @@ def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tupl
     costs, found = PolicyCosts(tree, shape, target), {}
     for policy in policies_of(shape, target)[0]:
         for apart in (None, *_thresholds(tree)):
-            for split in SPLITS:
-                chosen = replace(policy, apart=apart, split=split)
-                if split is None or int(costs.walks(chosen).tokens.max(initial=0)) > split:
-                    found[as_named(chosen, tree)] = costs.time_us(chosen)
+            for merge in get_args(Merge)[: None if apart else 1]:
+                cut = replace(policy, apart=apart, merge=merge)
+                walks = costs.walks(cut)
+                # Under "final" merge the second stage is not split; all in one stage is a plan of "reduce" merge.
+                longest = highest(walks.tokens, walks.line, walks.lines)
+                for split in SPLITS if longest.all() else ():
+                    if split is None or longest[0] > split:
+                        chosen = replace(cut, split=split)
+                        found[as_named(chosen, tree)] = costs.time_us(chosen)
     for make in _named(tree).values():
         with suppress(ShapeError):
             found[make()] = time_of(make(), tree, shape, target)
@@ -136,21 +144,30 @@ def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
 
 
 def _is_query(strategy: Strategy) -> bool:
-    return isinstance(strategy, Cohort) and strategy == Cohort(1, strategy.split)
+    if not isinstance(strategy, Cohort) or strategy.head_rows > 1:
+        return False
+    return strategy.tile is None and strategy.apart is None and not strategy.cut
 
 
 def _walk_whole_paths(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
     """Every policy without cuts."""
     policies, split = policies_of(costs.shape, costs.target)
-    walks = joined([costs.walks(policy) for policy in policies])
-    whole = [costs.lines_of(policy, costs.walks(policy))[0] for policy in policies]
+    walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
+    whole = costs.lines_of(policies, walks)
     state.consider_all(policies, costs.times_us(walks, whole))
-    of_policy = np.repeat(np.arange(len(policies)), len(split) // len(policies))
-    lines = [Line(whole[index].tile, policy.split or INT32_MAX) for index, policy in zip(of_policy, split, strict=True)]
-    kept = np.flatnonzero(bounds.of_walks(walks.taken(of_policy, spans=False), lines) < state.time_us * _LESS)
-    if len(kept):
-        times = costs.times_us(walks.taken(of_policy[kept]), [lines[index] for index in kept])
-        state.consider_all([split[index] for index in kept], times)
+    splits = len(split) // len(policies)
+    some = np.flatnonzero(bounds.of_two_launches(walks, whole, merged=2) < state.time_us * _LESS)
+    chosen = (some[:, None] * splits + np.arange(splits)).ravel()
+    tokens = np.array([policy.split for policy in split])
+    chosen = chosen[tokens[chosen] < highest(walks.tokens, walks.line, walks.lines)[chosen // splits]]
+    if len(chosen):
+        lines = Lines(whole.classes, whole.tile[chosen // splits], tokens[chosen])
+        least = bounds.of_walks(walks.taken(chosen // splits, spans=False), lines)
+        kept = np.flatnonzero(least < state.time_us * _LESS)
+        chosen, lines = chosen[kept], lines.taken(kept)
+    if len(chosen):
+        times = costs.times_us(walks.taken(chosen // splits), lines)
+        state.consider_all([split[index] for index in chosen.tolist()], times)
 
 
 def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
@@ -158,30 +175,56 @@ def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: In
     cuts = (np.arange(1, 1 << len(nodes))[:, None] >> np.arange(len(nodes)) & 1).astype(bool)
     for policy in policies_of(costs.shape, costs.target)[0]:
         walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
-        lines = costs.lines_of(policy, walks)
-        least = bounds.of_walks(walks, lines, chain=False)
-        for split in SPLITS:
-            kept = np.flatnonzero(least < state.time_us * _LESS)
-            if not len(kept):
-                break
-            chosen = replace(policy, split=split)
-            cut = [Line(lines[index].tile, split or INT32_MAX) for index in kept]
-            times = costs.times_us(walks.taken(kept), cut)
+        lines = costs.lines_of([policy] * walks.lines, walks)
+        _try_splits(costs, bounds, state, policy, _Cuts(nodes, cuts, walks, lines))
+        kept = np.flatnonzero(bounds.of_two_launches(walks, lines) < state.time_us * _LESS)
+        if len(kept):
+            staged = costs.staged(walks.taken(kept), nodes, cuts[kept])
+            of_kept = _Cuts(nodes, cuts[kept], staged, lines.taken(kept))
+            _try_splits(costs, bounds, state, replace(policy, merge="final"), of_kept)
+
+
+class _Cuts(NamedTuple):
+    """Ways to cut paths: at those of `nodes` that are set in a line of `cuts`."""
+
+    nodes: Ints
+    cuts: npt.NDArray[np.bool_]
+    walks: Walks
+    lines: Lines
+
+
+def _try_splits(costs: PolicyCosts, bounds: Bounds, state: _State, policy: Cohort, ways: _Cuts) -> None:
+    """The policy cut in the best of these ways, with every split."""
+    for split in SPLITS:
+        lines = ways.lines.cut(split)
+        kept = np.flatnonzero(bounds.of_splits(ways.walks, lines) < state.time_us * _LESS)
+        if len(kept):
+            times = costs.times_us(ways.walks.taken(kept), lines.taken(kept))
             best = int(times.argmin())
-            state.consider(replace(chosen, cut=tuple(nodes[cuts[kept[best]]].tolist())), float(times[best]))
+            cut = tuple(ways.nodes[ways.cuts[kept[best]]].tolist())
+            state.consider(replace(policy, split=split, cut=cut), float(times[best]))
 
 
 def _cut_at_thresholds(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
     """The best policies so far with paths cut at thresholds on rows."""
     best = sorted((policy for policy in state.times if isinstance(policy, Cohort)), key=state.times.__getitem__)
-    thresholds = _thresholds(costs.tree)
+    starts, thresholds = best[:_MOST_STARTS], _thresholds(costs.tree)
     merged_rows = bounds.merged_at(thresholds)
-    for policy in best[:_MOST_STARTS]:
-        for apart, least in zip(thresholds, bounds.of_thresholds(policy, merged_rows).tolist(), strict=True):
-            if least < state.time_us * _LESS:
-                for split in dict.fromkeys((policy.split, None)):
-                    chosen = replace(policy, apart=apart, split=split)
-                    state.consider(chosen, costs.time_us(chosen))
+    for merge in get_args(Merge):
+        least = bounds.of_thresholds(starts, merged_rows, merge)
+        for start, place in np.argwhere(least < state.time_us * _LESS).tolist():
+            if least[start, place] < state.time_us * _LESS:
+                _cut_at(costs, bounds, state, replace(starts[start], apart=thresholds[place], merge=merge))
+
+
+def _cut_at(costs: PolicyCosts, bounds: Bounds, state: _State, policy: Cohort) -> None:
+    """The policy, which cuts paths, with its split and without."""
+    walks = costs.walks(policy)
+    for split in dict.fromkeys((policy.split, None)):
+        chosen = replace(policy, split=split)
+        lines = costs.lines_of([chosen], walks)
+        if bounds.of_splits(walks, lines)[0] < state.time_us * _LESS:
+            state.consider(chosen, float(costs.times_us(walks, lines)[0]))
 
 
 def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
@@ -193,16 +236,16 @@ def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
     order = np.argsort(-(seen * tree.topology.prefix)[nodes], kind="stable")
     start = replace(state.best, apart=None, cut=tuple(state.best.cut_nodes(tree).tolist()))
     for node in nodes[order[:_MOST_NODES]].tolist():
-        chosen = replace(start, cut=tuple(sorted(set(start.cut) ^ {node})))
+        cut = tuple(sorted(set(start.cut) ^ {node}))
+        chosen = replace(start, cut=cut, merge=start.merge if cut else "reduce")
         if state.consider(chosen, costs.time_us(chosen)):
             start = chosen
 
 
 def _thresholds(tree: Tree) -> list[int]:
     """Numbers of rows at which some path can be cut, at most _MOST_LEVELS, evenly spread."""
-    topology = tree.topology
-    seen = (topology.rank_hi - topology.rank_lo)[np.unique(tree.parent[tree.parent >= 0])]
-    values = np.unique(seen[seen > 1])
+    above = seen_below_and_above(tree)[1]
+    values = np.flatnonzero(np.bincount(above, minlength=2)[2:]) + 2
     if len(values) > _MOST_LEVELS:
         values = values[np.linspace(0, len(values) - 1, _MOST_LEVELS).astype(np.int64)]
     return [int(value) for value in values[::-1]]
@@ -212,7 +255,7 @@ def _moves(before: Strategy | None, after: Strategy) -> tuple[Move, ...]:
     """What changes from one strategy to the next."""
     if before is None or before.name != after.name or not isinstance(after, Cohort):
         return (Move("strategy", None if before is None else str(before), str(after)),)
-    names = ("head_rows", "split", "tile", "apart", "cut")
+    names = ("head_rows", "split", "tile", "apart", "cut", "merge")
     changes = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(Move(name, old, new) for name, old, new in changes if old != new)
 

@@ -1,9 +1,11 @@
 """The space that `auto` searches.
 
-A policy is a `cohort` strategy: edge assignment x cohort rows x split x tile class. An edge is walked (its upper end
-belongs to the path that the cohort below walks) or cut (what lies above is walked apart, by cohorts of its own, and
-results are merged). On small trees every assignment of edges is in the space; on large ones those that a threshold on
-rows gives, and what single moves make of the best of them. The named strategies are in it as they are.
+A policy is a `cohort` strategy: edge assignment x cohort rows x split x tile class x merge. An edge is walked (its
+upper end belongs to the path that the cohort below walks) or cut (what lies above is walked apart, by cohorts of its
+own, and results are merged). Where edges are cut, results are merged in a launch of their own ("reduce"), or by the
+items that walk the lowest parts of paths, in a second launch ("final"). On small trees every assignment of edges is in
+the space; on large ones those that a threshold on rows gives, and what single moves make of the best of them. The named
+strategies are in it as they are.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import hashlib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from typing import get_args
 
 from treegen.ir.errors import ShapeError
+from treegen.ir.plan import Merge
 from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
 from treegen.targets import Target
@@ -25,7 +29,7 @@ SPLITS = (None, 1024, 512, 256, 128)
 """KV tokens per work item; None: all that a cohort sees."""
 MOST_EDGES = 10
 """Edges up to which every assignment is searched."""
-_VERSION = 1
+_VERSION = 2
 
 
 @cache
@@ -48,4 +52,4 @@ def policies_of(shape: Shape, target: Target) -> tuple[tuple[Cohort, ...], tuple
 
 def space_digest() -> str:
     """Tells searches of different spaces apart."""
-    return hashlib.sha256(repr((_VERSION, HEAD_ROWS, SPLITS, MOST_EDGES)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((_VERSION, HEAD_ROWS, SPLITS, MOST_EDGES, get_args(Merge))).encode()).hexdigest()[:16]

@@ -120,7 +120,11 @@ def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Longs:
 
 def nodes_below(tree: Tree, rows: int) -> Ints:
     """Nodes seen by fewer than `rows` rows, but by some, whose parent is seen by at least so many."""
-    topology = tree.topology
-    seen = topology.rank_hi - topology.rank_lo
-    above = np.where(tree.parent >= 0, seen[np.maximum(tree.parent, 0)], 0)
+    seen, above = seen_below_and_above(tree)
     return frozen(np.flatnonzero((above >= rows) & (seen < rows) & (seen > 0)))
+
+
+def seen_below_and_above(tree: Tree) -> tuple[Ints, Ints]:
+    """For every node the rows at or below it, and those at or below its parent; 0 above roots."""
+    seen = tree.topology.rank_hi - tree.topology.rank_lo
+    return seen, np.where(tree.parent >= 0, seen[tree.parent], 0)
