@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from types import ModuleType
 
 import torch
@@ -29,7 +30,20 @@ from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16
 
-compile_templates()  # beside the import of torch nobody notices; the first launch would
+
+def _begin() -> None:
+    """Does, on import, what would else make the first call wait: templates are compiled, and Triton hashes itself, as it
+    does once per process before its first kernel.
+    """
+    compile_templates()
+    if torch.cuda.is_available():
+        with suppress(ImportError):  # where it is not, the first call does it
+            from triton.runtime.cache import triton_key
+
+            triton_key()
+
+
+_begin()
 
 
 class TritonProgram:
