@@ -32,8 +32,8 @@ _ALIGNED_BYTES = 16
 
 
 def _begin() -> None:
-    """Does, on import, what would else make the first call wait: templates are compiled, and Triton hashes itself, as it
-    does once per process before its first kernel.
+    """Does what would else make the first call wait: templates are compiled, and Triton hashes itself, as it does once
+    per process before its first kernel.
     """
     compile_templates()
     if torch.cuda.is_available():
