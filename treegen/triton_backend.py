@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -32,12 +33,13 @@ _ALIGNED_BYTES = 16
 
 
 def _begin() -> None:
-    """Does what would else make the first call wait: templates are compiled, and Triton hashes itself, as it does once
-    per process before its first kernel.
+    """Does what would else make the first call wait: templates are compiled; Triton hashes itself and imports Gluon, as
+    it does once per process before its first kernel.
     """
     compile_templates()
     if torch.cuda.is_available():
-        with suppress(ImportError):  # where it is not, the first call does it
+        with suppress(ImportError):  # what a Triton does not have it does not wait for
+            import_module("triton.experimental.gluon")
             from triton.runtime.cache import triton_key
 
             triton_key()
