@@ -20,7 +20,8 @@ from treegen.ir.plan import Merge
 from treegen.ir.schedule import UNFUSED_LAUNCHES, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import tile_work
-from treegen.search.costs import Lines, PolicyCosts, Walks, highest
+from treegen.search.costs import PolicyCosts
+from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.targets import Target
 from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class, wanted_class

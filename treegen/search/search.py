@@ -22,8 +22,9 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
 from treegen.search.bounds import Bounds
-from treegen.search.costs import Floats, Lines, PolicyCosts, Walks, highest
+from treegen.search.costs import Floats, PolicyCosts
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
+from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies import named
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.strategy import Move, Step, Strategy
