@@ -56,8 +56,16 @@ print(json.dumps([counts.loaded, counts.compiled]))
 """Launches on real tensors through Triton's launcher, up to the point where machine code would run."""
 
 STRATEGIES: dict[str, tuple[Strategy, ...]] = {
-    "usual": (query(), cohort(16, apart=3, merge="final")),
-    "all": (flashforge(), deft_flatten(40, "bits"), deft_flatten(), cascade(), cohort(64, apart=3, merge="final")),
+    "usual": (query(),),
+    "all": (
+        query(),
+        flashforge(),
+        deft_flatten(40, "bits"),
+        deft_flatten(),
+        cascade(),
+        cohort(16, apart=3, merge="final"),
+        cohort(64, apart=3, merge="final"),
+    ),
 }
 
 
