@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import le
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,7 +66,7 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
     size = schedule.size
     for section in fields(Capacity):
         needed, room = getattr(size, section.name), getattr(capacity, section.name)
-        if np.shape(needed) != np.shape(room) or np.any(np.greater(needed, room)):
+        if not _fits(needed, room):
             raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
     classes, stages = range(len(schedule.classes)), range(schedule.num_stages)
     counts = np.zeros((len(schedule.classes) + schedule.num_stages, ALIGNMENT), np.int32)
@@ -111,6 +112,11 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         merge_rows=tuple(of_merges[: len(stages)]),
         merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
     )
+
+
+def _fits(needed: int | tuple[int, ...], room: int | tuple[int, ...]) -> bool:
+    parts, rooms = (size if isinstance(size, tuple) else (size,) for size in (needed, room))
+    return len(parts) == len(rooms) and all(map(le, parts, rooms))
 
 
 def _work_indptr(schedule: Schedule, workers: int) -> Ints:

@@ -17,6 +17,7 @@ from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import (
+    NO_EPILOGUE,
     check_last_items,
     epilogue_lists,
     in_last_stage,
@@ -89,7 +90,8 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     number = np.full(len(rows), -1, np.int64)
     number[order] = np.arange(len(order))
     runs = Runs(number[runs.owner], *runs[1:])
-    runs = Runs(*(column[np.argsort(runs.owner, kind="stable")] for column in runs))
+    by_owner = np.argsort(runs.owner, kind="stable")
+    runs = Runs(*(column[by_owner] for column in runs))
     item_group, rows, item_class = item_group[order], rows[order], item_class[order]
     num_stages = max(len(stages), 1)
     class_indptr = np.searchsorted(item_class, np.arange(num_stages * len(sizes) + 1))
@@ -100,19 +102,22 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     item, position = ragged(rows)
     row = row_table[row0[item] + position]
     last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[item_group]
-    check_last_items(item, row, last)
+    if last.any():
+        check_last_items(item, row, last)
     partial, items_of_row = partial_items(item, row, last, tree.num_rows)
     if plan.mask == "dense" and partial.any():
         raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
     slot0 = np.where(partial, offsets(np.where(partial, rows, 0))[:-1], -1)
 
     # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
-    slot, entry, final = slot0[item] + position, row0[item] + position, (last & ~partial)[item]
-    entry_of_row = np.full(tree.num_rows, -1)
-    entry_of_row[row[final]] = entry[final]
-    joined = partial[item] & (entry_of_row[row] >= 0)
-    epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
-    kept = partial[item] & ~joined
+    slot, kept, epilogue = slot0[item] + position, partial[item], NO_EPILOGUE
+    if last.any():
+        entry, final = row0[item] + position, (last & ~partial)[item]
+        entry_of_row = np.full(tree.num_rows, -1)
+        entry_of_row[row[final]] = entry[final]
+        joined = kept & (entry_of_row[row] >= 0)
+        epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
+        kept &= ~joined
     merges = merge_lists(
         row[kept],
         slot[kept],

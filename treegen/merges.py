@@ -50,8 +50,11 @@ def partial_items(item: Longs, row: Ints, last: Bools, rows: int) -> tuple[Bools
 
     An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
     """
-    items_of_row, of_last = np.bincount(row, minlength=rows), last[item]
-    rivals = np.where(of_last, np.bincount(row[of_last], minlength=rows)[row], items_of_row[row])
+    items_of_row = np.bincount(row, minlength=rows)
+    rivals = items_of_row[row]
+    if last.any():
+        of_last = last[item]
+        rivals = np.where(of_last, np.bincount(row[of_last], minlength=rows)[row], rivals)
     return np.bincount(item, rivals > 1, len(last)) > 0, items_of_row
 
 
@@ -88,6 +91,8 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
     the row's last stage the result is final. A row with a single partial in all has nothing to join: the last stage
     makes it final.
     """
+    if stages == 1:
+        return _single_stage(row, slot, unseeing)
     order = np.lexsort((stage, row))
     row, slot, stage = row[order], slot[order], stage[order]
     # A cell: the partials of one row in one stage.
@@ -121,3 +126,13 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
         frozen(slots[ragged_ranges(begin[order], lengths[order])]),
         frozen(np.searchsorted(stage[order], np.arange(stages + 1))),
     )
+
+
+def _single_stage(row: Longs, slot: Longs, unseeing: Longs) -> Merges:
+    """`merge_lists` where there is one stage: all partials of a row are one merge, and it is final."""
+    lengths = np.bincount(row, minlength=int(unseeing.max(initial=-1)) + 1)
+    merged = lengths > 0
+    merged[unseeing] = True
+    rows = np.flatnonzero(merged)
+    order = np.argsort(row, kind="stable")
+    return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
