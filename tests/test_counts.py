@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,18 +90,6 @@ def test_compilations_on_purpose_count_and_do_not_warn(fresh: None) -> None:
     report()
     with pytest.warns(PerformanceWarning):
         counts.warn_of_compiles(stacklevel=1)
-
-
-def test_a_launch_warns_where_the_kernel_is_called(fresh: None) -> None:
-    kernel = treegen.compile(Tree.parse("40(5,7)"), strategy="deft-node", backend="triton")
-    q, caches = torch.randn(2, 2, 64), torch.randn(2, 52, 1, 64)
-    kernel(q, *caches)
-    counts.count_loaded()
-    report()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        kernel(q, *caches)
-    assert [(warning.category, warning.filename) for warning in caught] == [(PerformanceWarning, __file__)]
 
 
 def test_counting_imports_neither_triton_nor_emission() -> None:

@@ -175,8 +175,9 @@ def test_padded_and_unaligned_strides_are_right_and_said_once(strategy: str, mon
     wide = torch.zeros(87, 1, 67)
     wide[..., 1:65] = k
     kernel = treegen.compile(tree, strategy=strategy, backend="triton")
-    with pytest.warns(PerformanceWarning, match="not aligned to 16 bytes"):
+    with pytest.warns(PerformanceWarning, match="not aligned to 16 bytes") as caught:
         out = kernel(q, wide[..., 1:65], v)
+    assert caught[0].filename == __file__
     assert torch.equal(out, kernel(q, wide[..., 1:65], v))  # a second warning would be an error
     assert oracle.error(out, oracle.reference(tree, q, k, v)[0]) < 1e-5
 

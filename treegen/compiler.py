@@ -9,6 +9,7 @@ from typing import Literal, overload
 import torch
 
 from treegen import inputs, oracle
+from treegen.bound import Call, unbound
 from treegen.devices import backend_for, default_device, resolve_target
 from treegen.emit import emit
 from treegen.environment import checks_inputs
@@ -29,6 +30,8 @@ from treegen.triton_backend import TritonProgram
 from treegen.tune import check_tuning, tuned
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
+_MOST_FORMS = 64
+"""Forms of tensors for which calls are kept."""
 
 
 def compile(
@@ -118,6 +121,7 @@ class Kernel:
             schedule = lower(plan, tree, self._shape, self._target)
         self._tree, self._choice, self._plan, self._schedule = tree, choice, plan, schedule
         self._programs: dict[tuple[str, torch.device], TritonProgram | TorchProgram] = {}
+        self._calls: dict[tuple[object, str], Call] = {}
 
     @overload
     def __call__(
@@ -158,21 +162,49 @@ class Kernel:
         float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
         gives 0 and -inf. Raises InputError before any launch.
         """
+        form = inputs.form_of(q, k_cache, v_cache, out)
+        call = self._calls.get((form, lse_base))
+        if call is None:
+            call = self._prepared(q, k_cache, v_cache, out, lse_base)
+            if form is not None:
+                self._calls[form, lse_base] = call
+                if len(self._calls) > _MOST_FORMS:
+                    del self._calls[next(iter(self._calls))]
+        if checks_inputs():
+            inputs.check_values(self._tree, q, k_cache, v_cache)
+        if out is None:
+            out = self._empty_out(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        with stage("launch"):
+            call(q, k_cache, v_cache, out, lse)
+        return out if lse is None else (out, lse)
+
+    def _prepared(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor | None,
+        lse_base: str,
+    ) -> Call:
+        """Checks tensors, and settles what calls with all tensors of their form have in common."""
         if lse_base not in _LSE_SCALE:
             raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
         self._fit(q, k_cache, v_cache)
-        shape = self._shape
-        if out is None:
-            out = torch.empty(*q.shape[:2], shape.head_dim_v, dtype=q.dtype, device=q.device)
-        else:
-            inputs.check_output(out, q, shape.head_dim_v)
-        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        if len(q):
-            scale = shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
-            program = self._program(q.device)
-            with stage(f"launch {self._backend}"):
-                program(q, k_cache, v_cache, out, lse, scale, _LSE_SCALE[lse_base])
-        return (out, lse) if return_lse else out
+        if out is not None:
+            inputs.check_output(out, q, self._shape.head_dim_v)
+        if not len(q):
+            return _do_nothing
+        scale = self._shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
+        program = self._program(q.device)
+        if isinstance(program, TorchProgram):
+            return unbound(program, scale, _LSE_SCALE[lse_base])
+        out = self._empty_out(q) if out is None else out
+        with stage("bind"):
+            return program.bind(q, k_cache, v_cache, out, scale, _LSE_SCALE[lse_base])
+
+    def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
 
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         found = inputs.shape_of(q, k_cache, v_cache)
@@ -182,8 +214,6 @@ class Kernel:
                 self._shape = found
                 self._replan(self._tree)
         inputs.check_fits(self._tree, self._shape, q, found)
-        if checks_inputs():
-            inputs.check_values(self._tree, q, k_cache, v_cache)
 
     def _program(self, device: torch.device) -> TritonProgram | TorchProgram:
         backend = backend_for(device, self._wanted_backend)
@@ -275,3 +305,7 @@ class Kernel:
         )
         assumed = self._shape_is_assumed
         return str(Explanation(self._tree, self._shape, assumed, target, (entry,), best=choice.strategy))
+
+
+def _do_nothing(*_: object) -> None:
+    """The call for a tree without rows."""

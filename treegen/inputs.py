@@ -45,6 +45,23 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> S
     return Shape(heads, kv_heads, q.shape[2], dtype=dtype_name("q", q.dtype), page_size=page_size)
 
 
+def form_of(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
+) -> tuple[object, ...] | None:
+    """All that the checks here and the choice of machine code depend on; None for what is no plain tensor."""
+    try:
+        form = (
+            q.shape, q.stride(), q.dtype, q.device, q.data_ptr() % 16,
+            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, k_cache.data_ptr() % 16,
+            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, v_cache.data_ptr() % 16,
+        )  # fmt: skip
+        if out is None:
+            return form
+        return *form, out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
 def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
     """Raises InputError unless `out` can take the result for `q`."""
     expected = (*q.shape[:2], head_dim_v)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from treegen.environment import traces_stages
 
 
-@contextmanager
-def stage(name: str) -> Iterator[None]:
+class stage:  # noqa: N801 (used like a function)
     """Prints how long the body took, in milliseconds, if TREEGEN_TRACE=1."""
-    if not traces_stages():
-        yield
-        return
-    begin = time.perf_counter()
-    yield
-    print(f"treegen: {name} {1e3 * (time.perf_counter() - begin):.3f} ms", file=sys.stderr)
+
+    __slots__ = ("_begin", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter() if traces_stages() else None
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._begin is not None and kind is None:
+            print(f"treegen: {self._name} {1e3 * (time.perf_counter() - self._begin):.3f} ms", file=sys.stderr)

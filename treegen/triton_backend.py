@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -19,6 +21,7 @@ from treegen.arguments import (
     partial_arguments,
     partial_options,
 )
+from treegen.bound import BoundCall, Call, Launch, unbound
 from treegen.counts import warn_of_compiles
 from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key
 from treegen.ir.arena import ALIGNMENT, Capacity
@@ -85,16 +88,59 @@ class TritonProgram:
         lse_scale: float,
     ) -> None:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
-        shape = self._shape
-        heads = shape.num_qo_heads
-        _warn_unaligned(q, k_cache, v_cache, out)
-        slots = self._capacity.slots
-        part_out = torch.empty(slots * heads * shape.head_dim_v, dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(slots * heads, dtype=torch.float32, device=q.device)
-        tensors = Tensors(q, k_cache, v_cache, out, lse, part_out, part_lse)
-        page_size = 1 if by_slot(shape, tensors) else shape.page_size
+        tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
+        with on_device(q.device):
+            for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
+                kernel[grid](*arguments, **options)
+
+    def bind(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> Call:
+        """A call for tensors that have the form of these: shapes, strides, types, device and alignment. Compiles and
+        loads its kernels, but launches nothing.
+        """
+        if self._unfused:
+            return unbound(self, sm_scale, lse_scale)
+        _warn_unaligned(q, k_cache, v_cache, out)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        partials, bound = self._partials(q.device), []
+        tensors = Tensors(q, k_cache, v_cache, out, lse, *partials)
+        with on_device(q.device):
+            for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
+                if _is_interpreted(kernel):
+                    return unbound(self, sm_scale, lse_scale)
+                compiled = kernel.warmup(*arguments, grid=grid, **options)
+                constants = (options[name] for name in kernel.arg_names[len(arguments) :])
+                first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
+                rest = (_settled(argument) for argument in arguments[len(tensors) - first :])
+                on_grid = compiled[(grid[0], 1, 1)]
+                bound.append(Launch(on_grid, first, (*rest, *constants)))
+        warn_of_compiles(stacklevel=4)
+        from triton.runtime import driver
+
+        scratch = lse.nbytes, partials[0].nbytes, partials[1].nbytes
+        return BoundCall(tuple(bound), self, q.device, driver.active.get_current_stream, *scratch)
+
+    def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for part_out and part_lse."""
+        rows = self._capacity.slots * self._shape.num_qo_heads
+        part_out = torch.empty(rows * self._shape.head_dim_v, dtype=torch.float32, device=device)
+        return part_out, part_out.new_empty(rows)
+
+    def _launches(
+        self, tensors: Tensors, sm_scale: float, lse_scale: float
+    ) -> Iterator[tuple[Any, tuple[int], tuple[Any, ...], dict[str, Any]]]:
+        """Every launch: the kernel, its grid, and its positional and keyword arguments."""
+        shape = self._shape
+        page_size = 1 if by_slot(shape, tensors) else shape.page_size
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
@@ -106,15 +152,24 @@ class TritonProgram:
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
                 tables = Tables(self._counts[c], self._items[c], *self._tables, self._work, self._epilogue)
                 arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale)
-                kernel[(blocks,)](*arguments, **partial_options(key, interpreted=_is_interpreted(kernel)))
+                yield kernel, (blocks,), arguments, partial_options(key, interpreted=_is_interpreted(kernel))
             merges = self._capacity.merges[stage_number]
             if merges:
                 merging = merge_key(shape, staged=self._schedule.num_stages > 1)
                 counts = self._counts[len(self._schedule.classes) + stage_number]
                 arguments = merge_arguments(shape, tensors, MergeTables(counts, *self._merges[stage_number]), lse_scale)
-                grid = (merges * -(-heads // merging.heads),)
-                _module(emit_merge(merging)).merge[grid](*arguments, **merge_options(merging))
-        warn_of_compiles(stacklevel=3)
+                grid = (merges * -(-shape.num_qo_heads // merging.heads),)
+                yield _module(emit_merge(merging)).merge, grid, arguments, merge_options(merging)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one, on whose stream Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _settled(argument: object) -> object:
+    """An argument as a compiled kernel takes it with the least work: of a tensor the pointer."""
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else argument
 
 
 def _module(source: Source) -> ModuleType:
@@ -142,6 +197,6 @@ def _warn_unaligned(*tensors: torch.Tensor) -> None:
                 f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not aligned to 16 bytes: "
                 "the result is right but slower; align storage offset and strides (said once)",
                 PerformanceWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             return

@@ -1,0 +1,223 @@
+"""Bound calls hand compiled kernels what Triton's own launches would get, and Kernel keeps one per form of tensors."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from triton.runtime import driver
+
+import treegen
+from treegen import Shape, Tree, counts, triton_backend
+from treegen.bound import BoundCall
+from treegen.ir.errors import InputError, PerformanceWarning
+from treegen.lower import lower
+from treegen.strategies import strategy_from
+from treegen.targets import target_from
+from treegen.triton_backend import TritonProgram
+
+STREAM = 77
+SHAPE = Shape(4, 2, 16, dtype="fp32", page_size=4)
+MERGED = Tree.parse("1,4/300,3")  # the prompt's results are merged with the leaves'
+SINGLE = Tree.parse("3*2")
+
+
+class Launched(NamedTuple):
+    """What a kernel was launched with: arguments by name, tensors as pointers; how: by Triton or directly."""
+
+    how: str
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    stream: int | None
+
+
+class RecordingKernel:
+    """Stands in for a Triton kernel: notes launches, by Triton itself and direct ones, and computes nothing."""
+
+    def __init__(self, kernel: Any, launched: list[Launched]) -> None:
+        self.arg_names = kernel.arg_names
+        self.launched = launched
+        self.warmed: list[tuple[tuple[int, ...], dict[str, Any]]] = []
+
+    def _named(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        pointers = (a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments)
+        named = dict(zip(self.arg_names, pointers, strict=False))
+        return named | {name: value for name, value in options.items() if name in self.arg_names}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.launched.append(Launched("triton", grid, self._named(arguments, options), None))
+
+        return launch
+
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Any:
+        self.warmed.append((grid, self._named(arguments, options)))
+
+        def on_grid(_: Any, grid: tuple[int, ...]) -> Any:
+            def launch(*arguments: Any, stream: int) -> None:
+                assert len(arguments) == len(self.arg_names)
+                assert not any(isinstance(argument, torch.Tensor) for argument in arguments)
+                self.launched.append(Launched("directly", grid, self._named(arguments, {}), stream))
+
+            return launch
+
+        return type("Compiled", (), {"__getitem__": on_grid})()
+
+
+@pytest.fixture
+def stream() -> list[int]:
+    """The current stream, alone in a list."""
+    return [STREAM]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, stream: list[int]) -> list[Launched]:
+    """All launches of a test, which compute nothing, on a device of which the CPU plays the part."""
+    launched: list[Launched] = []
+    kernels: dict[Any, RecordingKernel] = {}
+    load = triton_backend._module
+
+    def recording(source: Any) -> SimpleNamespace:
+        kernel = kernels.setdefault(source, RecordingKernel(getattr(load(source), source.kernel), launched))
+        return SimpleNamespace(**{source.kernel: kernel})
+
+    monkeypatch.setattr(triton_backend, "_module", recording)
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: stream[index]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return launched
+
+
+def tensors(tree: Tree) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    pages = -(-(tree.kv.last_slot + 1) // SHAPE.page_size)
+    q = torch.randn(tree.num_rows, SHAPE.num_qo_heads, SHAPE.head_dim)
+    k, v = torch.randn(2, pages, SHAPE.page_size, SHAPE.num_kv_heads, SHAPE.head_dim)
+    return q, k, v
+
+
+def program_of(tree: Tree, strategy: str) -> TritonProgram:
+    target = target_from("h200")
+    schedule = lower(strategy_from(strategy).plan(tree, SHAPE, target), tree, SHAPE, target)
+    return TritonProgram(schedule, SHAPE, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("tree", "strategy", "launches"),
+    [(MERGED, "deft-node", 2), (MERGED, "cascade", 3), (SINGLE, "query", 1), (MERGED, "flashforge", 2)],
+)
+@pytest.mark.parametrize("own_lse", [False, True])
+def test_kernels_get_what_triton_would_hand_them(
+    launched: list[Launched], tree: Tree, strategy: str, launches: int, own_lse: bool
+) -> None:
+    program = program_of(tree, strategy)
+    q, k, v = tensors(tree)
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
+    program(q, k, v, out, lse, 0.25, 1.0)
+    expected = list(launched)
+    launched.clear()
+    call = program.bind(q, k, v, out, 0.25, 1.0)
+    assert isinstance(call, BoundCall)
+    assert launched == []
+    call(q, k, v, out, lse if own_lse else None)
+    assert len(launched) == len(expected) == launches
+    scratch = {"part_out", "part_lse", *(() if own_lse else ("lse",))}
+    for direct, by_triton in zip(launched, expected, strict=True):
+        assert (direct.how, direct.stream) == ("directly", STREAM)
+        assert direct.grid == (*by_triton.grid, 1, 1)
+        assert list(direct.arguments) == list(by_triton.arguments)
+        differing = {name for name, value in direct.arguments.items() if value != by_triton.arguments[name]}
+        assert differing <= scratch
+
+
+def test_scratch_does_not_overlap(launched: list[Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of(MERGED, "deft-node")
+    q, k, v = tensors(MERGED)
+    call = program.bind(q, k, v, torch.empty_like(q), 0.25, 1.0)
+    made: list[torch.Tensor] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: made.append(empty(*size, **options)) or made[-1])
+    call(q, k, v, torch.empty_like(q), None)
+    (scratch,) = made
+    begin, end = scratch.data_ptr(), scratch.data_ptr() + scratch.nbytes
+    arguments, slots = launched[0].arguments, program._schedule.num_slots
+    assert slots > 0
+    of_row = 4 * SHAPE.num_qo_heads
+    sizes = {"part_lse": slots * of_row, "part_out": slots * of_row * SHAPE.head_dim, "lse": len(q) * of_row}
+    parts = sorted((arguments[name], arguments[name] + size) for name, size in sizes.items())
+    assert parts[0][0] == begin
+    assert parts[-1][1] == end
+    assert all(before[1] <= after[0] and after[0] % 16 == begin % 16 for before, after in pairwise(parts))
+
+
+def test_calls_follow_their_tensors_and_stream(launched: list[Launched], stream: list[int]) -> None:
+    kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
+    q, k, v = tensors(SINGLE)
+    outs = [kernel(q, k, v), kernel(q + 1, k + 1, v + 1)]
+    others = [tensors(SINGLE), tensors(SINGLE)]
+    for other in others:
+        outs.append(torch.empty_like(q))
+        assert kernel(*other, out=outs[-1]) is outs[-1]
+    stream[0] = 5
+    kernel(q, k, v, out=outs[0])
+    assert [each.how for each in launched] == ["directly"] * 5
+    assert [each.arguments["out"] for each in launched[:4]] == [out.data_ptr() for out in outs]
+    for each, other in zip(launched[2:4], others, strict=True):
+        assert [each.arguments[name] for name in "qkv"] == [tensor.data_ptr() for tensor in other]
+    assert [each.stream for each in launched] == [STREAM] * 4 + [5]
+
+
+def test_every_form_is_checked_and_bound_anew(launched: list[Launched]) -> None:
+    kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
+    q, k, v = tensors(SINGLE)
+    kernel(q, k, v)
+    wide = torch.empty(*q.shape[:2], 2 * SHAPE.head_dim)
+    strided = wide[..., : SHAPE.head_dim]
+    kernel(strided, k, v)
+    assert launched[0].arguments["q_stride_head"] == SHAPE.head_dim
+    assert launched[1].arguments["q_stride_head"] == 2 * SHAPE.head_dim
+    kernel(q, k, v, lse_base="log2", out=torch.empty_like(q))
+    assert launched[2].arguments["lse_scale"] != launched[0].arguments["lse_scale"]
+    for wrong in ((q[:1], k, v), (q.double(), k, v), (q, k[..., :8], v), (q.tolist(), k, v), (q, None, v)):
+        with pytest.raises(InputError):
+            kernel(*wrong)
+    with pytest.raises(InputError, match="out"):
+        kernel(q, k, v, out=torch.empty(1))
+    with pytest.raises(InputError, match="lse_base"):
+        kernel(q, k, v, lse_base="log10")
+    assert len(launched) == 3
+
+
+def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
+    kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
+    q, k, v = tensors(SINGLE)
+    kernel(q, k, v)
+    grown = Tree.parse("5*3")
+    kernel.update(grown)
+    with pytest.raises(InputError, match="2 rows"):
+        kernel(q, k, v)
+    kernel(*tensors(grown))
+    assert launched[0].arguments["items"] != launched[1].arguments["items"]
+
+
+def test_few_forms_are_kept(launched: list[Launched]) -> None:
+    kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
+    q, k, _ = tensors(SINGLE)
+    for pages in range(200):
+        more = torch.zeros(len(k) + pages, *k.shape[1:])
+        kernel(q, more, more)
+    assert len(kernel._calls) <= 64
+
+
+def test_a_compilation_warns_where_the_kernel_is_called(
+    launched: list[Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counts, "_warned", False)
+    monkeypatch.setattr(counts, "_surprises", [("merge of 0123", 2.0)])
+    kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kernel(*tensors(SINGLE))
+    assert [(warning.category, warning.filename) for warning in caught] == [(PerformanceWarning, __file__)]
