@@ -11,6 +11,7 @@ import numpy as np
 from treegen.files import Template
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import TreeError
+from treegen.ir.kv import KVRuns
 from treegen.ir.tree import Tree
 
 _LARGEST = 1_000_000
@@ -85,6 +86,20 @@ def speculative(seed: int = 0, tokens: int = 32, prefix: int = 1000) -> Tree:
         if len(path) < _DRAFT_DEPTH:
             heapq.heappush(waiting, (loss + first, (*path, 0)))
     return Tree.from_token_tree(sorted(paths, key=lambda path: (len(path), path)), prefix)
+
+
+def in_shuffled_pages(tree: Tree, page_size: int, seed: int = 0) -> Tree:
+    """The tree with its KV in pages of `page_size` tokens in random order, every node on pages of its own.
+
+    Raises TreeError.
+    """
+    _check(page_size=page_size)
+    counts = -(-tree.tokens // page_size)
+    pages = list(range(int(counts.sum())))
+    _random(seed).shuffle(pages)
+    ends = np.cumsum(counts).tolist()
+    of_nodes = [pages[end - count : end] for end, count in zip(ends, counts.tolist(), strict=True)]
+    return tree.with_kv(KVRuns.from_pages(tree.tokens, of_nodes, page_size))
 
 
 def _check(**numbers: int) -> None:

@@ -48,8 +48,9 @@ class Case:
     expected_lse: torch.Tensor
 
     @classmethod
-    def of(cls, tree: Tree, shape: Shape, device: torch.device) -> Case:
-        """Standard-normal q, k and v, always the same ones; caches of the slots up to the tree's last.
+    def of(cls, tree: Tree, shape: Shape, device: torch.device, most_rows: int | None = None) -> Case:
+        """Standard-normal q, k and v, always the same ones; caches of the slots up to the tree's last; expectations for
+        at most so many rows (default: CHECKED_ROWS).
 
         Raises InputError when they would take more than half of the device's free memory.
         """
@@ -63,7 +64,7 @@ class Case:
             for size in ((tree.num_rows, *of_row), of_cache, of_cache)
         )
         lse = torch.empty(tree.num_rows, shape.num_qo_heads, dtype=torch.float32, device=device)
-        rows = checked_rows(tree)
+        rows = checked_rows(tree, most_rows)
         expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows)
         return cls(tree, shape, q, k_cache, v_cache, torch.empty_like(q), lse, rows, *expected)
 
@@ -77,18 +78,24 @@ class Case:
         self.out.fill_(math.nan)
         self.lse.fill_(math.nan)
         self.run(program)
-        if bool(self.out.isnan().any()) or bool(self.lse.isnan().any()):
+        if bool(self.lse.isnan().any()):
             return math.inf
-        rows = torch.from_numpy(self.rows.astype(np.int64)).to(self.out.device)
-        return max(
-            oracle.error(self.out[rows], self.expected_out),
-            oracle.error(self.lse[rows], self.expected_lse),
-        )
+        return max(self.error_of(self.out), oracle.error(self.lse[self._checked], self.expected_lse))
+
+    def error_of(self, out: torch.Tensor) -> float:
+        """The error of an out on the checked rows; infinite when any row at all holds NaN."""
+        if bool(out.isnan().any()):
+            return math.inf
+        return oracle.error(out[self._checked], self.expected_out)
+
+    @property
+    def _checked(self) -> torch.Tensor:
+        return torch.from_numpy(self.rows.astype(np.int64)).to(self.out.device)
 
 
-def checked_rows(tree: Tree) -> Ints:
-    """At most CHECKED_ROWS of the caller's rows, evenly over all ranks, with the first and the last one."""
-    count = min(tree.num_rows, CHECKED_ROWS)
+def checked_rows(tree: Tree, most: int | None = None) -> Ints:
+    """At most so many of the caller's rows (default: CHECKED_ROWS), over all ranks, first and last among them."""
+    count = min(tree.num_rows, CHECKED_ROWS if most is None else most)
     ranks = np.linspace(0, tree.num_rows - 1, count).round().astype(np.int64)
     return frozen(np.sort(tree.topology.row_of_rank[ranks]))
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
+
+Result = TypeVar("Result")
 
 _FLUSH_BYTES = 256 << 20
 _PAUSE_CYCLES = 1_000_000
 _WARM_UP = 3
+_COPY_BYTES = 2 << 30
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -32,3 +36,25 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
         pairs.append((begin, end))
     torch.cuda.synchronize()
     return float(statistics.median(1e3 * begin.elapsed_time(end) for begin, end in pairs))
+
+
+def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
+    """A call captured as a CUDA graph: its replay on the current stream, and what the captured call returned.
+
+    Raises RuntimeError when it cannot be captured.
+    """
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.cuda.graph(graph, stream=stream):
+        result = call()
+    return graph.replay, result
+
+
+def copy_gbps(repeats: int = 10) -> float:
+    """GB/s of device memory that a copy moves, bytes read and bytes written both counted."""
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * _COPY_BYTES / (1e3 * median_us(lambda: target.copy_(source), repeats))

@@ -1,0 +1,173 @@
+"""FlashInfer's paged decode and multi-level cascade as providers (flashinfer-python 0.7.2).
+
+Plans are made in `prepare` without the wrappers' CUDA-graph mode: what they plan then is the best they can, and a
+planned `run` only launches kernels on fixed buffers, so that it may be captured as long as it is not planned anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from treegen.bench.page_tables import level_tables, row_table
+from treegen.bench.providers import Call, UnavailableError
+from treegen.ir.arrays import Ints
+from treegen.ir.errors import InputError
+from treegen.ir.tree import Tree
+from treegen.kernel_meter import Case
+
+_Table = TypeVar("_Table")
+
+_WORKSPACE_BYTES = 128 << 20
+"""FlashInfer's recommended size; what its split-KV partials need is bounded by the GPU's thread blocks, and is less."""
+_HEAD_DIMS = (64, 128, 256)
+_TENSOR_CORE_GROUP = 4
+"""Query heads per KV head from which decode uses tensor cores."""
+
+
+class FlashInferDecode:
+    """BatchDecodeWithPagedKVCacheWrapper: every row is a request of its own and reads its whole path."""
+
+    name = "flashinfer-decode"
+
+    def prepare(self, case: Case) -> Call:
+        """See Provider. The call writes to an output that it owns."""
+        _check(case)
+        shape, tree = case.shape, case.tree
+        table = _paged(row_table, case)
+        flashinfer = _flashinfer()
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            _workspace(case), "NHD", use_tensor_cores=shape.group >= _TENSOR_CORE_GROUP, backend="fa2"
+        )
+        wrapper.plan(
+            _tensor(table.indptr),
+            _tensor(table.indices),
+            _tensor(table.last_page_len),
+            shape.num_qo_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            q_data_type=case.q.dtype,
+            kv_data_type=case.k_cache.dtype,
+            sm_scale=shape.head_dim**-0.5,
+        )
+        assert len(table) == tree.num_rows
+        caches, out = _caches(case), torch.empty_like(case.q)
+
+        def call() -> torch.Tensor:
+            wrapper.run(case.q, caches, out=out)
+            return out
+
+        call()  # loads what run() loads lazily, outside of any capture
+        return call
+
+
+class FlashInferCascade:
+    """MultiLevelCascadeAttentionWrapper: a level for every depth of the tree, merged level by level.
+
+    Rows that see nothing on a level have an empty KV range there, which FlashInfer answers with an empty state. Where
+    the tree's rows are not in rank order the call also gathers q and scatters out. backend: "auto" is FlashInfer's own
+    choice (FA3 on Hopper, which neither splits KV nor packs a group's heads into a tile); "fa2" takes the backend of
+    its decode wrapper on all levels, which the wrapper has no argument for.
+    """
+
+    def __init__(self, backend: str = "auto") -> None:
+        self.name = "flashinfer-cascade" if backend == "auto" else f"flashinfer-cascade-{backend}"
+        self._backend = backend
+
+    def prepare(self, case: Case) -> Call:
+        """See Provider. The call returns a tensor that FlashInfer allocates, or, reordered, one that it owns."""
+        _check(case)
+        shape, tree = case.shape, case.tree
+        levels = _paged(level_tables, case)
+        flashinfer = _flashinfer()
+        wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), _workspace(case), "NHD")
+        if self._backend != "auto":
+            for level in wrapper._batch_prefill_wrappers:
+                level._backend = self._backend
+        wrapper.plan(
+            [_tensor(level.qo_indptr) for level in levels],
+            [_tensor(level.table.indptr) for level in levels],
+            [_tensor(level.table.indices) for level in levels],
+            [_tensor(level.table.last_page_len) for level in levels],
+            shape.num_qo_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            sm_scale=shape.head_dim**-0.5,
+            q_data_type=case.q.dtype,
+            kv_data_type=case.k_cache.dtype,
+        )
+        caches = _caches(case)
+
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = wrapper.run(q, caches)
+            return out
+
+        call = _in_rank_order(attend, case.q, tree)
+        call()  # loads what run() loads lazily, outside of any capture
+        return call
+
+
+def _in_rank_order(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tensor, tree: Tree) -> Call:
+    """A call of `attend`, which takes and gives rows in rank order, for rows in the caller's order."""
+    row_of_rank = tree.topology.row_of_rank
+    if np.array_equal(row_of_rank, np.arange(tree.num_rows)):
+        return lambda: attend(q)
+    gather = torch.tensor(row_of_rank, dtype=torch.int64, device=q.device)
+    scatter = torch.argsort(gather)
+    ranked, out = torch.empty_like(q), torch.empty_like(q)
+
+    def call() -> torch.Tensor:
+        torch.index_select(q, 0, gather, out=ranked)
+        return torch.index_select(attend(ranked), 0, scatter, out=out)
+
+    return call
+
+
+def _check(case: Case) -> None:
+    shape, topology = case.shape, case.tree.topology
+    if shape.dtype not in ("fp16", "bf16"):
+        raise UnavailableError(f"FlashInfer takes fp16 and bf16, not {shape.dtype}")
+    if shape.head_dim not in _HEAD_DIMS:
+        raise UnavailableError(f"FlashInfer takes head dims {_HEAD_DIMS}, not {shape.head_dim}")
+    if case.tree.num_rows == 0:
+        raise UnavailableError("the tree has no rows")
+    sees = topology.prefix[case.tree.row_node] + case.tree.row_sees
+    if (sees == 0).any():
+        raise UnavailableError(f"row {int((sees == 0).argmax())} sees nothing")
+
+
+def _paged(tables: Callable[[Tree, int], _Table], case: Case) -> _Table:
+    try:
+        return tables(case.tree, case.shape.page_size)
+    except InputError as cause:
+        raise UnavailableError(f"no page table for {cause.argument} = {cause.value}: {cause.reason}") from cause
+
+
+def _flashinfer() -> Any:
+    try:
+        return importlib.import_module("flashinfer")
+    except ImportError as cause:
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "flashinfer":
+            raise UnavailableError("flashinfer is not installed") from cause
+        raise UnavailableError(f"flashinfer cannot be imported: {cause}") from cause
+
+
+def _workspace(case: Case) -> torch.Tensor:
+    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=case.q.device)
+
+
+def _tensor(array: Ints) -> torch.Tensor:
+    """A copy on the host, where the wrappers plan; they take their own to the device."""
+    return torch.tensor(array, dtype=torch.int32)
+
+
+def _caches(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    if case.shape.page_size == 1:
+        return case.k_cache.unsqueeze(1), case.v_cache.unsqueeze(1)
+    return case.k_cache, case.v_cache

@@ -1,0 +1,118 @@
+"""Page tables of a tree in the form of FlashInfer's wrappers: rows as requests, or levels of shared requests.
+
+A request's tokens fill the slots of its pages in order; only its last page may be filled in part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, offsets, ragged, ragged_ranges
+from treegen.ir.errors import InputError
+from treegen.ir.tree import Tree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PageTable:
+    """Request r has the pages `indices[indptr[r]:indptr[r + 1]]`, the last with `last_page_len[r]` tokens.
+
+    A request without tokens has no pages and a `last_page_len` of 0.
+    """
+
+    indptr: Ints
+    indices: Ints
+    last_page_len: Ints
+
+    def __len__(self) -> int:
+        return len(self.last_page_len)
+
+    def tokens(self, page_size: int) -> Longs:
+        """Tokens of every request."""
+        full: Longs = np.maximum(np.diff(self.indptr).astype(np.int64) - 1, 0) * page_size
+        return full + self.last_page_len
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """One level of a cascade: the ranks `qo_indptr[r]:qo_indptr[r + 1]` share request r of the table.
+
+    The requests cover all ranks; those of ranks that see nothing on this level have no tokens.
+    """
+
+    qo_indptr: Ints
+    table: PageTable
+
+
+def row_table(tree: Tree, page_size: int = 1) -> PageTable:
+    """Every row, in the caller's order, as a request of its own: the pages of its whole path.
+
+    Raises InputError when a row's tokens do not fill the pages that they are in.
+    """
+    spans = tree.topology.spans
+    seeing = spans.hi.astype(np.int64) - spans.lo
+    row = tree.topology.row_of_rank[ragged_ranges(spans.lo, seeing)]
+    order = np.argsort(row, kind="stable")  # spans come in depth-first order: every row keeps its own root first
+    span = np.repeat(np.arange(len(spans)), seeing)[order]
+    return _table(tree, span, np.bincount(row, minlength=tree.num_rows), page_size)
+
+
+def level_tables(tree: Tree, page_size: int = 1) -> tuple[Level, ...]:
+    """The tree as levels of a cascade, the roots' first, with rows in rank order; no level is without tokens.
+
+    A row's path is cut where the rows that see it change, and its i-th piece is on level i: nodes of one child and no
+    rows of their own are one piece with the child, rows inside a node cut the node. Raises InputError when a piece's
+    tokens do not fill the pages that they are in.
+    """
+    spans = tree.topology.spans
+    begins = np.ones(len(spans), bool)
+    begins[1:] = (spans.lo[1:] != spans.lo[:-1]) | (spans.hi[1:] != spans.hi[:-1])
+    lo, hi = spans.lo[begins], spans.hi[begins]
+    # Pieces are nested or apart, in depth-first order: of those before one, all but the ones that ended contain it.
+    depth = np.arange(len(lo)) - np.searchsorted(np.sort(hi), lo, side="right")
+    piece = np.cumsum(begins) - 1
+    return tuple(
+        _level(tree, lo[depth == number], hi[depth == number], np.flatnonzero(depth[piece] == number), page_size)
+        for number in range(int(depth.max(initial=-1)) + 1)
+    )
+
+
+def _level(tree: Tree, lo: Ints, hi: Ints, span: npt.NDArray[Any], page_size: int) -> Level:
+    """The level of the pieces that the ranks `lo:hi` see; `span`: the spans of all of them."""
+    bounds = np.unique(np.concatenate([[0], lo, hi, [tree.num_rows]]))
+    request = np.searchsorted(bounds, tree.topology.spans.lo[span])
+    return Level(frozen(bounds), _table(tree, span, np.bincount(request, minlength=len(bounds) - 1), page_size))
+
+
+def _table(tree: Tree, span: npt.NDArray[Any], counts: npt.NDArray[Any], page_size: int) -> PageTable:
+    """The table of requests that consist of `counts` spans each."""
+    spans = tree.topology.spans
+    lengths = spans.lengths[span]
+    ends = offsets(lengths)
+    if ends[-1] > INT32_MAX:
+        reason = "is more than a page table of 32-bit integers can count"
+        raise InputError("tokens of all requests", int(ends[-1]), reason, "use fewer rows or shorter paths")
+    slot_of_token = ragged_ranges(tree.kv.start, tree.kv.length)
+    first = offsets(tree.tokens)[spans.node[span]] + spans.start[span]
+    slots = slot_of_token[ragged_ranges(first, lengths)]
+    tokens = np.diff(ends[offsets(counts)])
+    if page_size == 1:
+        return PageTable(frozen(offsets(tokens)), frozen(slots), frozen(np.minimum(tokens, 1)))
+    return _paged(slots, tokens, page_size)
+
+
+def _paged(slots: Longs, tokens: Longs, page_size: int) -> PageTable:
+    request, position = ragged(tokens)
+    offset = position % page_size
+    begins = offset == 0
+    pages = slots[begins] // page_size
+    wrong = np.flatnonzero(slots != pages[np.cumsum(begins) - 1] * page_size + offset)
+    if len(wrong):
+        at = int(wrong[0])
+        reason = f"token {position[at]} of request {request[at]} is in slot {slots[at]}: pages are filled in part"
+        raise InputError("page_size", page_size, reason, "use a page size of 1")
+    last_page_len = np.where(tokens > 0, (tokens - 1) % page_size + 1, 0)
+    return PageTable(frozen(offsets(-(-tokens // page_size))), frozen(pages), frozen(last_page_len))

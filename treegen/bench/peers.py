@@ -1,0 +1,45 @@
+"""All providers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from treegen.bench.fasttree_peer import FastTreeArtifact
+from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode
+from treegen.bench.providers import Provider, Treegen
+from treegen.bench.torch_peers import Flex, Sdpa
+from treegen.ir.errors import InputError
+from treegen.strategies import strategy_from
+
+_LIBRARIES: dict[str, Callable[[], Provider]] = {
+    "sdpa": Sdpa,
+    "flex": Flex,
+    "flashinfer-decode": FlashInferDecode,
+    "flashinfer-cascade": FlashInferCascade,
+    "flashinfer-cascade-fa2": lambda: FlashInferCascade("fa2"),
+}
+_ARTIFACTS: dict[str, Callable[[Path], Provider]] = {
+    "fasttree-artifact": FastTreeArtifact,
+    "fasttree-artifact-planner-tiles": lambda folder: FastTreeArtifact(folder, planner_tiles=True),
+}
+PEERS = (*_LIBRARIES, *_ARTIFACTS)
+"""The names of all peers; any strategy's name is a provider, too."""
+
+
+def providers_from(names: str, fasttree: Path | None) -> list[Provider]:
+    """The providers of a list of names with commas. Raises InputError, and StrategyError for a name that nothing has.
+
+    fasttree: a checkout of FastTree-Artifact, which its kernels are loaded from.
+    """
+    return [_provider(name.strip(), fasttree) for name in names.split(",")]
+
+
+def _provider(name: str, fasttree: Path | None) -> Provider:
+    if name in _LIBRARIES:
+        return _LIBRARIES[name]()
+    if name not in _ARTIFACTS:
+        return Treegen(strategy_from(name).name)
+    if fasttree is None:
+        raise InputError("providers", name, "needs a checkout of FastTree-Artifact", "name its folder with --fasttree")
+    return _ARTIFACTS[name](fasttree)

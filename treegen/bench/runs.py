@@ -1,0 +1,177 @@
+"""Runs: every provider on every case, its output checked before its time counts."""
+
+from __future__ import annotations
+
+import math
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal, TypeAlias
+
+import torch
+
+from treegen import oracle
+from treegen.bench.providers import Call, Provider, UnavailableError
+from treegen.counts import expected_compiles
+from treegen.devices import default_device
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.kernel_meter import Case
+from treegen.meter import problem_of
+from treegen.targets import Target
+from treegen.timing import graph_of, median_us
+from treegen.version import VERSION
+
+Timer: TypeAlias = Callable[[Callable[[], object], int], float]
+Status: TypeAlias = Literal["right", "wrong", "unavailable", "failed"]
+PACKAGES = ("torch", "triton", "flashinfer-python")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A provider on a case. error: `max |out - ref| / max |ref|`; times: medians in microseconds on a cold L2 without
+    the host's launch time, called as it is and replayed as a CUDA graph; detail: why there is none.
+    """
+
+    provider: str
+    status: Status
+    error: float | None = None
+    eager_us: float | None = None
+    graph_us: float | None = None
+    repeatable: bool | None = None
+    detail: str = ""
+
+    @property
+    def best_us(self) -> float | None:
+        """The faster of both ways to call it, if it is right."""
+        times = [time for time in (self.eager_us, self.graph_us) if time is not None]
+        return min(times, default=None) if self.status == "right" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A case with the outcomes of all providers. floor_us: microseconds that no attention over the tree falls far
+    below, from the copy bandwidth measured in the same run.
+    """
+
+    tree: str
+    heads: str
+    head_dim: int
+    dtype: str
+    page_size: int
+    rows: int
+    unique_tokens: int
+    floor_us: float
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """How a call is timed, as it is and as a graph; None: not at all."""
+
+    eager: Timer | None = median_us
+    graph: Timer | None = median_us
+
+
+def run(
+    trees: Iterable[tuple[str, Tree]],
+    shapes: Sequence[Shape],
+    providers: Sequence[Provider],
+    target: Target,
+    *,
+    repeats: int,
+    rows: int,
+    gbps: float,
+    timers: Timers | None = None,
+    on_case: Callable[[], None] = lambda: None,
+) -> Iterator[Result]:
+    """Measures all providers on every tree with every shape. rows: how many are compared with the oracle, at most."""
+    listed = list(trees)
+    for shape in shapes:
+        for name, tree in listed:
+            case = Case.of(tree, shape, default_device(), rows)
+            outcomes = tuple(measure(provider, case, repeats, timers or Timers()) for provider in providers)
+            on_case()
+            yield Result(
+                name,
+                f"{shape.num_qo_heads}/{shape.num_kv_heads}",
+                shape.head_dim,
+                shape.dtype,
+                shape.page_size,
+                tree.num_rows,
+                tree.unique_tokens,
+                floor_us(tree, shape, target, gbps),
+                outcomes,
+            )
+
+
+def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> Outcome:
+    """Prepares a provider for a case, checks its output and, only if that is right, takes its times."""
+    try:
+        with expected_compiles():
+            call = provider.prepare(case)
+            first = call().clone()
+            error = case.error_of(first)
+            if not error <= oracle.TOLERANCE[case.shape.dtype]:
+                return Outcome(provider.name, "wrong", error, detail=f"error {error:.1e}")
+            repeatable = torch.equal(first, call())
+        del first
+        eager = None if timers.eager is None else timers.eager(call, repeats)
+        graph, detail = _graph_us(call, case, repeats, timers)
+        return Outcome(provider.name, "right", error, eager, graph, repeatable, detail)
+    except UnavailableError as cause:
+        return Outcome(provider.name, "unavailable", detail=str(cause))
+    except Exception as cause:
+        return Outcome(provider.name, "failed", detail=problem_of(cause))
+
+
+def _graph_us(call: Call, case: Case, repeats: int, timers: Timers) -> tuple[float | None, str]:
+    """The time of the call's replay, or why there is none. What a replay gives is checked as well."""
+    if timers.graph is None:
+        return None, ""
+    try:
+        replay, out = graph_of(call)
+        out.fill_(math.nan)
+        replay()
+        error = case.error_of(out)
+        if not error <= oracle.TOLERANCE[case.shape.dtype]:
+            return None, f"a replay of its CUDA graph is wrong: error {error:.1e}"
+        return timers.graph(replay, repeats), ""
+    except RuntimeError as cause:
+        torch.cuda.synchronize()
+        return None, f"no CUDA graph: {problem_of(cause)}"
+
+
+def floor_us(tree: Tree, shape: Shape, target: Target, gbps: float) -> float:
+    """The larger of two times: to move every seen token's KV, q and out once, and to do the work at the tensor rate."""
+    moved = tree.unique_tokens * shape.kv_token_bytes
+    moved += tree.num_rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes
+    flops = tree.path_tokens * shape.num_qo_heads * 2 * (shape.head_dim + shape.head_dim_v)
+    return max(moved / (gbps * 1e3), flops / (target.tensor_tflops * 1e6))
+
+
+def machine(gbps: float) -> dict[str, object]:
+    """What the results depend on besides the code: the device and the versions."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "device": torch.cuda.get_device_name(),
+        "copy_gbps": round(gbps),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "treegen": VERSION,
+        **versions,
+        "command": " ".join(["treegen", *sys.argv[1:]]),
+    }
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """NaN for none."""
+    return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan

@@ -1,0 +1,116 @@
+"""The command bench: treegen and its peers on tables of trees, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from treegen.cli.options import print_table, progress_bar, shapes_from
+from treegen.ir.errors import BackendError
+from treegen.specs import STRIDE, trees_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from treegen.bench.providers import Provider
+    from treegen.bench.runs import Result
+    from treegen.ir.shape import Shape
+    from treegen.ir.tree import Tree
+
+
+def bench(
+    specs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SPEC...",
+            help="Trees, files or folders of them, decodings as `treegen io` takes them, .jsonl traces of trees.",
+            show_default="the table of FastTree's kernel benchmark",
+        ),
+    ] = None,
+    providers: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Strategies, or peers: sdpa, flex, flashinfer-decode, flashinfer-cascade, flashinfer-cascade-fa2, "
+            "fasttree-artifact, fasttree-artifact-planner-tiles.",
+        ),
+    ] = "auto,query",
+    heads: Annotated[
+        list[str] | None,
+        typer.Option(metavar="QUERY:KV", help="Numbers of heads; again.", show_default="16:1, 32:8 and 32:32"),
+    ] = None,
+    head_dim: Annotated[list[int] | None, typer.Option(help="Head dimension; again.", show_default="128")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Element type; again.", show_default="fp16")] = None,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a page of the KV cache.")] = 1,
+    shuffled: Annotated[
+        int | None, typer.Option(min=1, help="Put KV into shuffled pages of so many tokens.", show_default="in order")
+    ] = None,
+    fasttree: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A checkout of FastTree-Artifact for `fasttree-artifact`."),
+    ] = None,
+    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken of a decoding.")] = STRIDE,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
+    rows: Annotated[int, typer.Option(min=1, help="Rows compared with the oracle, at most.")] = 256,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results here.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them here (.svg or .png).")] = None,
+    results: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Show what --json wrote, measuring nothing.")
+    ] = None,
+) -> None:
+    """Measure attention over trees by treegen and its peers on this machine's GPU; outputs are checked first.
+
+    A time is the faster of a call's and of its replay's as a CUDA graph, a median on a cold L2 without the host's
+    launch time. The floor is what the GPU needs to move every seen token's KV, q and out once as fast as it copies, or
+    for the arithmetic. The exit code is 1 when an output is wrong or a provider fails.
+    """
+    from treegen.bench import report
+    from treegen.bench.peers import providers_from
+    from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
+
+    if results is not None:
+        machine, found = report.load(results)
+    else:
+        listed = providers_from(providers, fasttree)
+        shapes = shapes_from(heads or FASTTREE_HEADS, head_dim or (128,), dtype or ("fp16",), (page_size,))
+        trees = [
+            named(name, tree, shuffled) for spec in specs or FASTTREE_TREES for name, tree in trees_of(spec, stride)
+        ]
+        machine, found = _measured(trees, shapes, listed, repeats, rows)
+    if json is not None:
+        report.save(json, machine, found)
+    print_table(report.table(found))
+    for line in report.problems(found):
+        print(line)
+    print_table(report.summary(found))
+    print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    if plot is not None:
+        report.plot(plot, machine, found)
+    statuses = {outcome.status for result in found for outcome in result.outcomes}
+    raise typer.Exit(int(bool(statuses & {"wrong", "failed"})))
+
+
+def _measured(
+    trees: Sequence[tuple[str, Tree]],
+    shapes: Sequence[Shape],
+    providers: Sequence[Provider],
+    repeats: int,
+    rows: int,
+) -> tuple[dict[str, Any], list[Result]]:
+    import torch
+
+    from treegen.bench import runs
+    from treegen.devices import current_target
+    from treegen.timing import copy_gbps
+
+    if not torch.cuda.is_available():
+        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")
+    gbps = copy_gbps()
+    with progress_bar(len(trees) * len(shapes)) as on_case:
+        found = runs.run(
+            trees, shapes, providers, current_target(), repeats=repeats, rows=rows, gbps=gbps, on_case=on_case
+        )
+        return runs.machine(gbps), list(found)
