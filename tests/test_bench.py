@@ -186,6 +186,12 @@ def test_results_are_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "device a GPU" in printed.out
     assert "2.00x" in printed.out
     assert picture.read_text().startswith("<?xml")
+    assert cli.main(["bench", "--from", str(path), "--providers", "b, a"]) == 0
+    printed = capsys.readouterr().out
+    assert "b is faster" in printed
+    assert "c" not in printed.splitlines()[0].split()
+    assert cli.main(["bench", "--from", str(path), "--providers", "a,d"]) == 2
+    assert "use some of a, b, c" in capsys.readouterr().err
 
 
 def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,18 @@ def time_of(result: Result, provider: str) -> float | None:
 def providers_of(results: Sequence[Result]) -> list[str]:
     """All providers, in the order in which they ran."""
     return list(dict.fromkeys(outcome.provider for result in results for outcome in result.outcomes))
+
+
+def only(results: Sequence[Result], names: str) -> list[Result]:
+    """Results of some providers, in this order of their names with commas. Raises InputError for one without any."""
+    wanted, known = [name.strip() for name in names.split(",")], providers_of(results)
+    for name in wanted:
+        if name not in known:
+            raise InputError("providers", name, "has no results in this file", f"use some of {', '.join(known)}")
+    return [
+        replace(result, outcomes=tuple(found for name in wanted if (found := outcome_of(result, name)) is not None))
+        for result in results
+    ]
 
 
 def speed_ups(results: Sequence[Result], provider: str, over: str) -> list[float]:
@@ -139,6 +151,7 @@ def plot(path: Path, machine: dict[str, Any], results: Sequence[Result]) -> None
             axis.bar(places, [height for _, height in bars], width, label=provider)
         axis.axhline(1, color="black", linewidth=0.8)
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylabel(f"time / floor, {setting} heads")
         axis.set_xticks(range(len(cases)), [_shortened(result.tree, 24) for result in cases], rotation=30, ha="right")
     axes[0, 0].legend(ncols=len(providers), loc="upper right", fontsize="small")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from treegen.ir.shape import Shape
     from treegen.ir.tree import Tree
 
+_DEFAULT_PROVIDERS = "auto,query"
+
 
 def bench(
     specs: Annotated[
@@ -31,13 +33,14 @@ def bench(
         ),
     ] = None,
     providers: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME,...",
             help="Strategies, or peers: sdpa, flex, flashinfer-decode, flashinfer-cascade, flashinfer-cascade-fa2, "
             "fasttree-artifact, fasttree-artifact-planner-tiles.",
+            show_default="auto,query; with --from all",
         ),
-    ] = "auto,query",
+    ] = None,
     heads: Annotated[
         list[str] | None,
         typer.Option(metavar="QUERY:KV", help="Numbers of heads; again.", show_default="16:1, 32:8 and 32:32"),
@@ -73,8 +76,9 @@ def bench(
 
     if results is not None:
         machine, found = report.load(results)
+        found = found if providers is None else report.only(found, providers)
     else:
-        listed = providers_from(providers, fasttree)
+        listed = providers_from(providers or _DEFAULT_PROVIDERS, fasttree)
         shapes = shapes_from(heads or FASTTREE_HEADS, head_dim or (128,), dtype or ("fp16",), (page_size,))
         trees = [
             named(name, tree, shuffled) for spec in specs or FASTTREE_TREES for name, tree in trees_of(spec, stride)
