@@ -56,12 +56,17 @@ class KVRuns:
         checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
         counts = -(-tokens // page_size)
         _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
-        flat = np.concatenate([np.empty(0, np.int32), *checked]).astype(np.int64) * page_size
+        return cls.of_pages(tokens, np.concatenate([np.empty(0, np.int32), *checked]), page_size)
+
+    @classmethod
+    def of_pages(cls, tokens: npt.NDArray[Any], pages: npt.NDArray[Any], page_size: int) -> KVRuns:
+        """`from_pages` with the page ids of all nodes one after another, unchecked."""
+        counts = -(-tokens // page_size)
         ends = offsets(counts)
-        lengths = np.full(len(flat), page_size, np.int64)
+        lengths = np.full(len(pages), page_size, np.int64)
         last = ends[1:][counts > 0] - 1
         lengths[last] = (tokens - (counts - 1) * page_size)[counts > 0]
-        return cls._compressed(flat, lengths, ends)
+        return cls._compressed(pages.astype(np.int64) * page_size, lengths, ends)
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:

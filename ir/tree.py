@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from treegen.ir import build, tree_json, tree_text
+from treegen.ir import build, page_tables, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -101,6 +102,31 @@ class Tree:
         node 1 the root token, node i + 2 the token of path i; their KV lies in that order. Raises TreeError.
         """
         return cls.from_parents(*build.from_token_tree(paths, prefix))
+
+    @classmethod
+    def from_page_table(
+        cls, kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int
+    ) -> Tree:
+        """The tree of a batch of requests in FlashInfer's form, one row each, that sees all of its request's tokens.
+
+        kv_indptr [requests + 1]: offsets into kv_indices, the page ids of all requests; kv_last_page_len [requests]:
+        tokens in the last page of each, 1..page_size (not read where a request has no pages). Requests that begin with
+        the same pages share them; a page at different places of two requests is no shared prefix. Two that end in the
+        same page may see different parts of it. Arrays and CPU tensors. Raises TreeError.
+        """
+        return cls._of_parts(page_tables.from_page_table(kv_indptr, kv_indices, kv_last_page_len, page_size))
+
+    @classmethod
+    def from_block_table(cls, block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Tree:
+        """The tree of a batch of requests in vLLM's form: block_table [requests, blocks], padded with anything;
+        seq_lens [requests]: tokens. As from_page_table. Raises TreeError.
+        """
+        return cls._of_parts(page_tables.from_block_table(block_table, seq_lens, page_size))
+
+    @classmethod
+    def _of_parts(cls, parts: page_tables.TreeParts) -> Tree:
+        topology = derive(parts.parent, parts.tokens, parts.row_node, parts.row_sees)
+        return cls(*parts, topology)
 
     @classmethod
     def joined(cls, trees: Sequence[Tree]) -> Tree:

@@ -1,0 +1,244 @@
+"""Trees from engines' page tables: every row sees its request's tokens, and every shared prefix is stored once."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treegen
+from forests import examples, visible_slots
+from treegen import Shape, Tree, TreegenError, oracle
+from treegen.ir import page_tables
+from treegen.ir.errors import TreeError
+
+Requests = list[tuple[list[int], int]]
+"""Pages and tokens of every request."""
+
+
+def requests(seed: int, count: int, page_size: int, longest: int, sharing: float, pool: int) -> Requests:
+    """Requests that begin like earlier ones, end inside their pages, repeat others, are empty, or use any pages."""
+    source = random.Random(seed)
+    made: Requests = []
+    for _ in range(count):
+        pages: list[int] = []
+        if made and source.random() < sharing:
+            earlier = source.choice(made)[0]
+            pages = earlier[: source.randint(0, len(earlier))]
+        if source.random() < 0.8:
+            pages = pages + [source.randrange(pool) for _ in range(source.randint(0, longest))]
+        tokens = (len(pages) - 1) * page_size + source.randint(1, page_size) if pages else 0
+        made.append((pages, tokens))
+    return made
+
+
+def csr(made: Requests, page_size: int) -> tuple[list[int], list[int], list[int]]:
+    """FlashInfer's form."""
+    indptr = np.cumsum([0, *(len(pages) for pages, _ in made)]).tolist()
+    last = [(tokens - 1) % page_size + 1 if tokens else 0 for _, tokens in made]
+    return indptr, [page for pages, _ in made for page in pages], last
+
+
+def blocks(made: Requests, padding: int) -> tuple[np.ndarray, list[int]]:
+    """vLLM's form."""
+    width = max((len(pages) for pages, _ in made), default=0) + 1
+    table = [[*pages, *[padding] * (width - len(pages))] for pages, _ in made]
+    return np.array(table, np.int64).reshape(len(made), width), [tokens for _, tokens in made]
+
+
+def slots(pages: list[int], tokens: int, page_size: int) -> list[int]:
+    return [page * page_size + offset for page in pages for offset in range(page_size)][:tokens]
+
+
+def check(tree: Tree, made: Requests, page_size: int) -> None:
+    """Rows see their requests' tokens in order, and there are as few pages and nodes as shared prefixes allow."""
+    assert tree.num_rows == len(made)
+    for row, (pages, tokens) in enumerate(made):
+        assert visible_slots(tree, row) == slots(pages, tokens, page_size)
+    prefixes = {tuple(pages[: end + 1]) for pages, _ in made for end in range(len(pages))}
+    counts = -(-tree.tokens // page_size)
+    assert int(counts.sum()) == len(prefixes)
+    # A prefix is the end of a node where requests end or where more than one page follows, and nowhere else.
+    following: dict[tuple[int, ...], set[int]] = {}
+    for prefix in prefixes:
+        following.setdefault(prefix[:-1], set()).add(prefix[-1])
+    ends = {tuple(pages) for pages, _ in made if pages} | {
+        prefix for prefix, pages in following.items() if len(pages) > 1
+    }
+    empty_root = not prefixes or any(not pages for pages, _ in made)
+    assert len(tree.tokens) == len(ends - {()}) + empty_root
+    assert (tree.row_sees <= tree.tokens[tree.row_node]).all()
+    assert (tree.parent < np.arange(len(tree.parent))).all()
+
+
+@examples(500)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.sampled_from(range(40)),
+    page_size=st.sampled_from((1, 2, 16, 64)),
+    longest=st.sampled_from((1, 2, 4, 12, 90)),
+    sharing=st.sampled_from((0.9, 0.0, 0.5, 1.0)),
+    pool=st.sampled_from((2, 5, 1000)),
+)
+def test_any_requests(seed: int, count: int, page_size: int, longest: int, sharing: float, pool: int) -> None:
+    made = requests(seed, count, page_size, longest, sharing, pool)
+    tree = Tree.from_page_table(*csr(made, page_size), page_size)
+    check(tree, made, page_size)
+    other = Tree.from_block_table(*blocks(made, padding=-1), page_size)
+    for name in ("parent", "tokens", "row_node", "row_sees"):
+        assert np.array_equal(getattr(tree, name), getattr(other, name))
+    assert np.array_equal(tree.kv.start, other.kv.start)
+
+
+def test_windows_of_any_width_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = requests(3, 60, 16, 30, 0.9, 5)
+    expected = Tree.from_page_table(*csr(made, 16), 16)
+    for width in (1, 2, 7):
+        monkeypatch.setattr(page_tables, "_WINDOW", width)
+        found = Tree.from_page_table(*csr(made, 16), 16)
+        assert np.array_equal(found.parent, expected.parent)
+        assert np.array_equal(found.row_node, expected.row_node)
+        check(found, made, 16)
+
+
+def test_what_is_shared() -> None:
+    prompt = [7, 3, 9]
+    made: Requests = [
+        ([*prompt, 1], 13),  # two requests behind one prompt, the last pages filled in part
+        ([*prompt, 2], 15),
+        (prompt, 10),  # a prefix of both, which has not written all of the prompt's last page
+        ([3, 9, 7], 12),  # the prompt's pages at other places: nothing is shared
+        ([*prompt, 1], 14),  # a request once more, with more of the last page
+    ]
+    tree = Tree.from_page_table(*csr(made, 4), 4)
+    check(tree, made, 4)
+    assert len(tree.tokens) == 4
+    assert tree.tokens.tolist().count(12) == 2
+    assert tree.row_node[0] == tree.row_node[4]
+    assert (tree.row_sees[0], tree.row_sees[4]) == (1, 2)
+    assert tree.row_sees[2] == 10
+
+
+def test_rows_keep_the_callers_order_and_pages_may_come_in_any() -> None:
+    made: Requests = [([5, 1], 20), ([2], 16), ([5, 0], 32)]
+    tree = Tree.from_page_table(*csr(made, 16), 16)
+    check(tree, made, 16)
+    assert tree.unique_tokens == 16 + 16 + 4 + 16
+
+
+@pytest.mark.parametrize("made", [[], [([], 0)], [([], 0), ([], 0)], [([], 0), ([4], 3), ([], 0)]])
+def test_empty_requests(made: Requests) -> None:
+    tree = Tree.from_page_table(*csr(made, 8), 8)
+    check(tree, made, 8)
+    q = torch.randn(len(made), 2, 16)
+    caches = torch.randn(2, 40, 1, 16)
+    out, lse = treegen.compile(tree, shape=Shape(2, 1, 16, dtype="fp32"))(q, *caches, return_lse=True)
+    nothing = [not tokens for _, tokens in made]
+    assert torch.equal(lse.isinf().all(1), torch.tensor(nothing, dtype=torch.bool))
+    assert bool((out[nothing] == 0).all())
+
+
+def test_tensors_are_taken_and_not_changed() -> None:
+    made = requests(1, 20, 16, 5, 0.7, 100)
+    arrays = [torch.tensor(values, dtype=torch.int32) for values in csr(made, 16)]
+    copies = [array.clone() for array in arrays]
+    check(Tree.from_page_table(*arrays, 16), made, 16)
+    assert all(torch.equal(array, copy) for array, copy in zip(arrays, copies, strict=True))
+    table, lengths = blocks(made, padding=2**40)
+    check(Tree.from_block_table(torch.from_numpy(table), torch.tensor(lengths), 16), made, 16)
+
+
+@examples(60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    page_size=st.sampled_from((1, 16, 32, 64)),
+    strategy=st.sampled_from(("auto", "query", "deft-node")),
+)
+def test_attention_over_page_tables(seed: int, page_size: int, strategy: str) -> None:
+    made = requests(seed, 12, page_size, 4, 0.7, 30)
+    tree = Tree.from_page_table(*csr(made, page_size), page_size)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=page_size)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(len(made), 4, 16, generator=generator)
+    k, v = torch.randn(2, 30, page_size, 2, 16, generator=generator)
+    k, v = (k[:, 0], v[:, 0]) if page_size == 1 else (k, v)
+    out, lse = treegen.compile(tree, strategy=strategy, shape=shape)(q, k, v, return_lse=True)
+    for row, (pages, tokens) in enumerate(made):
+        alone = Tree.from_parents([-1], [tokens], kv=[slots(pages, tokens, page_size)])
+        expected_out, expected_lse = oracle.reference(alone, q[row : row + 1], k, v)
+        assert oracle.error(out[row : row + 1], expected_out) < 1e-5
+        assert oracle.error(lse[row : row + 1], expected_lse) < 1e-5
+
+
+GOOD = ([0, 2, 3], [4, 5, 6], [3, 16])
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"kv_indptr": [0, 2]}, "kv_indptr"),
+        ({"kv_indptr": [1, 2, 3]}, "kv_indptr"),
+        ({"kv_indptr": []}, "kv_indptr"),
+        ({"kv_indptr": [0, 4, 3]}, "kv_indptr[2]"),
+        ({"kv_indptr": [0, 2.5, 3]}, "kv_indptr[1]"),
+        ({"kv_indices": [4, -1, 6]}, "kv_indices[1]"),
+        ({"kv_indices": [4, 2**27, 6]}, "kv_indices[1]"),
+        ({"kv_last_page_len": [3, 17]}, "kv_last_page_len[1]"),
+        ({"kv_last_page_len": [3, 0]}, "kv_last_page_len[1]"),
+        ({"kv_last_page_len": [3]}, "kv_last_page_len"),
+        ({"page_size": 0}, "page_size"),
+        ({"page_size": 16.0}, "page_size"),
+    ],
+)
+def test_wrong_page_tables_are_refused(changed: dict[str, object], argument: str) -> None:
+    names = ("kv_indptr", "kv_indices", "kv_last_page_len")
+    given = {**dict(zip(names, GOOD, strict=True)), "page_size": 16, **changed}
+    with pytest.raises(TreeError) as caught:
+        Tree.from_page_table(**given)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("table", "lengths", "argument"),
+    [
+        ([[1, 2], [3, 4]], [5], "seq_lens"),
+        ([[1, 2], [3, 4]], [5, 33], "seq_lens[1]"),
+        ([[1, 2], [3, 4]], [5, -1], "seq_lens[1]"),
+        ([[1, -1], [3, 4]], [17, 3], "block_table's pages[1]"),
+        ([1, 2], [5, 5], "block_table"),
+        ([[0.5, 1.0]], [5], "block_table"),
+    ],
+)
+def test_wrong_block_tables_are_refused(table: object, lengths: list[int], argument: str) -> None:
+    with pytest.raises(TreeError) as caught:
+        Tree.from_block_table(table, lengths, 16)
+    assert caught.value.argument == argument
+
+
+def test_tables_on_a_gpu_are_refused() -> None:
+    class OnGpu:
+        is_cuda, device = True, "cuda:0"
+
+    with pytest.raises(TreegenError, match="not on the host"):
+        Tree.from_page_table(OnGpu(), [], [], 16)
+    with pytest.raises(TreegenError, match="not on the host"):
+        Tree.from_block_table(OnGpu(), [1], 16)
+
+
+def test_time_grows_with_the_pages_and_not_with_their_square() -> None:
+    def seconds(count: int) -> float:
+        made = [([0, 1, 2, 3 + row // 16, 1000 + row], 80) for row in range(count)]
+        table = [np.array(values, np.int32) for values in csr(made, 16)]
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            Tree.from_page_table(*table, 16)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert seconds(16_000) < 40 * seconds(1_000)
