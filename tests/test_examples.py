@@ -9,6 +9,7 @@ from treegen.strategies import registry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 EXPECTED = {
+    "decode_wrapper": "step 2: tree 64(5,17,18,9,3)",
     "demo": "against the float64 oracle: passed",
     "explain_tree": "moves the fewest bytes",
     "own_strategy": "us estimated on",

@@ -20,6 +20,7 @@ from treegen.strategies import register_strategy
 
 if _TYPE_CHECKING:
     from treegen.compiler import Kernel, compile
+    from treegen.wrapper import TreeAttentionWrapper
 
 __all__ = [
     "KVRuns",
@@ -27,6 +28,7 @@ __all__ = [
     "KernelCounts",
     "Shape",
     "Tree",
+    "TreeAttentionWrapper",
     "TreegenError",
     "TreegenWarning",
     "compile",
@@ -42,4 +44,8 @@ def __getattr__(name: str) -> object:
         from treegen import compiler
 
         return getattr(compiler, name)
+    if name == "TreeAttentionWrapper":
+        from treegen.wrapper import TreeAttentionWrapper
+
+        return TreeAttentionWrapper
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,203 @@
+"""A wrapper with the life of FlashInfer's paged decode wrappers: plan once per step from page tables, run once per
+layer. What requests share is found from their page tables.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+from treegen.compiler import Kernel
+from treegen.compiler import compile as compile_tree
+from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape, dtype_name
+from treegen.ir.tree import Tree
+from treegen.strategies import Strategy
+
+PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+_LAYOUTS = ("NHD", "HND")
+
+
+class TreeAttentionWrapper:
+    """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
+
+    kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size, head_dim]`.
+    strategy: as of treegen.compile. float_workspace_buffer and use_tensor_cores change nothing: scratch memory is
+    allocated on the stream of a call, and kernels always use tensor cores.
+
+    A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. Raises
+    InputError for what is not supported.
+    """
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor | None = None,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: torch.Tensor | None = None,
+        paged_kv_indices_buffer: torch.Tensor | None = None,
+        paged_kv_last_page_len_buffer: torch.Tensor | None = None,
+        backend: str = "auto",
+        jit_args: object = None,
+        *,
+        strategy: str | Strategy = "auto",
+    ) -> None:
+        if kv_layout not in _LAYOUTS:
+            raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(_LAYOUTS)}")
+        buffers = paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
+        if use_cuda_graph or any(buffer is not None for buffer in buffers):
+            reason = "needs plans of a fixed capacity, which are not supported"
+            raise InputError("use_cuda_graph", True, reason, "capture run() anew after every plan()")
+        if backend not in ("auto", "fa2"):
+            raise InputError("backend", backend, "is another library's", "leave it at auto")
+        if jit_args is not None:
+            raise InputError("jit_args", type(jit_args).__name__, "are another library's", "leave them out")
+        self._layout, self._strategy = kv_layout, strategy
+        self._kernel: Kernel | None = None
+        self._settings: tuple[Shape, float | None] | None = None
+
+    def plan(
+        self,
+        kv_indptr: Any,
+        kv_indices: Any,
+        kv_last_page_len: Any,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: str | torch.dtype = "float16",
+        kv_data_type: str | torch.dtype | None = None,
+        o_data_type: str | torch.dtype | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        q_len_per_req: int = 1,
+    ) -> None:
+        """Plans for a batch of requests with one query row each; see Tree.from_page_table for the page table.
+
+        Tables on a GPU are copied to the host, which waits for it: pass host copies where there are any. A plan for
+        another batch of the same shape reuses all kernels. Raises TreeError for a page table that is none, ShapeError
+        for an attention shape and InputError for options that are not supported.
+        """
+        _refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
+        _refuse("window_left", window_left, (-1,), "mask nothing")
+        _refuse("logits_soft_cap", logits_soft_cap, (None, 0, 0.0), "use scores as they are")
+        _refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
+        _refuse("rope_theta", rope_theta, (None,), "apply it to q and k")
+        _refuse("q_len_per_req", q_len_per_req, (1,), "describe such rows by a Tree")
+        dtype = dtype_name("q_data_type", q_data_type)
+        if o_data_type is not None and dtype_name("o_data_type", o_data_type) != dtype:
+            raise InputError("o_data_type", o_data_type, f"differs from q's {dtype}", "leave it out")
+        shape = Shape(
+            num_qo_heads,
+            num_kv_heads,
+            head_dim,
+            dtype=dtype,
+            kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
+            page_size=page_size,
+        )
+        tree = Tree.from_page_table(_on_host(kv_indptr), _on_host(kv_indices), _on_host(kv_last_page_len), page_size)
+        if self._kernel is None or self._settings != (shape, sm_scale):
+            self._kernel = compile_tree(tree, strategy=self._strategy, shape=shape, sm_scale=sm_scale)
+            self._settings = shape, sm_scale
+        else:
+            self._kernel.update(tree)
+
+    begin_forward = plan
+
+    def run(
+        self,
+        q: torch.Tensor,
+        paged_kv_cache: PagedCache,
+        *,
+        q_scale: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        out: torch.Tensor | None = None,
+        lse: torch.Tensor | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of the planned batch.
+
+        q [requests, num_qo_heads, head_dim]; paged_kv_cache: k and v pages as a pair, or one tensor `[pages, 2, ...]`
+        of both, in the wrapper's layout. Returns out like q (into `out` if given), and with `return_lse` also the
+        base-2 log-sum-exp [requests, num_qo_heads] in float32 (into `lse` if given); 0 and -inf for a request without
+        tokens. Raises InputError.
+        """
+        if self._kernel is None:
+            raise InputError("run", "no plan", "there is no plan yet", "call plan() first")
+        for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+            _refuse(name, scale, (None, 1, 1.0), "scale q, or out")
+        _refuse("enable_pdl", enable_pdl, (None, False), "leave it out")
+        _refuse("window_left", window_left, (None, -1), "mask nothing")
+        if lse is not None and not return_lse:
+            raise InputError("lse", tuple(lse.shape), "is not asked for", "give return_lse=True")
+        k_pages, v_pages = self._pages(paged_kv_cache)
+        if not return_lse:
+            return self._kernel(q, k_pages, v_pages, out=out)
+        result, log_sum = self._kernel(q, k_pages, v_pages, out=out, return_lse=True, lse_base="log2")
+        if lse is None:
+            return result, log_sum
+        if lse.shape != log_sum.shape or lse.dtype != log_sum.dtype or lse.device != log_sum.device:
+            found = f"{tuple(lse.shape)} {lse.dtype} on {lse.device}"
+            needed = f"needs {tuple(log_sum.shape)} {log_sum.dtype} on {log_sum.device}"
+            raise InputError("lse", found, needed, "allocate it so")
+        return result, lse.copy_(log_sum)
+
+    def run_return_lse(
+        self, q: torch.Tensor, paged_kv_cache: PagedCache, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`run` with `return_lse`."""
+        result = self.run(q, paged_kv_cache, **options, return_lse=True)
+        assert isinstance(result, tuple)
+        return result
+
+    def _pages(self, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V as `[pages, page_size, num_kv_heads, head_dim]`, whatever the layout: views."""
+        if isinstance(cache, torch.Tensor):
+            if cache.dim() != 5 or cache.shape[1] != 2:
+                form = "[pages, 2, ...] of five dimensions, or a pair"
+                raise InputError(
+                    "paged_kv_cache", f"shape {tuple(cache.shape)}", "does not hold K and V", f"give {form}"
+                )
+            pages = (cache[:, 0], cache[:, 1])
+        else:
+            pages = self._pair(cache)
+        return pages if self._layout == "NHD" else (pages[0].transpose(1, 2), pages[1].transpose(1, 2))
+
+    def _pair(self, cache: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        if not isinstance(cache, tuple | list) or len(cache) != 2:
+            raise InputError("paged_kv_cache", type(cache).__name__, "is no pair of tensors", "give (k, v)")
+        for name, pages in zip(("paged_kv_cache's k", "paged_kv_cache's v"), cache, strict=True):
+            if not isinstance(pages, torch.Tensor) or pages.dim() != 4:
+                found = f"shape {tuple(pages.shape)}" if isinstance(pages, torch.Tensor) else type(pages).__name__
+                raise InputError(
+                    name, found, "is not a tensor of four dimensions", f"give pages in layout {self._layout}"
+                )
+        return cache[0], cache[1]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of the current plan, which explains itself. Raises InputError before the first plan."""
+        if self._kernel is None:
+            raise InputError("kernel", "no plan", "there is no plan yet", "call plan() first")
+        return self._kernel
+
+
+def _refuse(name: str, value: object, allowed: tuple[object, ...], fix: str) -> None:
+    if value not in allowed:
+        raise InputError(name, value, "is not supported", fix)
+
+
+def _on_host(part: Any) -> Any:
+    return part.cpu() if isinstance(part, torch.Tensor) else part
