@@ -39,7 +39,7 @@ def check(tree: Tree, made: Requests, page_size: int) -> None:
     assert (tree.parent < np.arange(len(tree.parent))).all()
 
 
-@examples(500)
+@examples(300)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.sampled_from(range(40)),
@@ -116,7 +116,7 @@ def test_tensors_are_taken_and_not_changed() -> None:
     check(Tree.from_block_table(torch.from_numpy(table), torch.tensor(lengths), 16), made, 16)
 
 
-@examples(60)
+@examples(40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     page_size=st.sampled_from((1, 16, 32, 64)),

@@ -58,8 +58,17 @@ def check(
         assert oracle.error(lse[row : row + 1], expected_lse * LOG2_E) <= tolerance
 
 
-@examples(500)
-@given(
+def serve(seed: int, count: int, page_size: int, sharing: float, layout: str, joined: bool) -> None:
+    """Random requests in a random cache, each beside the oracle."""
+    made = requests(seed, count, page_size, 4, sharing, POOL)
+    wrapper = planned(made, page_size, layout)
+    k, v = pages(page_size, seed)
+    q = queries(made, seed)
+    out, lse = wrapper.run_return_lse(q, laid_out(k, v, layout, joined))
+    check(made, page_size, q, k, v, out, lse)
+
+
+BATCHES = given(
     seed=st.integers(0, 2**32 - 1),
     count=st.sampled_from(range(16)),
     page_size=st.sampled_from((1, 16, 32, 64)),
@@ -67,13 +76,8 @@ def check(
     layout=st.sampled_from(("NHD", "HND")),
     joined=st.booleans(),
 )
-def test_random_page_tables(seed: int, count: int, page_size: int, sharing: float, layout: str, joined: bool) -> None:
-    made = requests(seed, count, page_size, 4, sharing, POOL)
-    wrapper = planned(made, page_size, layout)
-    k, v = pages(page_size, seed)
-    q = queries(made, seed)
-    out, lse = wrapper.run_return_lse(q, laid_out(k, v, layout, joined))
-    check(made, page_size, q, k, v, out, lse)
+test_random_page_tables = examples(60)(BATCHES(serve))
+test_many_random_page_tables = pytest.mark.full(examples(500)(BATCHES(serve)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
