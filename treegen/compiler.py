@@ -10,6 +10,7 @@ import torch
 
 from treegen import inputs, oracle
 from treegen.bound import Call, unbound
+from treegen.bucket import policy_bucket
 from treegen.devices import backend_for, default_device, resolve_target
 from treegen.emit import emit
 from treegen.environment import checks_inputs
@@ -22,6 +23,7 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
 from treegen.lower import lower
+from treegen.search.policies import serves_any_tree
 from treegen.strategies import Choice, Strategy, strategy_from
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
@@ -30,6 +32,7 @@ from treegen.triton_backend import TritonProgram
 from treegen.tune import check_tuning, tuned
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
+_KEPT = "kept from an earlier tree of the same bucket: "
 _MOST_FORMS = 64
 """Forms of tensors for which calls are kept."""
 
@@ -108,12 +111,12 @@ class Kernel:
         self._shape_is_assumed = shape is None
         self._replan(tree)
 
-    def _replan(self, tree: Tree) -> None:
-        if self._autotune and not self._shape_is_assumed and tree.num_rows:
+    def _replan(self, tree: Tree, kept: Choice | None = None) -> None:
+        if self._autotune and not self._shape_is_assumed and tree.num_rows and kept is None:
             with stage("tune"):
                 tuned(tree, self._shape, self._target)
         with stage("plan"):
-            choice = self._strategy.choose(tree, self._shape, self._target)
+            choice = kept or self._strategy.choose(tree, self._shape, self._target)
             plan = choice.strategy.plan(tree, self._shape, self._target)
             if not choice.strategy.proven:
                 verify(plan, tree)
@@ -231,11 +234,18 @@ class Kernel:
         well.
 
         Only a tree that calls for another tile class (masked or not, few or many rows, short or long runs) loads one
-        more.
+        more. `auto` keeps its choice for trees of the same bucket (`treegen cache why`) and searches for others.
         """
         if not isinstance(tree, Tree):
             raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
-        self._replan(tree)
+        self._replan(tree, self._choice_for(tree))
+
+    def _choice_for(self, tree: Tree) -> Choice | None:
+        """The choice made for the tree before, where it holds for `tree` as well; None where it has to be made."""
+        chosen = self._choice.strategy
+        if chosen == self._strategy or not serves_any_tree(chosen) or policy_bucket(tree) != policy_bucket(self._tree):
+            return None
+        return Choice(chosen, f"{_KEPT}{self._choice.reason.removeprefix(_KEPT)}")
 
     def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         """Raises InputError when tensors do not fit, a slot is outside the cache, or a value that is read is NaN.

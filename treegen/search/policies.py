@@ -54,6 +54,11 @@ def strategy_of(policy: Mapping[str, object]) -> Strategy:
     return make(**options)
 
 
+def serves_any_tree(strategy: Strategy) -> bool:
+    """Whether a strategy that the search found plans other trees, too: not one with cuts at single nodes."""
+    return not getattr(strategy, "cut", ())
+
+
 def accepts(policy: Mapping[str, object]) -> bool:
     """Whether a policy from outside can be used."""
     try:
