@@ -1,145 +1,207 @@
-"""Page tables for FlashInfer's wrappers: every row's slots are rebuilt from them."""
+"""Trees from engines' page tables: every row sees its request's tokens, and every shared prefix is stored once."""
 
 from __future__ import annotations
 
 import time
-from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forests import examples, forests, visible_slots
-from treegen import Tree
-from treegen.bench.page_tables import Level, PageTable, level_tables, row_table
-from treegen.ir.errors import InputError
-from treegen.ir.kv import KVRuns
-
-TREES = ["1,4,16/100,10,3", "7", "5(3*2,4(2*3))", "1,256/256,32"]
-
-
-def request_slots(table: PageTable, request: int, page_size: int) -> list[int]:
-    """The slots of a request as FlashInfer reads them: its pages, the last up to `last_page_len`."""
-    pages = table.indices[table.indptr[request] : table.indptr[request + 1]].tolist()
-    if not pages:
-        assert table.last_page_len[request] == 0
-        return []
-    assert 1 <= table.last_page_len[request] <= page_size
-    slots = [page * page_size + offset for page in pages for offset in range(page_size)]
-    return slots[: (len(pages) - 1) * page_size + int(table.last_page_len[request])]
+import treegen
+from forests import examples, visible_slots
+from page_requests import Requests, blocks, csr, requests, slots
+from treegen import Shape, Tree, TreegenError, oracle
+from treegen.ir import page_tables
+from treegen.ir.errors import TreeError
 
 
-def rows_of_levels(levels: tuple[Level, ...], tree: Tree, page_size: int) -> list[list[int]]:
-    """Every row's slots, root first, put together from all levels."""
-    slots: list[list[int]] = [[] for _ in range(tree.num_rows)]
-    for level in levels:
-        bounds = level.qo_indptr.tolist()
-        assert bounds[0] == 0
-        assert bounds[-1] == tree.num_rows
-        assert len(level.table) == len(bounds) - 1
-        assert len(level.table.indptr) == len(bounds)
-        assert level.table.indptr[-1] == len(level.table.indices) > 0
-        for request, (lo, hi) in enumerate(pairwise(bounds)):
-            assert lo < hi
-            for rank in range(lo, hi):
-                slots[tree.topology.row_of_rank[rank]] += request_slots(level.table, request, page_size)
-    return slots
+def check(tree: Tree, made: Requests, page_size: int) -> None:
+    """Rows see their requests' tokens in order, and there are as few pages and nodes as shared prefixes allow."""
+    assert tree.num_rows == len(made)
+    for row, (pages, tokens) in enumerate(made):
+        assert visible_slots(tree, row) == slots(pages, tokens, page_size)
+    prefixes = {tuple(pages[: end + 1]) for pages, _ in made for end in range(len(pages))}
+    counts = -(-tree.tokens // page_size)
+    assert int(counts.sum()) == len(prefixes)
+    # A prefix is the end of a node where requests end or where more than one page follows, and nowhere else.
+    following: dict[tuple[int, ...], set[int]] = {}
+    for prefix in prefixes:
+        following.setdefault(prefix[:-1], set()).add(prefix[-1])
+    ends = {tuple(pages) for pages, _ in made if pages} | {
+        prefix for prefix, pages in following.items() if len(pages) > 1
+    }
+    empty_root = not prefixes or any(not pages for pages, _ in made)
+    assert len(tree.tokens) == len(ends - {()}) + empty_root
+    assert (tree.row_sees <= tree.tokens[tree.row_node]).all()
+    assert (tree.parent < np.arange(len(tree.parent))).all()
 
 
-def check(tree: Tree, page_size: int = 1) -> None:
-    expected = [visible_slots(tree, row) for row in range(tree.num_rows)]
-    table = row_table(tree, page_size)
-    assert len(table) == tree.num_rows
-    assert [request_slots(table, row, page_size) for row in range(tree.num_rows)] == expected
-    assert table.tokens(page_size).tolist() == [len(slots) for slots in expected]
-    assert rows_of_levels(level_tables(tree, page_size), tree, page_size) == expected
-    for array in (table.indptr, table.indices, table.last_page_len):
-        assert array.dtype == np.int32
-
-
-@pytest.mark.parametrize("text", TREES)
-def test_trees_from_text(text: str) -> None:
-    check(Tree.parse(text))
-
-
-@given(tree=forests(max_nodes=40, max_tokens=40))
 @examples(300)
-def test_random_forests(tree: Tree) -> None:
-    check(tree)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.sampled_from(range(40)),
+    page_size=st.sampled_from((1, 2, 16, 64)),
+    longest=st.sampled_from((1, 2, 4, 12, 90)),
+    sharing=st.sampled_from((0.9, 0.0, 0.5, 1.0)),
+    pool=st.sampled_from((2, 5, 1000)),
+)
+def test_any_requests(seed: int, count: int, page_size: int, longest: int, sharing: float, pool: int) -> None:
+    made = requests(seed, count, page_size, longest, sharing, pool)
+    tree = Tree.from_page_table(*csr(made, page_size), page_size)
+    check(tree, made, page_size)
+    other = Tree.from_block_table(*blocks(made, padding=-1), page_size)
+    for name in ("parent", "tokens", "row_node", "row_sees"):
+        assert np.array_equal(getattr(tree, name), getattr(other, name))
+    assert np.array_equal(tree.kv.start, other.kv.start)
 
 
-@given(tree=forests(max_nodes=30, max_tokens=30, kv=("pages",), salt=1), page_size=st.sampled_from((2, 3, 8)))
-@examples(300)
-def test_random_pages_are_right_or_refused(tree: Tree, page_size: int) -> None:
-    """A table is made exactly when every request's pages are whole up to the last."""
-
-    def pages_are_whole(slots: list[int]) -> bool:
-        return all(slot == slots[at - at % page_size] + at % page_size for at, slot in enumerate(slots)) and all(
-            slot % page_size == 0 for slot in slots[::page_size]
-        )
-
-    expected = [visible_slots(tree, row) for row in range(tree.num_rows)]
-    if all(pages_are_whole(slots) for slots in expected):
-        table = row_table(tree, page_size)
-        assert [request_slots(table, row, page_size) for row in range(tree.num_rows)] == expected
-    else:
-        with pytest.raises(InputError, match="filled in part"):
-            row_table(tree, page_size)
-    try:
-        levels = level_tables(tree, page_size)
-    except InputError:
-        return
-    assert rows_of_levels(levels, tree, page_size) == expected
+def test_windows_of_any_width_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = requests(3, 60, 16, 30, 0.9, 5)
+    expected = Tree.from_page_table(*csr(made, 16), 16)
+    for width in (1, 2, 7):
+        monkeypatch.setattr(page_tables, "_WINDOW", width)
+        found = Tree.from_page_table(*csr(made, 16), 16)
+        assert np.array_equal(found.parent, expected.parent)
+        assert np.array_equal(found.row_node, expected.row_node)
+        check(found, made, 16)
 
 
-def paged(parents: list[int], tokens: list[int], page_size: int) -> Tree:
-    """A tree whose nodes begin on pages of their own, in falling order."""
-    counts = [-(-count // page_size) for count in tokens]
-    free = iter(range(sum(counts))[::-1])
-    pages = [[next(free) for _ in range(count)] for count in counts]
-    return Tree.from_parents(parents, tokens, kv=KVRuns.from_pages(np.array(tokens), pages, page_size))
+def test_what_is_shared() -> None:
+    prompt = [7, 3, 9]
+    made: Requests = [
+        ([*prompt, 1], 13),  # two requests behind one prompt, the last pages filled in part
+        ([*prompt, 2], 15),
+        (prompt, 10),  # a prefix of both, which has not written all of the prompt's last page
+        ([3, 9, 7], 12),  # the prompt's pages at other places: nothing is shared
+        ([*prompt, 1], 14),  # a request once more, with more of the last page
+    ]
+    tree = Tree.from_page_table(*csr(made, 4), 4)
+    check(tree, made, 4)
+    assert len(tree.tokens) == 4
+    assert tree.tokens.tolist().count(12) == 2
+    assert tree.row_node[0] == tree.row_node[4]
+    assert (tree.row_sees[0], tree.row_sees[4]) == (1, 2)
+    assert tree.row_sees[2] == 10
 
 
-def test_partial_last_pages() -> None:
-    tree = paged([-1, 0, 0], [16, 5, 9], 8)
-    check(tree, 8)
-    table = row_table(tree, 8)
-    assert table.indptr.tolist() == [0, 3, 7]
-    assert table.last_page_len.tolist() == [5, 1]
+def test_rows_keep_the_callers_order_and_pages_may_come_in_any() -> None:
+    made: Requests = [([5, 1], 20), ([2], 16), ([5, 0], 32)]
+    tree = Tree.from_page_table(*csr(made, 16), 16)
+    check(tree, made, 16)
+    assert tree.unique_tokens == 16 + 16 + 4 + 16
 
 
-def test_partial_page_inside_a_path_is_for_levels_only() -> None:
-    tree = paged([-1, 0, 0], [15, 5, 9], 8)
-    with pytest.raises(InputError, match="token 15 of request 0 is in slot 16: pages are filled in part"):
-        row_table(tree, 8)
-    top, leaves = level_tables(tree, 8)
-    assert top.table.last_page_len.tolist() == [7]
-    assert leaves.table.last_page_len.tolist() == [5, 1]
+@pytest.mark.parametrize("made", [[], [([], 0)], [([], 0), ([], 0)], [([], 0), ([4], 3), ([], 0)]])
+def test_empty_requests(made: Requests) -> None:
+    tree = Tree.from_page_table(*csr(made, 8), 8)
+    check(tree, made, 8)
+    q = torch.randn(len(made), 2, 16)
+    caches = torch.randn(2, 40, 1, 16)
+    out, lse = treegen.compile(tree, shape=Shape(2, 1, 16, dtype="fp32"))(q, *caches, return_lse=True)
+    nothing = [not tokens for _, tokens in made]
+    assert torch.equal(lse.isinf().all(1), torch.tensor(nothing, dtype=torch.bool))
+    assert bool((out[nothing] == 0).all())
 
 
-def test_pieces_of_levels() -> None:
-    """Single children join their parent; rows in a node cut it; rows that are done have empty requests."""
-    tree = Tree.from_parents([-1, 0, 1, 1], [4, 2, 3, 5], rows=[(2, 3), (3, 5), (3, 1), (1, 2)])
-    tables = level_tables(tree)
-    assert [level.qo_indptr.tolist() for level in tables] == [[0, 4], [0, 1, 2, 4], [0, 3, 4]]
-    assert [level.table.last_page_len.tolist() for level in tables] == [[1], [0, 1, 1], [0, 1]]
-    assert [np.diff(level.table.indptr).tolist() for level in tables] == [[6], [0, 3, 1], [0, 4]]
-    check(tree)
+def test_tensors_are_taken_and_not_changed() -> None:
+    made = requests(1, 20, 16, 5, 0.7, 100)
+    arrays = [torch.tensor(values, dtype=torch.int32) for values in csr(made, 16)]
+    copies = [array.clone() for array in arrays]
+    check(Tree.from_page_table(*arrays, 16), made, 16)
+    assert all(torch.equal(array, copy) for array, copy in zip(arrays, copies, strict=True))
+    table, lengths = blocks(made, padding=2**40)
+    check(Tree.from_block_table(torch.from_numpy(table), torch.tensor(lengths), 16), made, 16)
 
 
-def test_trees_without_rows_or_tokens() -> None:
-    assert level_tables(Tree.from_parents([-1], [3], rows=[])) == ()
-    assert len(row_table(Tree.from_parents([-1], [3], rows=[]))) == 0
-    empty = Tree.from_parents([-1], [3], rows=[(0, 0), (0, 0)])
-    assert level_tables(empty) == ()
-    assert row_table(empty, 4).tokens(4).tolist() == [0, 0]
+@examples(40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    page_size=st.sampled_from((1, 16, 32, 64)),
+    strategy=st.sampled_from(("auto", "query", "deft-node")),
+)
+def test_attention_over_page_tables(seed: int, page_size: int, strategy: str) -> None:
+    made = requests(seed, 12, page_size, 4, 0.7, 30)
+    tree = Tree.from_page_table(*csr(made, page_size), page_size)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=page_size)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(len(made), 4, 16, generator=generator)
+    k, v = torch.randn(2, 30, page_size, 2, 16, generator=generator)
+    k, v = (k[:, 0], v[:, 0]) if page_size == 1 else (k, v)
+    out, lse = treegen.compile(tree, strategy=strategy, shape=shape)(q, k, v, return_lse=True)
+    for row, (pages, tokens) in enumerate(made):
+        alone = Tree.from_parents([-1], [tokens], kv=[slots(pages, tokens, page_size)])
+        expected_out, expected_lse = oracle.reference(alone, q[row : row + 1], k, v)
+        assert oracle.error(out[row : row + 1], expected_out) < 1e-5
+        assert oracle.error(lse[row : row + 1], expected_lse) < 1e-5
 
 
-def test_large_trees_are_quick() -> None:
-    tree = Tree.parse("1,16,64,256,1024/2048,512,256,128,32")
-    begin = time.perf_counter()
-    table, levels = row_table(tree, 16), level_tables(tree, 16)
-    assert time.perf_counter() - begin < 5
-    assert table.tokens(16).tolist() == [2976] * 1024
-    assert len(levels) == 5
+GOOD = ([0, 2, 3], [4, 5, 6], [3, 16])
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"kv_indptr": [0, 2]}, "kv_indptr"),
+        ({"kv_indptr": [1, 2, 3]}, "kv_indptr"),
+        ({"kv_indptr": []}, "kv_indptr"),
+        ({"kv_indptr": [0, 4, 3]}, "kv_indptr[2]"),
+        ({"kv_indptr": [0, 2.5, 3]}, "kv_indptr[1]"),
+        ({"kv_indices": [4, -1, 6]}, "kv_indices[1]"),
+        ({"kv_indices": [4, 2**27, 6]}, "kv_indices[1]"),
+        ({"kv_last_page_len": [3, 17]}, "kv_last_page_len[1]"),
+        ({"kv_last_page_len": [3, 0]}, "kv_last_page_len[1]"),
+        ({"kv_last_page_len": [3]}, "kv_last_page_len"),
+        ({"page_size": 0}, "page_size"),
+        ({"page_size": 16.0}, "page_size"),
+    ],
+)
+def test_wrong_page_tables_are_refused(changed: dict[str, object], argument: str) -> None:
+    names = ("kv_indptr", "kv_indices", "kv_last_page_len")
+    given = {**dict(zip(names, GOOD, strict=True)), "page_size": 16, **changed}
+    with pytest.raises(TreeError) as caught:
+        Tree.from_page_table(**given)
+    assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize(
+    ("table", "lengths", "argument"),
+    [
+        ([[1, 2], [3, 4]], [5], "seq_lens"),
+        ([[1, 2], [3, 4]], [5, 33], "seq_lens[1]"),
+        ([[1, 2], [3, 4]], [5, -1], "seq_lens[1]"),
+        ([[1, -1], [3, 4]], [17, 3], "block_table's pages[1]"),
+        ([1, 2], [5, 5], "block_table"),
+        ([[0.5, 1.0]], [5], "block_table"),
+    ],
+)
+def test_wrong_block_tables_are_refused(table: object, lengths: list[int], argument: str) -> None:
+    with pytest.raises(TreeError) as caught:
+        Tree.from_block_table(table, lengths, 16)
+    assert caught.value.argument == argument
+
+
+def test_tables_on_a_gpu_are_refused() -> None:
+    class OnGpu:
+        is_cuda, device = True, "cuda:0"
+
+    with pytest.raises(TreegenError, match="not on the host"):
+        Tree.from_page_table(OnGpu(), [], [], 16)
+    with pytest.raises(TreegenError, match="not on the host"):
+        Tree.from_block_table(OnGpu(), [1], 16)
+
+
+def test_time_grows_with_the_pages_and_not_with_their_square() -> None:
+    def seconds(count: int) -> float:
+        made = [([0, 1, 2, 3 + row // 16, 1000 + row], 80) for row in range(count)]
+        table = [np.array(values, np.int32) for values in csr(made, 16)]
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            Tree.from_page_table(*table, 16)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert seconds(16_000) < 40 * seconds(1_000)

@@ -127,7 +127,7 @@ def test_results_go_where_they_are_wanted() -> None:
     [
         ({"kv_layout": "HDN"}, "kv_layout"),
         ({"use_cuda_graph": True}, "use_cuda_graph"),
-        ({"paged_kv_indptr_buffer": torch.empty(1)}, "use_cuda_graph"),
+        ({"paged_kv_indices_buffer": torch.empty(1)}, "paged_kv_indices_buffer"),
         ({"backend": "trtllm-gen"}, "backend"),
         ({"jit_args": [1]}, "jit_args"),
     ],

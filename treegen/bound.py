@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -13,23 +13,14 @@ Call: TypeAlias = Callable[
 ]
 """Fills out, and lse unless it is None, from q, k_cache and v_cache, on the current stream of their device."""
 
+Program: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float],
+    None,
+]
+"""A schedule on one device: the same from q, k_cache, v_cache, out, lse, sm_scale and lse_scale, by TritonProgram or
+TorchProgram."""
+
 _ALIGNMENT = 256
-
-
-class Program(Protocol):
-    """A schedule prepared for execution on one device."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        sm_scale: float,
-        lse_scale: float,
-    ) -> None:
-        """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
 
 
 class Launch(NamedTuple):

@@ -24,8 +24,11 @@ class TreeAttentionWrapper:
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
 
     kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size, head_dim]`.
-    strategy: as of treegen.compile. float_workspace_buffer and use_tensor_cores change nothing: scratch memory is
-    allocated on the stream of a call, and kernels always use tensor cores.
+    strategy: as of treegen.compile.
+
+    So that calls written for FlashInfer are served as they stand, some arguments are taken that only concern its
+    kernels: float_workspace_buffer (here scratch memory is allocated on the stream of a call), use_tensor_cores,
+    backend "auto" or "fa2", and plan's non_blocking change nothing. All others are served or refused.
 
     A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. Raises
     InputError for what is not supported.
@@ -47,10 +50,15 @@ class TreeAttentionWrapper:
     ) -> None:
         if kv_layout not in _LAYOUTS:
             raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(_LAYOUTS)}")
-        buffers = paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer
-        if use_cuda_graph or any(buffer is not None for buffer in buffers):
-            reason = "needs plans of a fixed capacity, which are not supported"
-            raise InputError("use_cuda_graph", True, reason, "capture run() anew after every plan()")
+        buffers = {
+            "paged_kv_indptr_buffer": paged_kv_indptr_buffer,
+            "paged_kv_indices_buffer": paged_kv_indices_buffer,
+            "paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer,
+        }
+        for name, value in {"use_cuda_graph": use_cuda_graph or None, **buffers}.items():
+            if value is not None:
+                reason = "is for plans of a fixed capacity, which are not supported"
+                raise InputError(name, "given", reason, "leave it out, and capture run() anew after every plan()")
         if backend not in ("auto", "fa2"):
             raise InputError("backend", backend, "is another library's", "leave it at auto")
         if jit_args is not None:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from treegen.bench.page_tables import level_tables, row_table
+from treegen.bench.flashinfer_tables import level_tables, row_table
 from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError

@@ -72,8 +72,12 @@ class Result:
 class Timers:
     """How a call is timed, as it is and as a graph; None: not at all."""
 
-    eager: Timer | None = median_us
-    graph: Timer | None = median_us
+    eager: Timer | None
+    graph: Timer | None
+
+
+ON_DEVICE = Timers(median_us, median_us)
+"""On the current CUDA device."""
 
 
 def run(
@@ -85,7 +89,7 @@ def run(
     repeats: int,
     rows: int,
     gbps: float,
-    timers: Timers | None = None,
+    timers: Timers = ON_DEVICE,
     on_case: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
     """Measures all providers on every tree with every shape. rows: how many are compared with the oracle, at most."""
@@ -93,7 +97,7 @@ def run(
     for shape in shapes:
         for name, tree in listed:
             case = Case.of(tree, shape, default_device(), rows)
-            outcomes = tuple(measure(provider, case, repeats, timers or Timers()) for provider in providers)
+            outcomes = tuple(measure(provider, case, repeats, timers) for provider in providers)
             on_case()
             yield Result(
                 name,
