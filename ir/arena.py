@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
+
+SURPLUS_MERGE = -(2**31)
+"""In `merge_rows` what stands behind the rows that are merged, up to the capacity. Surplus items have no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +46,10 @@ class Capacity:
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
-    Section `counts` holds, 16 entries apart, the number of items of every class and then of merged rows of every stage:
-    kernels launch on the capacity and blocks beyond the count exit at once.
+    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE.
     """
 
     array: Ints
-    counts: int
     rows: int
     tiles: int
     blocks: int
@@ -69,14 +71,11 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         if not _fits(needed, room):
             raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
     classes, stages = range(len(schedule.classes)), range(schedule.num_stages)
-    counts = np.zeros((len(schedule.classes) + schedule.num_stages, ALIGNMENT), np.int32)
-    counts[:, 0] = [*np.diff(schedule.class_indptr), *np.diff(schedule.merge_stage_indptr)]
     items = [schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]] for c in classes]
     merged = [merges for _, merges in schedule.stages]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
     spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * schedule.tiles.shape[1]
     sections = [
-        (counts, counts.size),
         (schedule.rows, capacity.rows),
         (schedule.tiles, (capacity.tiles + 1) * schedule.tiles.shape[1]),
         (schedule.blocks, capacity.blocks * schedule.tiles.shape[1] + spare),
@@ -95,11 +94,12 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
     array = np.zeros(places[-1], np.int32)
     for place, (values, _) in zip(places, sections, strict=False):
         array[place : place + values.size] = values.ravel()
-    of_items, of_merges = places[9:], places[9 + len(classes) :]
-    counted, rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:9]
+    of_items, of_merges = places[8:], places[8 + len(classes) :]
+    for stage, (begin, end) in enumerate(pairwise(schedule.merge_stage_indptr.tolist())):
+        array[of_merges[stage] + end - begin : of_merges[stage] + capacity.merges[stage]] = SURPLUS_MERGE
+    rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:8]
     return Arena(
         frozen(array),
-        counted,
         rows,
         tiles,
         blocks,

@@ -31,7 +31,7 @@ class TileClass:
     """One kernel specialisation. rows: query head rows per block; tokens: KV tokens per tile; block: granularity, in
     tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
     thread blocks work off lists of items; merging: whether items join their rows' partials of earlier stages before
-    they write final output.
+    they write final output; full: whether items may have full tiles.
 
     A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
     """
@@ -44,6 +44,7 @@ class TileClass:
     stages: int
     dealt: bool = False
     merging: bool = False
+    full: bool = True
 
     @property
     def blocks_per_tile(self) -> int:
@@ -60,6 +61,7 @@ class TileClass:
             return f"{self.rows} head rows, unfused"
         mask = "no mask" if self.mask == "none" else f"{self.mask} mask"
         further = (", dealt" if self.dealt else "") + (", merging" if self.merging else "")
+        further += "" if self.full else ", one loop"
         return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages{further}"
 
 

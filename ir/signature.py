@@ -36,6 +36,7 @@ class KernelKey:
     by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
     rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
     whether thread blocks work off lists. merging: whether items join partials of earlier stages before they write.
+    full: whether there are full tiles, in a loop of their own.
     """
 
     dtype: str
@@ -50,6 +51,7 @@ class KernelKey:
     block_tokens: int
     dealt: bool
     merging: bool
+    full: bool
     warps: int
     stages: int
 
@@ -61,7 +63,7 @@ class KernelKey:
 @dataclass(frozen=True, slots=True)
 class MergeKey:
     """Everything that a stage-2 kernel is specialised for. heads: heads per block, a power of two. staged: whether it
-    also merges into partial slots, for a later stage to read.
+    also merges into partial slots, for a later stage to read. stages: partials under way at a time (Triton's).
     """
 
     dtype: str
@@ -69,6 +71,7 @@ class MergeKey:
     heads: int
     staged: bool
     warps: int
+    stages: int
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module."""

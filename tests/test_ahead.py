@@ -52,7 +52,7 @@ def covering() -> list[tuple[int, KernelKey | MergeKey]]:
             missing -= pairs(best)
             chosen.append((architecture, partial_key(*best)))
         chosen += [
-            (architecture, merge_key(Shape(8, 8, dim, dtype=dtype), staged=dim == 80))
+            (architecture, merge_key(Shape(8, 8, dim, dtype=dtype), staged=dim == 80, rows=512, longest=9))
             for dim in (80, 128)
             for dtype in DTYPES
         ]

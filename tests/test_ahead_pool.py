@@ -26,7 +26,7 @@ SHAPES = {
     "16:1, by page": (Shape(16, 1, 64, page_size=16), True),
     "12:4, dims that 16 does not divide": (Shape(12, 4, 72), False),
 }
-MERGE = emit_merge(merge_key(Shape(12, 4, 80), staged=False))
+MERGE = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))
 
 LAUNCHES = """
 import json, sys, torch
@@ -146,7 +146,8 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from treegen.emit import emit_merge, merge_key\n"
         "from treegen.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
-        "source = replace(emit_merge(merge_key(shape, staged=False)), text='1 / 0', digest='script')\n"
+        "key = merge_key(shape, staged=False, rows=512, longest=9)\n"
+        "source = replace(emit_merge(key), text='1 / 0', digest='script')\n"
         "print([outcome.problem for outcome in compile_all([(source, shape)], target_from('h200'), 1)])\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -60,7 +60,7 @@ def test_emit(capsys: pytest.CaptureFixture[str], tmp_path: Path, page_size: int
     shape = Shape(32, 8, 64, page_size=page_size)
     schedule = explain(Tree.parse(FEW_SHOT), ["deft-node"], shape).entries[0].schedule
     expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
-    expected.append(emit_merge(merge_key(shape, staged=False)))
+    expected.append(emit_merge(merge_key(shape, staged=False, rows=512, longest=9)))
     options = ["--strategy", "deft-node", "--head-dim", "64", "--page-size", str(page_size)]
     printed = run(capsys, "emit", FEW_SHOT, *options)
     assert printed == "".join(f"# {source.digest}.py\n{source.text}\n" for source in expected)

@@ -35,7 +35,7 @@ def report(module: str = "treegen_kernel_0123", cache_hit: bool = False, seconds
 def test_modules_are_counted_once(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modules, "_loaded", {})
     for staged in (False, True, False):
-        modules.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=staged)))
+        modules.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=staged, rows=512, longest=9)))
     assert treegen.kernel_counts() == treegen.KernelCounts(loaded=2, compiled=0)
 
 

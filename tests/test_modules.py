@@ -34,7 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", [*PARTIAL, "merge", "merge-staged"])
 def test_sources(name: str, golden) -> None:
-    merging = merge_key(SHAPE, staged=name == "merge-staged")
+    merging = merge_key(SHAPE, staged=name == "merge-staged", rows=512, longest=9)
     source = emit_partial(kernel_key(PARTIAL[name], SHAPE)) if name in PARTIAL else emit_merge(merging)
     golden(source.text)
 
@@ -63,7 +63,7 @@ def test_nothing_of_a_tree_and_everything_of_a_key_enters_the_source() -> None:
 
 
 def test_a_module_is_a_file_named_by_its_digest(cache: Path) -> None:
-    source = emit_merge(merge_key(SHAPE, staged=False))
+    source = emit_merge(merge_key(SHAPE, staged=False, rows=512, longest=9))
     module = modules.load_module(source)
     assert module.__file__ == str(cache / "kernels" / f"{source.digest}.py")
     assert Path(module.__file__).read_text() == source.text
@@ -72,7 +72,7 @@ def test_a_module_is_a_file_named_by_its_digest(cache: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"raise SystemExit", b"\xff\xfe"])
 def test_a_damaged_file_is_rewritten_and_never_run(cache: Path, damage: bytes) -> None:
-    source = emit_merge(merge_key(SHAPE, staged=False))
+    source = emit_merge(merge_key(SHAPE, staged=False, rows=512, longest=9))
     path = cache / "kernels" / f"{source.digest}.py"
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
@@ -90,7 +90,7 @@ def test_an_unwritable_cache_means_a_private_folder_and_one_warning(
     monkeypatch.setattr(modules, "_loaded", {})
     store._warn_unwritable.cache_clear()
     with pytest.warns(CacheWarning, match="TREEGEN_CACHE_DIR"):
-        module = modules.load_module(emit_merge(merge_key(SHAPE, staged=False)))
+        module = modules.load_module(emit_merge(merge_key(SHAPE, staged=False, rows=512, longest=9)))
     modules.load_module(emit_partial(kernel_key(MASKED, SHAPE)))  # a second warning would be an error
     assert module.__file__ is not None
     assert not module.__file__.startswith(str(tmp_path))
@@ -100,7 +100,8 @@ def test_processes_that_emit_the_same_module_agree(cache: Path) -> None:
     program = (
         "from treegen import Shape, modules\n"
         "from treegen.emit import emit_merge, merge_key\n"
-        "print(modules.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=False))).__file__)\n"
+        "key = merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9)\n"
+        "print(modules.load_module(emit_merge(key)).__file__)\n"
     )
     root = Path(__file__).parent.parent
     running = [

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes
 from treegen import KVRuns, Shape, Tree, strategies
-from treegen.ir.arena import ALIGNMENT, Arena, Capacity
+from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.plan import Group, Plan, Segment
-from treegen.ir.schedule import Schedule
+from treegen.ir.schedule import ITEM_FIELDS, Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
@@ -285,13 +285,11 @@ def test_shapes_that_fit_nowhere_are_rejected() -> None:
 def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
     """The sections of an arena as kernels address them, cut to what the schedule holds."""
     array = arena.array
-    launches = len(schedule.classes) + schedule.num_stages
 
     def section(begin: int, values: np.ndarray) -> list[int]:
         return array[begin : begin + values.size].tolist()
 
     result = {
-        "counts": array[arena.counts : arena.counts + ALIGNMENT * launches : ALIGNMENT].tolist(),
         "rows": section(arena.rows, schedule.rows),
         "tiles": section(arena.tiles, schedule.tiles),
         "blocks": section(arena.blocks, schedule.blocks),
@@ -313,8 +311,7 @@ def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
 
 def contents(schedule: Schedule) -> dict[str, list[int]]:
     names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work", "epilogue_indptr", "epilogue_slots")
-    counts = [*np.diff(schedule.class_indptr).tolist(), *np.diff(schedule.merge_stage_indptr).tolist()]
-    result = {"counts": counts} | {name: getattr(schedule, name).ravel().tolist() for name in names}
+    result = {name: getattr(schedule, name).ravel().tolist() for name in names}
     for c in range(len(schedule.classes)):
         result[f"items {c}"] = schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]].ravel().tolist()
     for s, (_, merges) in enumerate(schedule.stages):
@@ -356,7 +353,15 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
     for arena in (exact, larger):
         assert arena.array.dtype == np.int32
         assert unpacked(arena, schedule) == contents(schedule)
-        offsets = [arena.counts, arena.rows, arena.tiles, arena.blocks, arena.merge_slots, arena.work_indptr]
+        rows_at = ITEM_FIELDS.index("rows")
+        for c, begin in enumerate(arena.items):
+            room = (capacity if arena is larger else size).items[c]
+            items = arena.array[begin : begin + room * len(ITEM_FIELDS)].reshape(room, len(ITEM_FIELDS))
+            assert not items[size.items[c] :, rows_at].any()
+        for s, begin in enumerate(arena.merge_rows):
+            room = (capacity if arena is larger else size).merges[s]
+            assert (arena.array[begin + size.merges[s] : begin + room] == SURPLUS_MERGE).all()
+        offsets = [arena.rows, arena.tiles, arena.blocks, arena.merge_slots, arena.work_indptr]
         offsets += [
             arena.work,
             arena.epilogue_indptr,

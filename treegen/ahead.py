@@ -20,6 +20,7 @@ from treegen.arguments import (
     MergeTables,
     Tables,
     Tensors,
+    depends_on_launches,
     merge_arguments,
     merge_options,
     partial_arguments,
@@ -92,12 +93,12 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     tensors, table = _tensors(shape), _Contiguous("torch.int32", (_ANY,))
     arguments: tuple[Any, ...]
     if isinstance(source.key, KernelKey):
-        tables = Tables(table, table, table, table, table, (table, table), (table, table))
-        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE)
-        options = partial_options(source.key, interpreted=False)
+        tables = Tables(table, table, table, table, (table, table), (table, table))
+        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, early=False)
+        options = partial_options(source.key, interpreted=False, dependent=depends_on_launches(architecture))
     else:
-        arguments = merge_arguments(shape, tensors, MergeTables(table, table, table, table), _SCALE)
-        options = merge_options(source.key)
+        arguments = merge_arguments(shape, tensors, MergeTables(table, table, table), _SCALE)
+        options = merge_options(source.key, dependent=depends_on_launches(architecture))
     with _device_of(architecture), expected_compiles():
         return kernel.warmup(*arguments, grid=(1,), **options)
 

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 
+_HOPPER = 90
+
 
 class TensorLike(Protocol):
     """What of a tensor the arguments follow from."""
@@ -42,7 +44,6 @@ class Tensors(NamedTuple):
 class Tables(NamedTuple):
     """The tables of a tile class; work and epilogue: an indptr and the list behind it."""
 
-    counts: TensorLike
     items: TensorLike
     rows: TensorLike
     tiles: TensorLike
@@ -54,25 +55,34 @@ class Tables(NamedTuple):
 class MergeTables(NamedTuple):
     """The tables of a stage's merges."""
 
-    counts: TensorLike
     rows: TensorLike
     indptr: TensorLike
     slots: TensorLike
 
 
 def partial_arguments(
-    key: KernelKey, shape: Shape, tensors: Tensors, tables: Tables, sm_scale: float, lse_scale: float
+    key: KernelKey,
+    shape: Shape,
+    tensors: Tensors,
+    tables: Tables,
+    sm_scale: float,
+    lse_scale: float,
+    *,
+    early: bool,
 ) -> tuple[Any, ...]:
-    """The positional arguments of `partial_attention`; scales as in TritonProgram."""
+    """The positional arguments of `partial_attention`; scales as in TritonProgram. early: whether a dependent launch
+    that follows may begin as soon as this one has.
+    """
     q, out = tensors.q, tensors.out
     return (
         *tensors,
-        *tables[:5], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
+        *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
         shape.num_kv_heads,
         q.stride(0), q.stride(1),
         *cache_strides(tensors.k_cache), *cache_strides(tensors.v_cache),
         out.stride(0), out.stride(1),
         sm_scale / math.log(2), lse_scale * math.log(2),
+        int(early),
     )  # fmt: skip
 
 
@@ -88,14 +98,27 @@ def merge_arguments(shape: Shape, tensors: Tensors, tables: MergeTables, lse_sca
     )  # fmt: skip
 
 
-def partial_options(key: KernelKey, *, interpreted: bool) -> dict[str, Any]:
-    """The keyword arguments of `partial_attention`."""
-    return {"INTERPRETED": interpreted, "num_warps": key.warps, "num_stages": key.stages}
+def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool) -> dict[str, Any]:
+    """The keyword arguments of `partial_attention`. dependent: see depends_on_launches."""
+    return {
+        "INTERPRETED": interpreted,
+        "DEPENDENT": dependent,
+        "num_warps": key.warps,
+        "num_stages": key.stages,
+        **({"launch_pdl": True} if dependent and key.merging else {}),
+    }
 
 
-def merge_options(key: MergeKey) -> dict[str, Any]:
-    """The keyword arguments of `merge`."""
-    return {"num_warps": key.warps}
+def merge_options(key: MergeKey, *, dependent: bool) -> dict[str, Any]:
+    """The keyword arguments of `merge`. dependent: see depends_on_launches."""
+    return {"DEPENDENT": dependent, "num_warps": key.warps, **({"launch_pdl": True} if dependent else {})}
+
+
+def depends_on_launches(capability: int) -> bool:
+    """Whether GPUs of a compute capability (times ten) begin a launch before the one that it depends on has ended, and
+    let it wait for that where it has to (programmatic dependent launch, from Hopper on).
+    """
+    return capability >= _HOPPER
 
 
 def cache_strides(cache: TensorLike) -> tuple[int, int, int]:

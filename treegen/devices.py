@@ -40,10 +40,16 @@ def _obstacle_to_triton(device: torch.device) -> str | None:
         return None
     if device.type != "cuda":
         return f"tensors are on {device.type} and TRITON_INTERPRET is not set"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major * 10 + minor < _LOWEST_CAPABILITY:
-        return f"compute capability {major}.{minor} is below 8.0"
+    capability = capability_of(device)
+    if capability < _LOWEST_CAPABILITY:
+        return f"compute capability {capability // 10}.{capability % 10} is below 8.0"
     return None
+
+
+def capability_of(device: torch.device) -> int:
+    """The compute capability of a CUDA device, times ten."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
 
 
 def interpreted() -> bool:

@@ -8,13 +8,17 @@ from functools import cache
 
 import jinja2
 
+from treegen.ir.arena import SURPLUS_MERGE
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
-from treegen.tiles import padded, rows_per_tile
+from treegen.one_loop import in_one_loop
+from treegen.tiles import MOST_UNROLLED, padded, rows_per_tile
 
-_MOST_UNROLLED = 8
 _MERGE_HEADS = 4
+_FEW_MERGES = 1024
+_SHORT_MERGE = 4
+_MERGE_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,7 @@ class PartialContext:
     block: int
     blocks_per_tile: int
     unrolled: bool
+    full: bool
     run_fields: tuple[str, ...]
     masked: bool
     bits: bool
@@ -60,6 +65,8 @@ class MergeContext:
 
     heads: int
     staged: bool
+    stages: int
+    surplus: int
     head_dim_v: int
     dim_v: int
     dim_v_mask: bool
@@ -80,15 +87,32 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
         block_tokens=tile.block,
         dealt=tile.dealt,
         merging=tile.merging,
+        full=tile.full,
         warps=tile.warps,
         stages=tile.stages,
     )
 
 
-def merge_key(shape: Shape, *, staged: bool) -> MergeKey:
-    """The key of the stage-2 kernel for an attention shape."""
-    heads = min(_MERGE_HEADS, 1 << (shape.num_qo_heads - 1).bit_length())
-    return MergeKey(dtype=shape.dtype, head_dim_v=shape.head_dim_v, heads=heads, staged=staged, warps=1)
+def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int) -> MergeKey:
+    """The key of the stage-2 kernel for so many merged rows of at most `longest` partials.
+
+    Few rows get a block for every head; long lists are worth a pipeline, short ones are not.
+    """
+    few = rows * shape.num_qo_heads <= _FEW_MERGES
+    stages = 1 if longest <= _SHORT_MERGE and not few else _MERGE_STAGES
+    return _merge_key(shape, staged, 1 if few else _MERGE_HEADS, stages)
+
+
+def merge_keys(shape: Shape) -> list[MergeKey]:
+    """Every key that `merge_key` gives for an attention shape."""
+    chosen = ((1, _MERGE_STAGES), (_MERGE_HEADS, 1), (_MERGE_HEADS, _MERGE_STAGES))
+    keys = (_merge_key(shape, staged, *of_rows) for staged in (False, True) for of_rows in chosen)
+    return list(dict.fromkeys(keys))
+
+
+def _merge_key(shape: Shape, staged: bool, heads: int, stages: int) -> MergeKey:
+    heads = min(heads, 1 << (shape.num_qo_heads - 1).bit_length())
+    return MergeKey(shape.dtype, shape.head_dim_v, heads, staged, warps=1, stages=stages)
 
 
 def emit(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
@@ -96,11 +120,17 @@ def emit(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
 
     A class that runs unfused has none.
     """
-    keys = (kernel_key(tile, shape, page_size) for tile in schedule.classes if tile.fused)
+    keys = (kernel_key(tile, shape, page_size) for tile in in_one_loop(schedule).classes if tile.fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
-    if len(schedule.merge_rows):
-        emitted.append(emit_merge(merge_key(shape, staged=schedule.num_stages > 1)))
-    return emitted
+    merges = (merge_key_of(schedule, shape, stage) for stage, rows in enumerate(schedule.size.merges) if rows)
+    return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
+
+
+def merge_key_of(schedule: Schedule, shape: Shape, stage: int) -> MergeKey:
+    """The key of the kernel that merges behind a stage of a schedule."""
+    bounds = schedule.merge_indptr[schedule.merge_stage_indptr[stage] : schedule.merge_stage_indptr[stage + 1] + 1]
+    longest = int((bounds[1:] - bounds[:-1]).max(initial=0))
+    return merge_key(shape, staged=schedule.num_stages > 1, rows=len(bounds) - 1, longest=longest)
 
 
 @cache
@@ -113,7 +143,8 @@ def emit_partial(key: KernelKey) -> Source:
         tokens=key.tile_tokens,
         block=key.block_tokens,
         blocks_per_tile=blocks_per_tile,
-        unrolled=blocks_per_tile <= _MOST_UNROLLED,
+        unrolled=blocks_per_tile <= MOST_UNROLLED,
+        full=key.full,
         run_fields=("slot", "length") if key.mask == "none" else ("slot", "length", "lo", "hi"),
         masked=key.mask != "none",
         bits=key.mask == "bits",
@@ -139,7 +170,9 @@ def emit_partial(key: KernelKey) -> Source:
 def emit_merge(key: MergeKey) -> Source:
     """The stage-2 module for a key."""
     dim_v = padded(key.head_dim_v)
-    return _render("merge", key, MergeContext(key.heads, key.staged, key.head_dim_v, dim_v, dim_v != key.head_dim_v))
+    masked = dim_v != key.head_dim_v
+    context = MergeContext(key.heads, key.staged, key.stages, SURPLUS_MERGE, key.head_dim_v, dim_v, masked)
+    return _render("merge", key, context)
 
 
 def _render(kernel: str, key: KernelKey | MergeKey, context: PartialContext | MergeContext) -> Source:

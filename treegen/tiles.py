@@ -15,6 +15,9 @@ BLOCK_TOKENS = 16
 DEALT_BLOCK_TOKENS = 32
 """The same where thread blocks work off lists: registers for more runs per tile would spill."""
 
+MOST_UNROLLED = 8
+"""Runs packed into one tile up to which kernels have their entries in registers, loaded one tile ahead."""
+
 SMALL_ROWS = 16
 """Head rows up to which the small tile is taken."""
 

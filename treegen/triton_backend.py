@@ -16,6 +16,7 @@ from treegen.arguments import (
     Tables,
     Tensors,
     by_slot,
+    depends_on_launches,
     merge_arguments,
     merge_options,
     partial_arguments,
@@ -23,12 +24,14 @@ from treegen.arguments import (
 )
 from treegen.bound import BoundCall, Call, Launch, unbound
 from treegen.counts import warn_of_compiles
-from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key
-from treegen.ir.arena import ALIGNMENT, Capacity
+from treegen.devices import capability_of, interpreted
+from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of
+from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
+from treegen.one_loop import in_one_loop
 from treegen.trace import stage
 from treegen.unfused import unfused_parts
 
@@ -54,13 +57,14 @@ _begin()
 class TritonProgram:
     """A schedule prepared for execution on one device. Calls share no scratch memory, so streams may overlap.
 
-    Kernels launch on `capacity` (default: exactly the schedule); blocks beyond the counts in device memory exit at
-    once.
+    Kernels launch on `capacity` (default: exactly the schedule); surplus blocks exit at once. Where the device can, a
+    launch that merges begins while the one before it is still running.
     """
 
     def __init__(
         self, schedule: Schedule, shape: Shape, device: torch.device, capacity: Capacity | None = None
     ) -> None:
+        schedule = in_one_loop(schedule) if capacity is None else schedule
         self._schedule = schedule
         self._shape = shape
         self._capacity = capacity or schedule.size
@@ -69,13 +73,13 @@ class TritonProgram:
         table = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
         self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
         self._items = [table[place:] for place in arena.items]
-        counts = len(schedule.classes) + schedule.num_stages
-        self._counts = [table[arena.counts + c * ALIGNMENT :] for c in range(counts)]
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
         self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
         self._work = table[arena.work_indptr :], table[arena.work :]
         self._epilogue = table[arena.epilogue_indptr :], table[arena.epilogue_slots :]
         self._unfused = unfused_parts(schedule, shape, device)
+        self._interpreted = interpreted()
+        self._dependent = not self._interpreted and depends_on_launches(capability_of(device))
 
     def __call__(
         self,
@@ -110,13 +114,13 @@ class TritonProgram:
         if self._unfused:
             return unbound(self, sm_scale, lse_scale)
         _warn_unaligned(q, k_cache, v_cache, out)
+        if self._interpreted:
+            return unbound(self, sm_scale, lse_scale)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         partials, bound = self._partials(q.device), []
         tensors = Tensors(q, k_cache, v_cache, out, lse, *partials)
         with on_device(q.device):
             for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
-                if _is_interpreted(kernel):
-                    return unbound(self, sm_scale, lse_scale)
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
                 constants = (options[name] for name in kernel.arg_names[len(arguments) :])
                 first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
@@ -141,6 +145,7 @@ class TritonProgram:
         """Every launch: the kernel, its grid, and its positional and keyword arguments."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
+        last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
@@ -150,16 +155,18 @@ class TritonProgram:
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
-                tables = Tables(self._counts[c], self._items[c], *self._tables, self._work, self._epilogue)
-                arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale)
-                yield kernel, (blocks,), arguments, partial_options(key, interpreted=_is_interpreted(kernel))
+                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue)
+                early = not tile.merging and c < last_merging
+                arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale, early=early)
+                options = partial_options(key, interpreted=self._interpreted, dependent=self._dependent)
+                yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
-                merging = merge_key(shape, staged=self._schedule.num_stages > 1)
-                counts = self._counts[len(self._schedule.classes) + stage_number]
-                arguments = merge_arguments(shape, tensors, MergeTables(counts, *self._merges[stage_number]), lse_scale)
+                merging = merge_key_of(self._schedule, shape, stage_number)
+                arguments = merge_arguments(shape, tensors, MergeTables(*self._merges[stage_number]), lse_scale)
                 grid = (merges * -(-shape.num_qo_heads // merging.heads),)
-                yield _module(emit_merge(merging)).merge, grid, arguments, merge_options(merging)
+                options = merge_options(merging, dependent=self._dependent)
+                yield _module(emit_merge(merging)).merge, grid, arguments, options
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
@@ -175,10 +182,6 @@ def _settled(argument: object) -> object:
 def _module(source: Source) -> ModuleType:
     with stage(f"load {source.kernel} {source.digest}"):
         return load_module(source)
-
-
-def _is_interpreted(kernel: object) -> bool:
-    return type(kernel).__name__ == "InterpretedFunction"
 
 
 _warned_unaligned = False

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
+from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_keys
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
+from treegen.one_loop import can_be_one_loop
 from treegen.search.space import policies_of
 from treegen.strategies.edge_assignment import FastTree
 from treegen.targets import Target
@@ -34,15 +35,15 @@ def kernel_sources(shape: Shape, target: Target) -> list[Source]:
     """
     classes = kernel_classes(shape, target)
     keys = [kernel_key(tile, shape, size) for size in dict.fromkeys((1, shape.page_size)) for tile in classes]
-    merges = [merge_key(shape, staged=staged) for staged in (False, True)]
-    return [*map(emit_partial, keys), *map(emit_merge, merges)]
+    return [*map(emit_partial, keys), *map(emit_merge, merge_keys(shape))]
 
 
 def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
     """Every tile class of such plans, each once.
 
     Of tiles: the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
-    without a mask and with runs packed in blocks or by slot, as trees and KV locations decide. Left out are, because
+    without a mask, with runs packed in blocks or by slot, and in two loops or one (treegen.one_loop), as trees and KV
+    locations decide. Left out are, because
     they cannot occur:
 
     - row intervals where a tile holds one query row: a work item reads nothing that none of its rows sees;
@@ -65,6 +66,7 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
     made += _variants(suited[0], "bits", BLOCK_TOKENS, shape)
     for tile in phases:
         made += _variants(tile, "interval", BLOCK_TOKENS, shape)
+    made += [replace(tile, full=False) for tile in made if can_be_one_loop(tile)]
     return list(dict.fromkeys(made))
 
 
