@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from treegen.compiler import Kernel
 from treegen.compiler import compile as compile_tree
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
+from treegen.kernel import Kernel
 from treegen.strategies import Strategy
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
