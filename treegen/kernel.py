@@ -277,15 +277,10 @@ class Kernel:
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""
         out, lse = self(q, k_cache, v_cache, return_lse=True)
-        tree = self.tree
-        seen = q[: tree.num_rows]
-        expected_out, expected_lse = oracle.reference(tree, seen, k_cache, v_cache, sm_scale=self._sm_scale)
-        tolerance = oracle.TOLERANCE[self._shape.dtype]
-        out_error, lse_error = (
-            oracle.error(out[: len(seen)], expected_out),
-            oracle.error(lse[: len(seen)], expected_lse),
-        )
-        return oracle.Verification(out_error, lse_error, tolerance)
+        q = q[: self.tree.num_rows]
+        expected_out, expected_lse = oracle.reference(self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale)
+        errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
+        return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])
 
     @property
     def tree(self) -> Tree:

@@ -69,7 +69,7 @@ def _extended(indptr: Ints, entries: int) -> Ints:
 
 
 def _work(schedule: Schedule, first: int, count: int, shape: Shape) -> tuple[Ints, Ints]:
-    """The lists of work, an indptr behind them, with items `first:first + count` behind the last thread block's, where work is dealt."""
+    """The lists of work and their indptr, where dealt with items `first:first + count` behind the last one's."""
     tile = schedule.classes[0]
     if not tile.dealt:
         return schedule.work, schedule.work_indptr

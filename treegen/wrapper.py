@@ -57,7 +57,7 @@ class TreeAttentionWrapper:
         }
         for name, value in {"use_cuda_graph": use_cuda_graph or None, **buffers}.items():
             if value is not None:
-                reason = "is for plans of a fixed capacity, which are not supported"
+                reason = "is for plans of a fixed capacity, which the wrapper does not make"
                 raise InputError(name, "given", reason, "leave it out, and capture run() anew after every plan()")
         if backend not in ("auto", "fa2"):
             raise InputError("backend", backend, "is another library's", "leave it at auto")
