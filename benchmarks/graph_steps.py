@@ -6,8 +6,8 @@
 a fresh kernel's eager call at every step; a tree beyond the capacity is refused, and the graph goes on; (b) a call
 under torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew; (c) two
 kernels on two streams (on the CPU: threads) give right results, 1,000 times; (d) over 1,000 steps neither the
-host's nor the device's memory grows, nor does the host time of a step. Needs a CUDA device; `--device cpu` tries the
-logic of (b) to (d) with fewer steps. Prints one line per check and exits with 1 when one fails.
+host's nor the device's memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only
+told). Needs a CUDA device; `--device cpu` tries the logic of (b) to (d) with fewer steps. Prints one line per check and exits with 1 when one fails.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from treegen.ir.errors import InputError
 ROWS, PROMPT, FIRST_TAIL = 64, 2000, 30
 TRUNK = (ROWS, 500)  # the second tree: as many rows over another prompt
 GROWTH_ALLOWED_MB = 64
-SLOWER_ALLOWED = 1.25
+SLOWER_ALLOWED = 1.5
+"""Times as long that a step may take at the end, when the tree has many times the private tokens."""
+ROOM = {"max_items": 4096, "max_slots": 8192}
 
 
-class Failure(Exception):
+class FailedCheckError(Exception):
     """A check that did not hold."""
 
 
@@ -59,9 +61,9 @@ def tensors(
 
 
 def require(holds: bool, what: str) -> None:
-    """Raises Failure unless it holds."""
+    """Raises FailedCheckError unless it holds."""
     if not holds:
-        raise Failure(what)
+        raise FailedCheckError(what)
 
 
 def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
@@ -72,7 +74,7 @@ def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
     q, k, v = tensors(shape, most, slots, device)
     equal, worst = 0, 0.0
     for strategy in ("auto", "deft-node", "cascade", treegen.strategies.cohort(apart=2, merge="final")):
-        kernel = treegen.compile(trees[0], strategy=strategy, shape=shape, max_rows=most)
+        kernel = treegen.compile(trees[0], strategy=strategy, shape=shape, max_rows=most, **ROOM)
         fixed_out = torch.full_like(q, 7)
         kernel(q, k, v, out=fixed_out)  # allocates, compiles
         fixed_out.fill_(7)
@@ -98,7 +100,7 @@ def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
         except InputError as error:
             require(error.argument == "max_rows", f"{strategy}: {error}")
         else:
-            raise Failure(f"{strategy}: a tree beyond the capacity was taken")
+            raise FailedCheckError(f"{strategy}: a tree beyond the capacity was taken")
         graph.replay()
         require(torch.equal(fixed_out, before), f"{strategy}: a refused tree changed the plan")
     return f"{4 * steps} replays, {equal} bit-equal to a fresh kernel of fixed capacity, error at most {worst:.1e}"
@@ -137,10 +139,10 @@ def check_streams(shape: Shape, device: torch.device, steps: int) -> str:
     for tree, given, wanted in zip(trees, inputs, expected, strict=True):
         error = oracle.error(wanted, oracle.reference(tree, *given)[0])
         require(error < oracle.TOLERANCE[shape.dtype], f"error {error:.1e} before any overlap")
+    wrong = torch.zeros(2, dtype=torch.int64, device=device)
     on_cuda = device.type == "cuda"
     if on_cuda:
         torch.cuda.synchronize()
-    wrong = torch.zeros(2, dtype=torch.int64, device=device)
 
     def serve(index: int) -> None:
         with torch.cuda.stream(torch.cuda.Stream()) if on_cuda else nullcontext():
@@ -164,7 +166,7 @@ def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
     lines = []
     on_cuda = device.type == "cuda"
     tenth = steps // 10
-    for name, options in (("fixed", {"max_rows": ROWS, "max_items": 4096, "max_slots": 8192}), ("exact", {})):
+    for name, options in (("fixed", {"max_rows": ROWS, **ROOM}), ("exact", {})):
         times, memory, allocated = [], [], []
         kernel: treegen.Kernel | None = None
         out = torch.empty_like(q)
@@ -186,7 +188,7 @@ def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
         require(grown < GROWTH_ALLOWED_MB, f"host memory grows: {lines[-1]}")
         # Exact tables grow with the tree; those of a fixed capacity do not.
         require(more <= (0 if options else 1), f"device memory grows: {lines[-1]}")
-        require(last < SLOWER_ALLOWED * first + 0.2, f"steps become slower: {lines[-1]}")
+        require(not on_cuda or last < SLOWER_ALLOWED * first + 0.2, f"steps become slower: {lines[-1]}")
     return "; ".join(lines)
 
 
@@ -218,7 +220,7 @@ def main() -> None:
     for name, check, steps in checks if on_cuda else checks[1:]:
         try:
             result = check(shape, device, options.steps or (steps if on_cuda else 10))
-        except Failure as failure:
+        except FailedCheckError as failure:
             failed, result = True, f"FAILED: {failure}"
         print(f"{name:9} {result}", flush=True)
     sys.exit(failed)
