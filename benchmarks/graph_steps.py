@@ -3,10 +3,10 @@
     python benchmarks/graph_steps.py
 
 (a) A CUDA graph of one call is replayed over 200 steps of a growing tree, with an update before each, and compared with
-a fresh kernel's eager call at every step; a tree beyond the capacity is refused, and the graph goes on. (b) A call under
-torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew. (c) Two kernels
-on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither the host's nor the
-device's memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told).
+a fresh kernel's eager call at every step; a tree beyond the capacity is refused, and the graph goes on. (b) A call
+under torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew. (c) Two
+kernels on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither host nor
+device memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told).
 
 Needs a CUDA device; `--device cpu` tries the logic of (b) to (d) with fewer steps. Prints one line per check and exits
 with 1 when one fails.
