@@ -167,7 +167,7 @@ def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
     q, k, v = tensors(shape, ROWS, PROMPT + ROWS * (FIRST_TAIL + steps), device)
     lines = []
     on_cuda = device.type == "cuda"
-    tenth = steps // 10
+    tenth = max(1, steps // 10)
     for name, options in (("fixed", {"max_rows": ROWS, **ROOM}), ("exact", {})):
         times, memory, allocated = [], [], []
         kernel: treegen.Kernel | None = None
