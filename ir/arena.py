@@ -46,7 +46,8 @@ class Capacity:
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
-    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE.
+    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE, with
+    empty lists.
     """
 
     array: Ints
@@ -80,13 +81,13 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         (schedule.tiles, (capacity.tiles + 1) * schedule.tiles.shape[1]),
         (schedule.blocks, capacity.blocks * schedule.tiles.shape[1] + spare),
         (schedule.merge_slots, capacity.merge_slots + 1),
-        (_work_indptr(schedule, capacity.workers), capacity.workers + 1),
+        (_padded(schedule.work_indptr, capacity.workers), capacity.workers + 1),
         (schedule.work, capacity.work),
         (schedule.epilogue_indptr, capacity.epilogue_rows + 1),
         (schedule.epilogue_slots, capacity.epilogue_slots + 1),
         *((items[c], capacity.items[c] * schedule.items.shape[1]) for c in classes),
         *((schedule.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
-        *((schedule.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
+        *((_merge_indptr(schedule, s, capacity.merges[s]), capacity.merges[s] + 1) for s in stages),
     ]
     places = [0]
     for _, room in sections:
@@ -119,7 +120,11 @@ def _fits(needed: int | tuple[int, ...], room: int | tuple[int, ...]) -> bool:
     return len(parts) == len(rooms) and all(map(le, parts, rooms))
 
 
-def _work_indptr(schedule: Schedule, workers: int) -> Ints:
-    """`work_indptr` with empty lists for thread blocks beyond those that have work."""
-    surplus = np.full(workers + 1 - len(schedule.work_indptr), len(schedule.work))
-    return frozen(np.append(schedule.work_indptr, surplus))
+def _merge_indptr(schedule: Schedule, stage: int, merges: int) -> Ints:
+    first, last = schedule.merge_stage_indptr[stage : stage + 2]
+    return _padded(schedule.merge_indptr[first : last + 1], merges)
+
+
+def _padded(indptr: Ints, entries: int) -> Ints:
+    """`indptr` with empty lists for surplus entries."""
+    return frozen(np.append(indptr, np.full(entries + 1 - len(indptr), indptr[-1])))

@@ -143,7 +143,8 @@ class Schedule:
         indptr = self.epilogue_indptr
         if len(indptr) not in (1, len(self.rows) + 1) or indptr[0] != 0 or indptr[-1] != len(self.epilogue_slots):
             raise PlanError("epilogue_indptr", f"{len(indptr)} entries", "does not match", "give offsets by row entry")
-        if (np.diff(indptr) < 0).any() or any(tile.merging for tile in self.classes) > (len(indptr) > 1):
+        listed = len(indptr) > 1 or len(self.rows) == 0
+        if (np.diff(indptr) < 0).any() or any(tile.merging for tile in self.classes) > listed:
             reason = "is not an ascending list for merging classes"
             raise PlanError("epilogue_indptr", f"{len(indptr)} entries", reason, "give offsets by row entry")
         for name, total in (("stage_indptr", len(self.classes)), ("merge_stage_indptr", len(self.merge_rows))):

@@ -202,13 +202,35 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
     assert launched[0].arguments["items"] != launched[1].arguments["items"]
 
 
+@pytest.mark.parametrize("strategy", ["deft-node", "query", "cascade"])
+def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched], strategy: str) -> None:
+    kernel = treegen.compile(MERGED, strategy=strategy, shape=SHAPE, backend="triton", max_rows=9)
+    q, (k, v) = torch.zeros(9, 4, 16), torch.zeros(2, 100, 4, 2, 16)
+    out, other = torch.empty_like(q), torch.empty_like(q)
+    kernel(q, k, v, out=out)
+    expected = list(launched)
+    tables = kernel._served.programs["triton", q.device]._table
+    for tree in (Tree.parse("1,9/200,30"), SINGLE, MERGED):
+        launched.clear()
+        before = tables.clone()
+        kernel.update(tree)
+        assert not torch.equal(tables, before)
+        kernel(q, k, v, out=out)
+        assert launched == expected
+    launched.clear()
+    kernel(q, k, v, return_lse=True, out=other)
+    for own, each in zip(launched, expected, strict=True):
+        changed = {name for name, value in own.arguments.items() if value != each.arguments[name]}
+        assert changed <= {"out", "lse"}
+
+
 def test_few_forms_are_kept(launched: list[Launched]) -> None:
     kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
     q, k, _ = tensors(SINGLE)
     for pages in range(200):
         more = torch.zeros(len(k) + pages, *k.shape[1:])
         kernel(q, more, more)
-    assert len(kernel._calls) <= 64
+    assert len(kernel._served.calls) <= 64
 
 
 def test_a_compilation_warns_where_the_kernel_is_called(

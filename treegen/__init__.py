@@ -19,7 +19,8 @@ from treegen.ir.tree import Tree
 from treegen.strategies import register_strategy
 
 if _TYPE_CHECKING:
-    from treegen.compiler import Kernel, compile
+    from treegen.compiler import compile
+    from treegen.kernel import Kernel
     from treegen.wrapper import TreeAttentionWrapper
 
 __all__ = [
@@ -40,10 +41,14 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # torch is imported when the first kernel is built, so that planning and explaining stay light.
-    if name in ("compile", "Kernel"):
-        from treegen import compiler
+    if name == "compile":
+        from treegen.compiler import compile
 
-        return getattr(compiler, name)
+        return compile
+    if name == "Kernel":
+        from treegen.kernel import Kernel
+
+        return Kernel
     if name == "TreeAttentionWrapper":
         from treegen.wrapper import TreeAttentionWrapper
 

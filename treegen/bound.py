@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from treegen.ir.shape import Shape
+
 Call: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     None,
@@ -21,6 +23,26 @@ Program: TypeAlias = Callable[
 TorchProgram."""
 
 _ALIGNMENT = 256
+_FP32_BYTES = 4
+
+
+class Scratch(NamedTuple):
+    """Where a call has its part_lse (at 0), part_out and lse in one piece of memory, in bytes, and the size of all.
+
+    Partial results come first, so that calls with an lse of their own need no more than `lse_at`.
+    """
+
+    out_at: int
+    lse_at: int
+    size: int
+
+    @classmethod
+    def of(cls, slots: int, rows: int, shape: Shape) -> Scratch:
+        """Room for so many slots of partial results, and for the lse of so many rows."""
+        of_lse = _FP32_BYTES * shape.num_qo_heads
+        out_at = _aligned(slots * of_lse)
+        lse_at = out_at + _aligned(slots * of_lse * shape.head_dim_v)
+        return cls(out_at, lse_at, lse_at + rows * of_lse)
 
 
 class Launch(NamedTuple):
@@ -34,12 +56,13 @@ class Launch(NamedTuple):
 
 
 class BoundCall:
-    """Launches that need nothing but pointers. Calls share no scratch memory, so streams may overlap.
+    """Launches that need nothing but pointers.
 
+    Every call allocates its scratch memory, so that streams may overlap, unless there is a workspace for all of them.
     owner: what the pointers within `launches` belong to.
     """
 
-    __slots__ = ("_current_stream", "_device", "_index", "_launches", "_lse_at", "_out_at", "_owner", "_scratch")
+    __slots__ = ("_current_stream", "_device", "_index", "_launches", "_owner", "_scratch", "_workspace")
 
     def __init__(
         self,
@@ -47,18 +70,14 @@ class BoundCall:
         owner: object,
         device: torch.device,
         current_stream: Callable[[int], int],
-        lse_bytes: int,
-        part_out_bytes: int,
-        part_lse_bytes: int,
+        scratch: Scratch,
+        workspace: torch.Tensor | None = None,
     ) -> None:
         self._launches, self._owner = launches, owner
         self._device = device
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._current_stream = current_stream
-        # Partial results come first, so that calls with an lse of their own need no more.
-        self._out_at = _aligned(part_lse_bytes)
-        self._lse_at = self._out_at + _aligned(part_out_bytes)
-        self._scratch = self._lse_at + lse_bytes
+        self._scratch, self._workspace = scratch, workspace
 
     def __call__(
         self,
@@ -69,13 +88,15 @@ class BoundCall:
         lse: torch.Tensor | None,
     ) -> None:
         """See Call."""
-        size = self._scratch if lse is None else self._lse_at
-        scratch = torch.empty(size, dtype=torch.uint8, device=self._device) if size else None
-        base = 0 if scratch is None else scratch.data_ptr()
+        out_at, lse_at, size = self._scratch
+        workspace = self._workspace
+        if workspace is None and (needed := size if lse is None else lse_at):
+            workspace = torch.empty(needed, dtype=torch.uint8, device=self._device)
+        base = 0 if workspace is None else workspace.data_ptr()
         pointers = (
             q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
-            base + self._lse_at if lse is None else lse.data_ptr(),
-            base + self._out_at, base,
+            base + lse_at if lse is None else lse.data_ptr(),
+            base + out_at, base,
         )  # fmt: skip
         if torch.cuda.current_device() == self._index:
             self._launch(pointers)

@@ -8,7 +8,7 @@ from functools import cache
 
 import jinja2
 
-from treegen.ir.arena import SURPLUS_MERGE
+from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
@@ -115,22 +115,29 @@ def _merge_key(shape: Shape, staged: bool, heads: int, stages: int) -> MergeKey:
     return MergeKey(shape.dtype, shape.head_dim_v, heads, staged, warps=1, stages=stages)
 
 
-def emit(schedule: Schedule, shape: Shape, page_size: int = 1) -> list[Source]:
+def emit(schedule: Schedule, shape: Shape, page_size: int = 1, capacity: Capacity | None = None) -> list[Source]:
     """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
 
-    A class that runs unfused has none.
+    A class that runs unfused has none. capacity: see merge_key_of.
     """
-    keys = (kernel_key(tile, shape, page_size) for tile in in_one_loop(schedule).classes if tile.fused)
+    classes = (in_one_loop(schedule) if capacity is None else schedule).classes
+    keys = (kernel_key(tile, shape, page_size) for tile in classes if tile.fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
-    merges = (merge_key_of(schedule, shape, stage) for stage, rows in enumerate(schedule.size.merges) if rows)
+    rows = (capacity or schedule.size).merges
+    merges = (merge_key_of(schedule, shape, stage, capacity) for stage, merged in enumerate(rows) if merged)
     return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
 
 
-def merge_key_of(schedule: Schedule, shape: Shape, stage: int) -> MergeKey:
-    """The key of the kernel that merges behind a stage of a schedule."""
+def merge_key_of(schedule: Schedule, shape: Shape, stage: int, capacity: Capacity | None = None) -> MergeKey:
+    """The key of the kernel that merges behind a stage of a schedule. capacity: of launches that do not follow the
+    schedule; lists of any length then may come.
+    """
+    staged = schedule.num_stages > 1
+    if capacity is not None:
+        return merge_key(shape, staged=staged, rows=capacity.merges[stage], longest=capacity.merge_slots)
     bounds = schedule.merge_indptr[schedule.merge_stage_indptr[stage] : schedule.merge_stage_indptr[stage + 1] + 1]
     longest = int((bounds[1:] - bounds[:-1]).max(initial=0))
-    return merge_key(shape, staged=schedule.num_stages > 1, rows=len(bounds) - 1, longest=longest)
+    return merge_key(shape, staged=staged, rows=len(bounds) - 1, longest=longest)
 
 
 @cache

@@ -76,16 +76,28 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
         )
 
 
-def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape) -> None:
-    """Raises InputError unless q has a row per row of the tree and the tensors have the kernel's shape."""
-    if len(q) != tree.num_rows:
+def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape, most_rows: int | None = None) -> None:
+    """Raises InputError unless q has a row per row of the tree (at least so many and at most `most_rows`, where that is
+    given) and the tensors have the kernel's shape.
+    """
+    if most_rows is not None:
+        check_rows(tree, q)
+        if len(q) > most_rows:
+            raise InputError("q", f"{len(q)} rows", f"the kernel serves {most_rows}", "give fewer, or raise max_rows")
+    elif len(q) != tree.num_rows:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give one row per row of the tree")
     if found != shape:
         raise InputError("q, k_cache, v_cache", str(found), f"the kernel serves {shape}", "compile another kernel")
 
 
+def check_rows(tree: Tree, q: torch.Tensor) -> None:
+    """Raises InputError when q has fewer rows than the tree."""
+    if len(q) < tree.num_rows:
+        raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give a row per row of the tree")
+
+
 def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """Raises InputError when a slot of the tree is outside the cache, or when q or the tree's K or V hold NaN.
+    """Raises InputError when a slot of the tree is outside the cache, or when its rows of q or its K or V hold NaN.
 
     Synchronises with the device: meant for debugging, not for the hot path.
     """
@@ -97,7 +109,7 @@ def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: to
             f"the tree refers to slot {tree.kv.last_slot}",
             "give a larger cache or correct kv",
         )
-    if bool(q.isnan().any()):
+    if bool(q[: tree.num_rows].isnan().any()):
         raise InputError("q", "NaN", "is not a number", "look for the layer that made it")
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         flat = cache.flatten(0, -3) if cache.dim() == 4 else cache

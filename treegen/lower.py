@@ -4,6 +4,7 @@ tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import (
     NO_EPILOGUE,
+    Epilogue,
     check_last_items,
     epilogue_lists,
     in_last_stage,
@@ -40,7 +42,21 @@ from treegen.runs import (
 from treegen.targets import Target
 from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
 
-_BIT_MASKS = ("token-bits", "row-bits")
+BIT_MASKS = ("token-bits", "row-bits")
+
+
+class Frame(NamedTuple):
+    """Tile classes that serve any tree, so that the launches are the same for all: so many for every one of `stages`,
+    stage by stage, larger rows first.
+    """
+
+    classes: tuple[TileClass, ...]
+    stages: int
+
+    @property
+    def sizes(self) -> list[TileClass]:
+        """The classes of a stage."""
+        return list(self.classes[: len(self.classes) // self.stages])
 
 
 class _Work(NamedTuple):
@@ -69,21 +85,26 @@ class Counts(NamedTuple):
     mask_runs: Longs
 
 
-def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
+def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | None = None) -> Schedule:
     """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
     An item whose rows have no other item writes final output, any other writes partial slots that are merged. Under
     "final" merge, items of the plan's last stage do not count those before: they merge their partials and write final
-    output. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to
-    merge, or when a row has several items that could merge its partials.
+    output. frame: the classes to take as they are, with the plan's stages as they are numbered, instead of those that
+    the plan calls for. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused
+    has rows to merge, or when a row has several items that could merge its partials.
     """
-    sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
+    sizes = frame.sizes if frame else _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
     heights = np.array([_height(tile, plan, shape) for tile in sizes])
     items, runs = _cut(plan, runs_of_groups(plan, tree), np.tile(heights, (len(plan), 1)))
     item_group, begin, rows, item_class, work = items
 
     # Items that read nothing are dropped; the others are launched stage by stage, class by class, the longest first.
-    stages, stage = np.unique(plan.stage[item_group[work > 0]], return_inverse=True)
+    stage = plan.stage[item_group[work > 0]].astype(np.int64)
+    num_stages = frame.stages if frame else 1
+    if not frame and len(stage):
+        stages, stage = np.unique(stage, return_inverse=True)
+        num_stages = len(stages)
     item_class[work > 0] += stage * len(sizes)
     order = np.lexsort((-work, item_class)) if item_class.any() else np.argsort(-work, kind="stable")
     order = order[work[order] > 0]
@@ -93,9 +114,9 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     by_owner = np.argsort(runs.owner, kind="stable")
     runs = Runs(*(column[by_owner] for column in runs))
     item_group, rows, item_class = item_group[order], rows[order], item_class[order]
-    num_stages = max(len(stages), 1)
     class_indptr = np.searchsorted(item_class, np.arange(num_stages * len(sizes) + 1))
-    classes, tables = _tabulate_classes(runs, plan, sizes * num_stages, class_indptr, rows)
+    given, fixed = (frame.classes, True) if frame else (sizes * num_stages, False)
+    classes, tables = _tabulate_classes(runs, plan, given, class_indptr, rows, fixed=fixed)
 
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[item_group] + begin[order]
@@ -125,7 +146,10 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
         np.flatnonzero(items_of_row == 0),
         num_stages,
     )
-    if len(epilogue.slots):
+    if frame:
+        if any(tile.merging for tile in classes) and not len(epilogue.slots):
+            epilogue = Epilogue(frozen(np.zeros(len(row_table) + 1)), epilogue.slots)
+    elif len(epilogue.slots):
         merging = np.bincount(item_class[item], final & (np.diff(epilogue.indptr)[entry] > 0), len(classes)) > 0
         classes = tuple(replace(tile, merging=bool(own)) for tile, own in zip(classes, merging, strict=True))
     dealt = _deal(plan, classes, rows, runs, shape, target)
@@ -211,7 +235,7 @@ def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> lis
 def _height(tile: TileClass, plan: Plan, shape: Shape) -> int:
     """Whole query rows of an item."""
     height = rows_per_tile(tile.rows, shape.group)
-    return min(height, MOST_BIT_ROWS) if plan.mask in _BIT_MASKS else height
+    return min(height, MOST_BIT_ROWS) if plan.mask in BIT_MASKS else height
 
 
 def _usual_block(plan: Plan) -> int:
@@ -220,11 +244,13 @@ def _usual_block(plan: Plan) -> int:
 
 
 def _tabulate_classes(
-    runs: Runs, plan: Plan, sizes: list[TileClass], class_indptr: Longs, rows: Longs
+    runs: Runs, plan: Plan, sizes: Sequence[TileClass], class_indptr: Longs, rows: Longs, *, fixed: bool
 ) -> tuple[tuple[TileClass, ...], Tables]:
-    """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need."""
+    """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need;
+    fixed: as they are.
+    """
     masked = masked_runs(runs, rows)
-    mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
+    mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     first_run = np.searchsorted(runs.owner, class_indptr)
     classes, tables = [], []
     tiles_before = blocks_before = 0
@@ -233,12 +259,13 @@ def _tabulate_classes(
         own = Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
         items = class_indptr[c + 1] - class_indptr[c]
         if tile.fused:
-            is_masked = bool(masked[chosen].any())
+            is_masked = tile.mask != "none" or bool(masked[chosen].any())
             if is_masked and mask == "bits":
                 own = own._replace(**dict(zip(("lo", "hi"), bit_words(own.lo, own.hi), strict=True)))
-            of_class = np.zeros(items, np.int64)
-            block = int(block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
-            tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
+            if not fixed:
+                of_class = np.zeros(items, np.int64)
+                block = int(block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
+                tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
         made = tabulate(own, items, tile.tokens, tile.block)
         classes.append(tile)
         tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))

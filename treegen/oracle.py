@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -68,3 +69,23 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 TOLERANCE = {"fp16": 2e-3, "bf16": 1.5e-2, "fp32": 1e-5}
 """Largest acceptable error by type of q, for standard-normal inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """A kernel's output measured against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse."""
+
+    out_error: float
+    lse_error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether both errors are within the tolerance of q's type."""
+        return self.out_error <= self.tolerance and self.lse_error <= self.tolerance
+
+    def __str__(self) -> str:
+        verdict = "passed" if self.passed else "FAILED"
+        return (
+            f"{verdict}: out error {self.out_error:.2e}, lse error {self.lse_error:.2e}, tolerance {self.tolerance:.1e}"
+        )

@@ -25,10 +25,14 @@ class TorchProgram:
     """A schedule prepared for execution on one device."""
 
     def __init__(self, schedule: Schedule, shape: Shape, device: torch.device) -> None:
-        self._schedule = schedule
         self._shape = shape
         self._device = device
-        self._unfused = unfused_parts(schedule, shape, device)
+        self.load(schedule)
+
+    def load(self, schedule: Schedule) -> None:
+        """Takes another schedule."""
+        self._schedule = schedule
+        self._unfused = unfused_parts(schedule, self._shape, self._device)
         self._stages = [
             ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
             for classes, merges in schedule.stages

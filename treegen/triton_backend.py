@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
+from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -22,11 +23,12 @@ from treegen.arguments import (
     partial_arguments,
     partial_options,
 )
-from treegen.bound import BoundCall, Call, Launch, unbound
+from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
 from treegen.counts import warn_of_compiles
 from treegen.devices import capability_of, interpreted
 from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of
 from treegen.ir.arena import Capacity
+from treegen.ir.arrays import Ints
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -36,6 +38,8 @@ from treegen.trace import stage
 from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16
+_LAUNCHING = Lock()
+"""Held while Triton compiles or interprets, neither of which is made for several threads. Bound calls need no lock."""
 
 
 def _begin() -> None:
@@ -58,19 +62,31 @@ class TritonProgram:
     """A schedule prepared for execution on one device. Calls share no scratch memory, so streams may overlap.
 
     Kernels launch on `capacity` (default: exactly the schedule); surplus blocks exit at once. Where the device can, a
-    launch that merges begins while the one before it is still running.
+    launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
+    told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
+    good: `load` gives it other schedules.
     """
 
     def __init__(
-        self, schedule: Schedule, shape: Shape, device: torch.device, capacity: Capacity | None = None
+        self,
+        schedule: Schedule,
+        shape: Shape,
+        device: torch.device,
+        capacity: Capacity | None = None,
+        most_rows: int | None = None,
     ) -> None:
         schedule = in_one_loop(schedule) if capacity is None else schedule
         self._schedule = schedule
         self._shape = shape
+        self._merge_keys = [merge_key_of(schedule, shape, s, capacity) for s in range(schedule.num_stages)]
         self._capacity = capacity or schedule.size
+        self._workspace: torch.Tensor | None = None
+        if most_rows is not None:
+            size = Scratch.of(self._capacity.slots, most_rows, shape).size
+            self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
         arena = schedule.pack(self._capacity)
-        host = torch.from_numpy(arena.array.copy())
-        table = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+        self._table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
+        _copy(arena.array, table)
         self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
         self._items = [table[place:] for place in arena.items]
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
@@ -80,6 +96,13 @@ class TritonProgram:
         self._unfused = unfused_parts(schedule, shape, device)
         self._interpreted = interpreted()
         self._dependent = not self._interpreted and depends_on_launches(capability_of(device))
+
+    def load(self, schedule: Schedule) -> None:
+        """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
+        and graphs that were captured from earlier calls, too. Raises PlanError when it exceeds the capacity.
+        """
+        _copy(schedule.pack(self._capacity).array, self._table)
+        self._schedule = schedule
 
     def __call__(
         self,
@@ -95,7 +118,7 @@ class TritonProgram:
         tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
-        with on_device(q.device):
+        with _LAUNCHING, on_device(q.device):
             for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
                 kernel[grid](*arguments, **options)
 
@@ -117,9 +140,9 @@ class TritonProgram:
         if self._interpreted:
             return unbound(self, sm_scale, lse_scale)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        partials, bound = self._partials(q.device), []
-        tensors = Tensors(q, k_cache, v_cache, out, lse, *partials)
-        with on_device(q.device):
+        bound = []
+        tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
+        with _LAUNCHING, on_device(q.device):
             for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
                 constants = (options[name] for name in kernel.arg_names[len(arguments) :])
@@ -127,17 +150,19 @@ class TritonProgram:
                 rest = (_settled(argument) for argument in arguments[len(tensors) - first :])
                 on_grid = compiled[(grid[0], 1, 1)]
                 bound.append(Launch(on_grid, first, (*rest, *constants)))
-        warn_of_compiles(stacklevel=4)
+        warn_of_compiles(stacklevel=6)
         from triton.runtime import driver
 
-        scratch = lse.nbytes, partials[0].nbytes, partials[1].nbytes
-        return BoundCall(tuple(bound), self, q.device, driver.active.get_current_stream, *scratch)
+        scratch = Scratch.of(self._capacity.slots, len(q), self._shape)
+        return BoundCall(tuple(bound), self, q.device, driver.active.get_current_stream, scratch, self._workspace)
 
     def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for part_out and part_lse."""
-        rows = self._capacity.slots * self._shape.num_qo_heads
-        part_out = torch.empty(rows * self._shape.head_dim_v, dtype=torch.float32, device=device)
-        return part_out, part_out.new_empty(rows)
+        out_at, lse_at, _ = Scratch.of(self._capacity.slots, 0, self._shape)
+        memory = self._workspace
+        if memory is None:
+            memory = torch.empty(lse_at, dtype=torch.uint8, device=device)
+        return memory[out_at:lse_at].view(torch.float32), memory[:out_at].view(torch.float32)
 
     def _launches(
         self, tensors: Tensors, sm_scale: float, lse_scale: float
@@ -162,11 +187,31 @@ class TritonProgram:
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
-                merging = merge_key_of(self._schedule, shape, stage_number)
+                merging = self._merge_keys[stage_number]
                 arguments = merge_arguments(shape, tensors, MergeTables(*self._merges[stage_number]), lse_scale)
                 grid = (merges * -(-shape.num_qo_heads // merging.heads),)
                 options = merge_options(merging, dependent=self._dependent)
                 yield _module(emit_merge(merging)).merge, grid, arguments, options
+
+
+def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:
+    """Bytes of device memory that a program takes for tables, partial results and the lse of so many rows."""
+    capacity = capacity or schedule.size
+    return schedule.pack(capacity).array.nbytes + Scratch.of(capacity.slots, rows, shape).size
+
+
+def _copy(array: Ints, table: torch.Tensor) -> None:
+    """Copies an array to the device on the current stream, without waiting for it.
+
+    PyTorch gives the memory of a pinned tensor to another one only when copies from it are done, so that every copy
+    has a buffer of its own, and no more of them exist than copies have been in flight at a time.
+    """
+    if table.device.type != "cuda":
+        table.numpy()[:] = array
+        return
+    staging = torch.empty(len(array), dtype=torch.int32, pin_memory=True)
+    staging.numpy()[:] = array
+    table.copy_(staging, non_blocking=True)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
@@ -200,6 +245,6 @@ def _warn_unaligned(*tensors: torch.Tensor) -> None:
                 f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not aligned to 16 bytes: "
                 "the result is right but slower; align storage offset and strides (said once)",
                 PerformanceWarning,
-                stacklevel=5,
+                stacklevel=7,
             )
             return

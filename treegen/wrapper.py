@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from treegen.compiler import Kernel
 from treegen.compiler import compile as compile_tree
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
+from treegen.kernel import Kernel
 from treegen.strategies import Strategy
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -57,7 +57,7 @@ class TreeAttentionWrapper:
         }
         for name, value in {"use_cuda_graph": use_cuda_graph or None, **buffers}.items():
             if value is not None:
-                reason = "is for plans of a fixed capacity, which are not supported"
+                reason = "is for plans of a fixed capacity, which the wrapper does not make"
                 raise InputError(name, "given", reason, "leave it out, and capture run() anew after every plan()")
         if backend not in ("auto", "fa2"):
             raise InputError("backend", backend, "is another library's", "leave it at auto")

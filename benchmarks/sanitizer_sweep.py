@@ -1,0 +1,63 @@
+"""A small sweep of kernel variants for compute-sanitizer: masks, packed and gathered runs, pages, splits, both merges,
+lists of work, bit masks, one loop and two.
+
+    python benchmarks/sanitizer_sweep.py                                         # compiles, checks, repeats
+    compute-sanitizer --tool memcheck python benchmarks/sanitizer_sweep.py
+    compute-sanitizer --tool racecheck python benchmarks/sanitizer_sweep.py
+
+Runs on the current CUDA device; every output is checked against the float64 oracle, and a second call has to give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+
+import treegen
+from treegen.ir.kv import KVRuns
+from treegen.strategies import cohort
+
+TREES = ("40(5,7*3)", "600(40*6,9(3*5))")
+STRATEGIES = (
+    "query", "cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge", "specinfer",
+    cohort(), cohort(head_rows=16), cohort(split=64), cohort(apart=2), cohort(apart=2, merge="final"),
+    cohort(head_rows=16, split=128, apart=2, merge="final"),
+)  # fmt: skip
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def main() -> None:
+    """Prints one line per format and raises SystemExit when a result is wrong."""
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
+    wrong = 0
+    for dtype, head_dim, page_size in (("fp16", 128, 1), ("bf16", 64, 16)):
+        shape = treegen.Shape(8, 2, head_dim, dtype=dtype, page_size=page_size)
+        worst, launches = 0.0, 0
+        for text in TREES:
+            tree = treegen.Tree.parse(text)
+            counts = -(-tree.tokens.astype(np.int64) // page_size)
+            pages = np.random.default_rng(0).permutation(int(counts.sum()))
+            if page_size > 1:
+                tree = tree.with_kv(KVRuns.from_pages(tree.tokens, np.split(pages, np.cumsum(counts))[:-1], page_size))
+            room = (tree.kv.last_slot + 1,) if page_size == 1 else (len(pages), page_size)
+            q = torch.randn(tree.num_rows, 8, head_dim, device="cuda", dtype=DTYPES[dtype])
+            k, v = torch.randn(2, *room, 2, head_dim, device="cuda", dtype=DTYPES[dtype])
+            for strategy in STRATEGIES:
+                kernel = treegen.compile(tree, strategy=strategy, shape=shape)
+                report = kernel.verify(q, k, v)
+                same = torch.equal(kernel(q, k, v), kernel(q, k, v))
+                worst, launches = max(worst, report.out_error), launches + kernel.schedule.launches
+                if not (report.passed and same):
+                    wrong += 1
+                    print(
+                        f"{dtype} {text} {strategy}: {report}, {'the same' if same else 'other'} bits in a second call"
+                    )
+        print(f"{dtype}, head dim {head_dim}, pages of {page_size}: {launches} launches, worst error {worst:.1e}")
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

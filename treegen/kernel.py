@@ -1,0 +1,348 @@
+"""Kernel: an attention kernel for a tree, and for the trees that come after it."""
+
+from __future__ import annotations
+
+import math
+from threading import RLock
+from typing import Literal, overload
+
+import torch
+
+from treegen import inputs, op, oracle
+from treegen.bound import Call, unbound
+from treegen.bucket import policy_bucket
+from treegen.capacity import Limits, WantedLimits
+from treegen.devices import backend_for, default_device
+from treegen.emit import emit
+from treegen.environment import checks_inputs
+from treegen.estimate import Estimate, account
+from treegen.explain import Entry, Explanation
+from treegen.ir.errors import InputError, TreeError
+from treegen.ir.plan import Plan
+from treegen.ir.schedule import Schedule
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.ir.tree import Tree
+from treegen.search.auto import searched
+from treegen.search.policies import serves_any_tree
+from treegen.served import Program, Served
+from treegen.strategies import Choice, Strategy
+from treegen.targets import Target
+from treegen.torch_backend import TorchProgram
+from treegen.trace import stage
+from treegen.triton_backend import workspace_bytes
+from treegen.tune import tuned
+
+_LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
+_KEPT = "kept from an earlier tree of the same bucket: "
+
+
+class Kernel:
+    """An attention kernel for one tree at a time. Made by `treegen.compile`.
+
+    Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel; a
+    call that runs meanwhile serves either tree, except in a kernel of fixed capacity, which is not to be called then.
+
+    Streams: calls run on the current stream of q's device. Calls on several streams may overlap, for each allocates its
+    scratch memory on its stream. Before `update`, let the work that other streams have in flight finish, or make the
+    current stream wait for it: the old tree's tables are given back, or overwritten. Calls of a kernel of fixed
+    capacity, and replays of graphs captured from them, share one workspace: never run two of them at the same time.
+
+    torch.compile: a call is one operator, `treegen::attention`, without a graph break; the kernel is looked up at run
+    time, so an `update` does not compile anew. Results have no gradients.
+
+    CUDA graphs: call once before capturing (memory is allocated and kernels are compiled then), with q and out of
+    `max_rows` rows, and keep the kernel for as long as its graphs are replayed.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        strategy: Strategy,
+        shape: Shape | None,
+        target: Target,
+        backend: str | None,
+        sm_scale: float | None,
+        autotune: bool = False,
+        wanted: WantedLimits | None = None,
+    ) -> None:
+        self._autotune = autotune
+        self._strategy = strategy
+        self._target = target
+        self._wanted_backend = backend
+        self._backend = backend_for(default_device(), backend)
+        self._sm_scale = sm_scale
+        self._shape = shape or DEFAULT_SHAPE
+        self._shape_is_assumed = shape is None
+        self._wanted = wanted
+        self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
+        self._handle = op.handle_of(self)
+        self._served = self._planned(tree)
+
+    def _planned(self, tree: Tree, kept: Choice | None = None) -> Served:
+        """The tree with its plan."""
+        if self._autotune and not self._shape_is_assumed and tree.num_rows and kept is None:
+            with stage("tune"):
+                tuned(tree, self._shape, self._target)
+        with stage("choose"):
+            choice = kept or self._strategy.choose(tree, self._shape, self._target)
+        if self._wanted is None:
+            return Served.of(tree, choice, self._shape, self._target)
+        if choice.strategy != self._strategy and not serves_any_tree(choice.strategy):
+            choice = searched(tree, self._shape, self._target, for_any_tree=True)
+        return Served.first(tree, self._wanted, choice, self._shape, self._target)
+
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: Literal[False] = False,
+        lse_base: str = "ln",
+    ) -> torch.Tensor: ...
+    @overload
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: Literal[True],
+        lse_base: str = "ln",
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        lse_base: str = "ln",
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of every row over the tokens that it sees.
+
+        q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
+        page_size, num_kv_heads, head_dim]`. Returns out like q (into `out` if given), and with `return_lse` also the
+        float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
+        gives 0 and -inf. Under a fixed capacity q may have more rows than the tree, `max_rows` at most; what they hold
+        in out and lse is left as it is. Raises InputError before any launch.
+        """
+        if torch.compiler.is_compiling():
+            result, sums = op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base)
+        else:
+            result, sums = self.attend(q, k_cache, v_cache, out, return_lse, lse_base)
+        return result if sums is None else (result, sums)
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor | None,
+        return_lse: bool,
+        lse_base: str,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A call outside of compiled code: out, and the lse or None."""
+        served = self._served
+        form = inputs.form_of(q, k_cache, v_cache, out)
+        call = served.calls.get((form, lse_base))
+        if call is None:
+            served, call = self._prepared(form, q, k_cache, v_cache, out, lse_base)
+        elif served.layout is not None:
+            inputs.check_rows(served.tree, q)
+        if checks_inputs():
+            inputs.check_values(served.tree, q, k_cache, v_cache)
+        if out is None:
+            out = self._empty_out(q)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        with stage("launch"):
+            call(q, k_cache, v_cache, out, lse)
+        return out, lse
+
+    def _prepared(
+        self,
+        form: tuple[object, ...] | None,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor | None,
+        lse_base: str,
+    ) -> tuple[Served, Call]:
+        """Checks tensors, and settles what calls with all tensors of their form have in common."""
+        if lse_base not in _LSE_SCALE:
+            raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
+        with self._lock:
+            self._fit(q, k_cache, v_cache)
+            if out is not None:
+                inputs.check_output(out, q, self._shape.head_dim_v)
+            served = self._served
+            call = self._bound(served, q, k_cache, v_cache, self._empty_out(q) if out is None else out, lse_base)
+            if form is not None:
+                served.keep_call(form, lse_base, call)
+        return served, call
+
+    def _bound(
+        self,
+        served: Served,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse_base: str,
+    ) -> Call:
+        if not len(q):
+            return _do_nothing
+        scale = self._shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
+        program = self._program(served, q.device)
+        if isinstance(program, TorchProgram):
+            return unbound(program, scale, _LSE_SCALE[lse_base])
+        with stage("bind"):
+            return program.bind(q, k_cache, v_cache, out, scale, _LSE_SCALE[lse_base])
+
+    def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
+        return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
+
+    def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        found = inputs.shape_of(q, k_cache, v_cache)
+        if self._shape_is_assumed:
+            self._shape_is_assumed = False
+            if found != self._shape or self._autotune:
+                self._shape = found
+                self._served = self._planned(self.tree)
+        limits = self.capacity
+        inputs.check_fits(self.tree, self._shape, q, found, limits and limits.max_rows)
+
+    def _program(self, served: Served, device: torch.device) -> Program:
+        backend = backend_for(device, self._wanted_backend)
+        program = served.programs.get((backend, device))
+        if program is None:
+            with stage(f"prepare {backend}"):
+                program = served.make_program(backend, self._shape, device)
+            served.programs[backend, device] = program
+            self._backend = backend
+        return program
+
+    def update(self, tree: Tree) -> None:
+        """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as
+        well.
+
+        Only a tree that calls for another tile class (masked or not, few or many rows, short or long runs) loads one
+        more. `auto` keeps its choice for trees of the same bucket (`treegen cache why`) and searches for others.
+
+        A kernel of fixed capacity keeps choice and tile classes for all trees. Its tables are overwritten, behind the
+        calls and replays before on the current stream and without waiting for them. Raises InputError, which names the
+        limit to raise, for a tree that exceeds the capacity: the kernel then goes on serving the tree that it has.
+        """
+        if not isinstance(tree, Tree):
+            raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
+        with self._lock:
+            if self._wanted is None:
+                self._served = self._planned(tree, self._choice_for(tree))
+            else:
+                self._served = self._served.successor(tree, self._shape, self._target)
+
+    def _choice_for(self, tree: Tree) -> Choice | None:
+        """The choice made for the tree before, where it holds for `tree` as well; None where it has to be made."""
+        chosen = self.choice.strategy
+        if chosen == self._strategy or not serves_any_tree(chosen) or policy_bucket(tree) != policy_bucket(self.tree):
+            return None
+        return Choice(chosen, f"{_KEPT}{self.choice.reason.removeprefix(_KEPT)}")
+
+    def workspace_size(self) -> int:
+        """Bytes of device memory that the kernel takes beside its inputs and outputs: tables, partial results, and the
+        lse of calls that do not return it. Nothing is allocated for the answer, and no device is needed.
+
+        For good, in a kernel of fixed capacity; else tables until the next update, and the rest during a call. It is
+        that of the shape that is given or assumed, on the triton backend, without the scores of strategies that run
+        unfused.
+        """
+        served, layout = self._served, self._served.layout
+        if layout is None:
+            return workspace_bytes(served.schedule, self._shape, served.tree.num_rows)
+        return workspace_bytes(served.schedule, self._shape, layout.limits.max_rows, layout.room)
+
+    def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+        """Raises InputError when tensors do not fit, a slot is outside the cache, or a value that is read is NaN.
+
+        Synchronises with the device; `TREEGEN_CHECK=1` does this on every call.
+        """
+        with self._lock:
+            self._fit(q, k_cache, v_cache)
+        inputs.check_values(self.tree, q, k_cache, v_cache)
+
+    def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
+        """Runs the kernel on the caller's data and measures it against the float64 oracle."""
+        out, lse = self(q, k_cache, v_cache, return_lse=True)
+        q = q[: self.tree.num_rows]
+        expected_out, expected_lse = oracle.reference(self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale)
+        errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
+        return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])
+
+    @property
+    def tree(self) -> Tree:
+        """The tree that the next call serves."""
+        return self._served.tree
+
+    @property
+    def shape(self) -> Shape:
+        """The attention shape; assumed until the first call when none was given."""
+        return self._shape
+
+    @property
+    def plan(self) -> Plan:
+        """Who reads which KV together."""
+        return self._served.plan
+
+    @property
+    def schedule(self) -> Schedule:
+        """Work items, tiles and merge lists."""
+        return self._served.schedule
+
+    @property
+    def capacity(self) -> Limits | None:
+        """What trees may need at most, of a kernel of fixed capacity; None of any other."""
+        layout = self._served.layout
+        return None if layout is None else layout.limits
+
+    @property
+    def choice(self) -> Choice:
+        """The strategy that made the plan, and why it was taken."""
+        return self._served.choice
+
+    @property
+    def target(self) -> Target:
+        """What the plan is made for."""
+        return self._target
+
+    @property
+    def backend(self) -> str:
+        """What runs the schedule: "triton" or "torch"."""
+        return self._backend
+
+    @property
+    def source(self) -> str:
+        """The emitted Triton modules, for a cache addressed by slot."""
+        layout = self._served.layout
+        emitted = emit(self.schedule, self._shape, capacity=None if layout is None else layout.room)
+        return "\n\n".join(source.text for source in emitted)
+
+    @property
+    def estimate(self) -> Estimate:
+        """What the plan reads, writes and computes."""
+        served = self._served
+        return account(served.plan, served.schedule, served.tree, self._shape, self._target)
+
+    def explain(self) -> str:
+        """The tree, the plan and its account as text."""
+        served, shape, target = self._served, self._shape, self._target
+        strategy, reason = served.choice.strategy, served.choice.reason
+        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, served.tree, shape, target)
+        return str(Explanation(served.tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+
+
+def _do_nothing(*_: object) -> None:
+    """The call for a q without rows."""
