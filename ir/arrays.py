@@ -50,9 +50,10 @@ def int32_array(
             index = next(i for i, value in enumerate(values) if not low <= value <= high)
             raise error(f"{argument}[{index}]", values[index], f"is outside {low}..{high}", "correct the value")
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
-    outside = (array < low) | (array > high)
-    if outside.any():
-        index = int(outside.argmax())
+    # Negative numbers are large ones where they are taken to be unsigned.
+    unsigned = low == 0 and array.dtype == np.int32
+    if array.view(np.uint32).max() > high if unsigned else array.min() < low or array.max() > high:
+        index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
     return frozen(array.astype(np.int32))
 

@@ -63,10 +63,16 @@ class KVRuns:
         """`from_pages` with the page ids of all nodes one after another, unchecked."""
         counts = -(-tokens // page_size)
         ends = offsets(counts)
-        lengths = np.full(len(pages), page_size, np.int64)
-        last = ends[1:][counts > 0] - 1
-        lengths[last] = (tokens - (counts - 1) * page_size)[counts > 0]
-        return cls._compressed(pages.astype(np.int64) * page_size, lengths, ends)
+        head = np.empty(len(pages) + 1, bool)
+        np.not_equal(pages[1:] - pages[:-1], 1, out=head[1:-1])
+        head[ends] = True
+        first = np.flatnonzero(head)
+        indptr = np.searchsorted(first, ends)
+        length = (first[1:] - first[:-1]) * page_size
+        missing = counts * page_size - tokens
+        partial = np.flatnonzero(missing)
+        length[indptr[partial + 1] - 1] -= missing[partial]
+        return cls(frozen(indptr), frozen(pages[head[:-1]] * np.int64(page_size)), frozen(length))
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:

@@ -6,6 +6,7 @@ with the one before it, it branches off, and the rest of its pages are its own.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,10 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 
-_WINDOW = 64
+# A window's entries, beyond which it is no wider than the narrowest.
+_ENTRIES, _NARROWEST = 1 << 17, 8
+# Rows are sorted so often by columns that neighbours show to decide, then by all.
+_ATTEMPTS = 3
 
 
 class TreeParts(NamedTuple):
@@ -36,17 +40,6 @@ class TreeParts(NamedTuple):
     row_node: Ints
     row_sees: Ints
     kv: KVRuns
-
-
-class _Requests(NamedTuple):
-    """Requests in the order of their pages: the caller's numbers, where their pages begin in the caller's list, how
-    many they have, and how many they have in common with the request before.
-    """
-
-    number: Longs
-    begin: Longs
-    pages: Longs
-    shared: Longs
 
 
 def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> TreeParts:
@@ -61,7 +54,7 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
         )
     )
     _check_table(indptr, indices, last)
-    return _tree_parts(indptr.astype(np.int64), indices.astype(np.int64), last.astype(np.int64), page_size)
+    return _tree_parts(indptr, indices, last, page_size)
 
 
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> TreeParts:
@@ -84,7 +77,7 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     used = table[np.arange(table.shape[1]) < counts[:, None]]
     last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
     indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1)
-    return _tree_parts(offsets(counts), indices.astype(np.int64), last, page_size)
+    return _tree_parts(offsets(counts), indices, last, page_size)
 
 
 def _on_host(argument: str, values: Any) -> Any:
@@ -100,96 +93,188 @@ def _check_table(indptr: Ints, indices: Ints, last: Ints) -> None:
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
-    counts = np.diff(indptr)
-    if (counts < 0).any():
+    counts = indptr[1:] - indptr[:-1]
+    if counts.min(initial=0) < 0:
         request = int((counts < 0).argmax())
         raise TreeError(f"kv_indptr[{request + 1}]", int(indptr[request + 1]), "falls", "give ascending offsets")
     if len(last) != len(counts):
         reason = f"does not match {len(counts)} requests"
         raise TreeError("kv_last_page_len", f"{len(last)} entries", reason, "give one per request")
-    wrong = np.flatnonzero((counts > 0) & (last == 0))
-    if len(wrong):
+    if not last.all() and len(wrong := np.flatnonzero((counts > 0) & (last == 0))):
         raise TreeError(f"kv_last_page_len[{wrong[0]}]", 0, "leaves a request's last page empty", "drop that page")
 
 
-def _tree_parts(indptr: Longs, indices: Longs, last: Longs, page_size: int) -> TreeParts:
-    requests = _sorted(indptr, indices)
-    number, begin, pages, shared = requests
-    owner = _owners(shared)
+def _tree_parts(indptr: Ints | Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
+    begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
+    if pages.all() and len(pages):
+        return _tree_of_filled(begin, pages, indices, last, page_size)
+    filled = np.flatnonzero(pages)
+    root, row_node, row_sees = np.zeros(1, np.int64), np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
+    if not len(filled):
+        return TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
+    parts = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
+    row_node[:] = len(parts.parent)
+    row_node[filled], row_sees[filled] = parts.row_node, parts.row_sees
+    return TreeParts(
+        frozen(np.append(parts.parent, -1)),
+        frozen(np.append(parts.tokens, 0)),
+        frozen(row_node),
+        frozen(row_sees),
+        KVRuns(frozen(np.append(parts.kv.indptr, parts.kv.indptr[-1])), parts.kv.start, parts.kv.length),
+    )
+
+
+def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
+    """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
+    number, shared = _sorted(begin, pages, indices)
+    begin, pages = begin[number], pages[number]
+    distinct = pages > shared
+    alike = not distinct.all()
+    if alike:
+        begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
 
     # A node is a piece of what a request does not share with the one before, cut where later requests branch off. Its
-    # key says where it ends: after how many pages of which request.
-    scale = int(pages.max(initial=0)) + 1
-    branching = (shared > 0) & (shared < pages[owner])
-    own = np.flatnonzero(pages > shared)
-    keys = np.unique(np.concatenate([own * scale + pages[own], owner[branching] * scale + shared[branching]]))
-    of_request, end = keys // scale, keys % scale
-    first = np.append(True, of_request[1:] != of_request[:-1])[: len(keys)]
-    start = np.where(first, shared[of_request], np.append(0, end[:-1])[: len(keys)])
-    above = np.searchsorted(keys, owner[of_request] * scale + shared[of_request])
-    parent = np.where(first, np.where(start > 0, above, -1), np.arange(len(keys)) - 1)
+    # key says where it ends: after how many pages of which request. By these keys nodes are in depth-first order.
+    bits = int(pages.max()).bit_length()
+    ends = np.arange(0, len(pages) << bits, 1 << bits) + pages
+    branches = (_owners(shared) << bits) + shared
+    keys = np.concatenate([ends, branches])
+    keys.sort()
+    keys = keys[1:][keys[1:] != keys[:-1]]  # without 0, where roots begin
+    last_node, above = np.searchsorted(keys, ends), np.searchsorted(keys, branches, side="right") - 1
+    first_node = np.zeros(len(pages), np.int64)
+    np.add(last_node[:-1], 1, out=first_node[1:])
+    parent, end, start = np.arange(-1, len(keys) - 1), keys & ((1 << bits) - 1), np.empty(len(keys), np.int64)
+    start[1:] = end[:-1]
+    parent[first_node], start[first_node] = above, shared
+    inner = np.zeros(len(keys), bool)
+    np.equal(parent[1:], np.arange(len(keys) - 1), out=inner[:-1])
+    paged = indices[ragged_ranges(begin + shared, pages - shared)]
 
-    # A request ends where its own last piece does, or, with nothing of its own, where it branches off. One without any
-    # page is a row of an empty root.
-    ending = np.where(pages > shared, np.arange(len(number)), owner)
-    empty = pages == 0
-    node = np.where(empty, len(keys), np.searchsorted(keys, ending * scale + pages))
-    sees = np.where(empty, 0, (pages - np.append(start, 0)[node] - 1) * page_size + last[number])
-    tokens = (end - start) * page_size
-    leaf = np.ones(len(keys), bool)
-    leaf[parent[parent >= 0]] = False
-    longest = np.zeros(len(keys) + 1, np.int64)
-    np.maximum.at(longest, node, sees)
-    tokens[leaf] = longest[:-1][leaf]
-
-    kv = KVRuns.of_pages(tokens, indices[ragged_ranges(begin[of_request] + start, end - start)], page_size)
-    if empty.any() or not len(keys):
-        parent, tokens = np.append(parent, -1), np.append(tokens, 0)
-        kv = KVRuns(frozen(np.append(kv.indptr, kv.indptr[-1])), kv.start, kv.length)
-    row_node, row_sees = np.empty((2, len(number)), np.int64)
-    row_node[number], row_sees[number] = node, sees
-    if int(tokens.sum()) > INT32_MAX:
+    if alike:  # requests of the same pages as the one before, which end where it does
+        request = np.cumsum(distinct) - 1
+        pages, last_node = pages[request], last_node[request]
+    sees = (pages - start[last_node] - 1) * page_size + last[number]
+    tokens = (end - start) * page_size * inner
+    np.maximum.at(tokens, last_node, sees)  # leaves are as long as the longest of their rows; inner nodes are full
+    if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
+    row_node, row_sees = np.empty((2, len(number)), np.int32)
+    row_node[number], row_sees[number] = last_node, sees
+    kv = KVRuns.of_pages(tokens, paged, page_size)
     return TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
 
 
-def _sorted(indptr: Longs, indices: Longs) -> _Requests:
-    """Requests in the order of their pages: a request before those that go on where it ends.
+def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
+    """Requests in the order of their pages, one before those that go on where it ends; and how many pages each has in
+    common with the one before it in this order.
 
     Pages are compared in windows; only requests that agree with a neighbour in all of a window go on to the next.
     """
-    pages = np.diff(indptr)
     number, shared = np.arange(len(pages)), np.zeros(len(pages), np.int64)
-    place, group, depth = np.arange(len(pages)), np.zeros(len(pages), np.int64), 0
-    while len(place):
-        begin, left = indptr[number[place]] + depth, pages[number[place]] - depth
-        columns = np.arange(min(_WINDOW, int(left.max())))
-        window = np.zeros((len(place), 2 + len(columns)), ">u4")  # big-endian numbers compare as their bytes do
-        window[:, 0] = group
-        inside = columns < left[:, None]
-        window[:, 1:-1][inside] = indices[(begin[:, None] + columns)[inside]] + 1
-        window[:, -1] = left > len(columns)
-        order = np.argsort(window.view(f"V{window.itemsize * window.shape[1]}")[:, 0], kind="stable")
-        window, left, number[place] = window[order], left[order], number[place[order]]
-        # What neighbours have in common: as much as they agree in, and no more than both have.
-        equal = window[1:] == window[:-1]
-        agreeing = np.where(equal.all(1), len(columns), equal.argmin(1) - 1)
-        related = equal[:, 0]
-        common = np.minimum(agreeing, np.minimum(left[1:], left[:-1]))
-        shared[place[1:][related]] = depth + common[related]
-        depth += len(columns)
-        undecided = equal.all(1) & (left[1:] > len(columns))
+    place, group, left, depth = number, np.zeros(0, np.int32), pages, 0
+    bits = (max(int(indices.max()), len(pages)) + 1).bit_length()
+    while longest := int(left.max(initial=0)):
+        width = min(longest, 2 * int(left.sum()) // len(left) + 1, max(_NARROWEST, _ENTRIES // len(left)))
+        # Neighbours have as much in common as they agree in, and no more than the second of them has left.
+        if depth:
+            table = _window(begin[number[place]] + depth, left, indices, width)
+            order, agreeing = _ordered(np.column_stack([group, table]), bits)
+            agreeing -= 1
+            number[place], left = number[place[order]], left[order]
+            related = np.flatnonzero(agreeing >= 0)
+            shared[place[1:][related]] = depth + np.minimum(agreeing, left[1:])[related]
+        else:
+            table = _padded(left, indices, width) if width == longest else _window(begin, left, indices, width)
+            number, agreeing = _ordered(table, bits)
+            left = left[number]
+            np.minimum(agreeing, left[1:], out=shared[1:])
+        if width == longest:
+            break
+        depth += width
+        undecided = (agreeing == width) & (left[1:] >= width)
         goes_on = np.append(undecided, False) | np.append(False, undecided)
-        group = np.cumsum(~np.append(False, undecided))[goes_on]
-        place = place[goes_on]
-    return _Requests(number, indptr[:-1][number], pages[number], shared)
+        group = np.cumsum(~np.append(False, undecided), dtype=np.int32)[goes_on]
+        place, left = place[goes_on], left[goes_on] - width
+    return number, shared
+
+
+def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
+    """All pages of requests [requests, width], -1 behind a request's last."""
+    if len(pages) * width == len(indices):
+        return indices.reshape(-1, width)
+    table = np.full((len(pages), width), -1, np.int32)
+    table[np.arange(width) < pages[:, None]] = indices
+    return table
+
+
+def _window(begin: Longs, left: Longs, indices: Ints, width: int) -> Ints:
+    """Pages of requests from `begin` on [requests, width]; -1 where none is `left`."""
+    columns = np.arange(width)
+    table = indices.take(begin[:, None] + columns, mode="clip")
+    table[columns >= left[:, None]] = -1
+    return table
+
+
+def _ordered(table: Ints, bits: int) -> tuple[Longs, Longs]:
+    """The stable lexical order of a table's rows of numbers from -1 up to 2^bits - 2; and in how many columns every row
+    but the first of that order begins like the one before.
+
+    Most columns follow from those before them: rows are sorted by the few in which neighbours first differ. Neighbours
+    of the new order show whether that was enough, and if not, by which columns to sort too.
+    """
+    rows, width = table.shape
+    order, ordered = np.arange(rows), table
+    begin, deciding = np.arange(0, (rows - 1) * width, width), np.zeros(width, bool)
+    for attempt in count():
+        first = (ordered[1:] != ordered[:-1]).argmax(axis=1)
+        at = begin + first
+        flat = ordered.reshape(-1)
+        before, after = flat[at], flat[at + width]
+        if (before <= after).all():
+            break
+        deciding[first] = True
+        deciding |= attempt == _ATTEMPTS
+        order = _order(table.T.take(np.flatnonzero(deciding), axis=0), bits)
+        ordered = table.take(order, axis=0)
+    first[before == after] = width
+    return order, first
+
+
+def _order(columns: Ints, bits: int) -> Longs:
+    """The stable order by the first of the columns [columns, rows], where equal by the next, and so on.
+
+    A radix sort, of the last columns first: as many as fit, and the row behind them, are a 64-bit key, since sorting
+    values is several times faster than sorting indices by them.
+    """
+    order = index = np.arange(columns.shape[1])
+    index_bits = len(index).bit_length()
+    digits = (63 - index_bits) // bits
+    columns = np.add(columns, 1, dtype=np.int64)
+    for stop in range(len(columns), 0, -digits):
+        start = max(stop - digits, 0)
+        key = columns[start]
+        for column in columns[start + 1 : stop]:
+            key = (key << bits) | column
+        key = (key << index_bits if order is index else key[order] << index_bits) | index
+        key.sort()
+        order = order[key & ((1 << index_bits) - 1)]
+    return order
 
 
 def _owners(shared: Longs) -> Longs:
     """For every request the one whose own pages hold the last page that it shares: the nearest before it that shares
-    less with its own predecessor; 0 for those that share nothing. By pointer doubling.
+    less with its own predecessor; 0 for those that share nothing. By pointer doubling, from what is before neighbours
+    that share as much.
     """
-    owner = np.maximum(np.arange(len(shared)) - 1, 0)
-    while (further := (shared[owner] >= shared) & (shared > 0)).any():
-        owner = np.where(further, owner[owner], owner)
+    owner = np.zeros(len(shared), np.int64)
+    changes = np.flatnonzero(shared[1:] != shared[:-1])
+    owner[changes + 1] = changes
+    np.maximum.accumulate(owner, out=owner)
+    owner[shared == 0] = 0
+    least = np.maximum(shared, 1)
+    far = np.flatnonzero(shared[owner] >= least)
+    while len(far):
+        owner[far] = owner[owner[far]]
+        far = far[shared[owner[far]] >= least[far]]
     return owner

@@ -7,10 +7,12 @@ nodes costs 14 rounds and no recursion.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen
+from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import TreeError
 
 
@@ -61,27 +63,37 @@ class Topology:
         return frozen(np.argsort(self.preorder))
 
 
-def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topology:
-    """The topology of a forest; raises TreeError when the parents contain a cycle."""
+def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_preorder: bool = False) -> Topology:
+    """The topology of a forest; raises TreeError when the parents contain a cycle. `in_preorder` says that nodes are
+    numbered in depth-first order.
+    """
     nodes = len(parent)
     ancestors = _doubled_parents(parent)
-    above = np.maximum(parent, 0)
-    has_parent = parent >= 0
-    depth = _path_sum(ancestors, has_parent.astype(np.int64))
-    inherited = np.where(has_parent, tokens[above], 0).astype(np.int64)
-    prefix = _path_sum(ancestors, inherited)
-    subtree = np.ones(nodes, np.int64)
+    depth = _path_sum(ancestors, np.ones(nodes, np.int64)) - 1
+    prefix = _path_sum(ancestors, tokens) - tokens
+    subtree = np.ones(nodes + 1, np.int64)
     for ancestor in ancestors:
-        reached = ancestor >= 0
-        subtree = subtree + np.bincount(ancestor[reached], subtree[reached], nodes).astype(np.int64)
-    preorder = _path_sum(ancestors, has_parent + _earlier_siblings(parent, subtree))
+        subtree[0] = 0
+        subtree = subtree + np.bincount(ancestor, subtree, nodes + 1).astype(np.int64)
+    subtree = subtree[1:]
+    if in_preorder:
+        preorder, row_place = np.arange(nodes), row_node.astype(np.int64)
+    else:
+        preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
+        row_place = preorder[row_node]
 
-    row_order = np.lexsort((row_sees, preorder[row_node]))
-    ranked_position = preorder[row_node][row_order]
-    rank_lo = np.searchsorted(ranked_position, preorder)
-    rank_own = np.searchsorted(ranked_position, preorder, side="right")
-    rank_hi = np.searchsorted(ranked_position, preorder + subtree)
-    spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
+    rows_at = np.bincount(row_place, minlength=nodes)
+    ranks = offsets(rows_at)
+    if rows_at.max() > 1:
+        row_order = np.lexsort((row_sees, row_place))
+    else:
+        row_order = np.empty(len(row_node), np.int64)
+        row_order[ranks[row_place]] = np.arange(len(row_node))
+    rank_lo, rank_own, rank_hi = ranks[preorder], ranks[preorder + 1], ranks[preorder + subtree]
+    if (row_sees == tokens[row_node]).all():
+        spans = _whole_spans(tokens, preorder, rank_lo, rank_hi)
+    else:
+        spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
     return Topology(
         depth=frozen(depth),
         preorder=frozen(preorder),
@@ -99,29 +111,33 @@ def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
     """The same topology with nodes of other lengths, where every span is the whole of its node before and after."""
     spans = topology.spans
     whole = Spans(spans.node, spans.start, frozen(tokens[spans.node]), spans.lo, spans.hi)
-    inherited = np.where(parent >= 0, tokens[np.maximum(parent, 0)], 0).astype(np.int64)
-    return replace(topology, prefix=_path_sum(_doubled_parents(parent), inherited), spans=whole)
+    prefix = _path_sum(_doubled_parents(parent), tokens) - tokens
+    return replace(topology, prefix=prefix, spans=whole)
 
 
 def _doubled_parents(parent: Ints) -> list[Longs]:
-    """The 1st, 2nd, 4th, 8th, ... ancestor of every node (-1 beyond a root), until no node has one."""
+    """The 1st, 2nd, 4th, 8th, ... ancestor of every node, until no node has one. Nodes count from 1 here; 0 is what is
+    beyond a root, and its own ancestor.
+    """
     rounds: list[Longs] = []
-    ancestor = parent.astype(np.int64)
-    while (ancestor >= 0).any():
+    ancestor = np.zeros(len(parent) + 1, np.int64)
+    np.add(parent, 1, out=ancestor[1:])
+    while ancestor.any():
         if 1 << len(rounds) > len(parent):
-            node = int((ancestor >= 0).argmax())
+            node = int((ancestor > 0).argmax()) - 1
             raise TreeError(f"parents[{node}]", int(parent[node]), "leads into a cycle", "let every node reach a root")
         rounds.append(ancestor)
-        ancestor = np.where(ancestor >= 0, ancestor[np.maximum(ancestor, 0)], -1)
+        ancestor = ancestor[ancestor]
     return rounds
 
 
-def _path_sum(ancestors: list[Longs], values: Longs) -> Longs:
+def _path_sum(ancestors: list[Longs], values: npt.NDArray[Any]) -> Longs:
     """For every node the sum of `values` over the node and all nodes above it."""
-    total = values
+    total = np.zeros(len(values) + 1, np.int64)
+    total[1:] = values
     for ancestor in ancestors:
-        total = total + np.where(ancestor >= 0, total[np.maximum(ancestor, 0)], 0)
-    return total
+        total = total + total[ancestor]
+    return total[1:]
 
 
 def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
@@ -132,6 +148,17 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     result = np.empty(len(parent), np.int64)
     result[order] = before - before[family]
     return result
+
+
+def _whole_spans(tokens: Ints, preorder: Longs, rank_lo: Longs, rank_hi: Longs) -> Spans:
+    """The spans of nodes that no row ends inside of: all that have tokens and rows."""
+    node = np.empty_like(preorder)
+    node[preorder] = np.arange(len(preorder))
+    seen = (rank_hi > rank_lo) & (tokens > 0)
+    if not seen.all():
+        node = node[seen[node]]
+    start = np.zeros(len(node), np.int32)
+    return Spans(frozen(node), frozen(start), frozen(tokens[node]), frozen(rank_lo[node]), frozen(rank_hi[node]))
 
 
 def _spans(

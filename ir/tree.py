@@ -125,7 +125,7 @@ class Tree:
 
     @classmethod
     def _of_parts(cls, parts: page_tables.TreeParts) -> Tree:
-        topology = derive(parts.parent, parts.tokens, parts.row_node, parts.row_sees)
+        topology = derive(parts.parent, parts.tokens, parts.row_node, parts.row_sees, in_preorder=True)
         return cls(*parts, topology)
 
     @classmethod

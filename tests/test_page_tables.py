@@ -58,15 +58,51 @@ def test_any_requests(seed: int, count: int, page_size: int, longest: int, shari
     assert np.array_equal(tree.kv.start, other.kv.start)
 
 
-def test_windows_of_any_width_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = requests(3, 60, 16, 30, 0.9, 5)
+@examples(60)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    width=st.sampled_from((1, 2, 7)),
+    longest=st.sampled_from((3, 30)),
+    pool=st.sampled_from((2, 5, 2**26)),
+)
+def test_windows_of_any_width_find_the_same(seed: int, width: int, longest: int, pool: int) -> None:
+    made = requests(seed, 60, 16, longest, 0.9, pool)
     expected = Tree.from_page_table(*csr(made, 16), 16)
-    for width in (1, 2, 7):
-        monkeypatch.setattr(page_tables, "_WINDOW", width)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(page_tables, "_ENTRIES", 1)
+        patched.setattr(page_tables, "_NARROWEST", width)
         found = Tree.from_page_table(*csr(made, 16), 16)
-        assert np.array_equal(found.parent, expected.parent)
-        assert np.array_equal(found.row_node, expected.row_node)
-        check(found, made, 16)
+    assert np.array_equal(found.parent, expected.parent)
+    assert np.array_equal(found.row_node, expected.row_node)
+    check(found, made, 16)
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**32 - 1), bits=st.integers(2, 31), rows=st.sampled_from((1, 2, 50)))
+def test_rows_are_ordered_as_tuples(seed: int, bits: int, rows: int) -> None:
+    """Few different numbers decide late, in many columns; large ones do not fit into one key."""
+    source = np.random.default_rng(seed)
+    table = source.choice([-1, 0, 2**bits - 2], (rows, 30), p=[0.05, 0.9, 0.05]).astype(np.int32)
+    table[source.integers(rows, size=rows // 3)] = table[0]
+    order, agreeing = page_tables._ordered(table, bits)
+    lists = table.tolist()
+    assert order.tolist() == sorted(range(rows), key=lambda row: lists[row])
+    for common, one, other in zip(agreeing, order[:-1], order[1:], strict=True):
+        assert lists[one][:common] == lists[other][:common]
+        assert common == 30 or lists[one][common] != lists[other][common]
+
+
+@examples(60)
+@given(seed=st.integers(0, 2**32 - 1), sharing=st.sampled_from((0.9, 0.5, 1.0)))
+def test_the_topology_is_that_of_any_tree_of_these_nodes(seed: int, sharing: float) -> None:
+    made = requests(seed, 40, 16, 4, sharing, 5)
+    tree = Tree.from_page_table(*csr(made, 16), 16)
+    rows = list(zip(tree.row_node.tolist(), tree.row_sees.tolist(), strict=True))
+    other = Tree.from_parents(tree.parent, tree.tokens, rows)
+    for name in ("depth", "preorder", "subtree", "prefix", "row_of_rank", "rank_lo", "rank_own", "rank_hi"):
+        assert np.array_equal(getattr(tree.topology, name), getattr(other.topology, name))
+    for name in ("node", "start", "stop", "lo", "hi"):
+        assert np.array_equal(getattr(tree.topology.spans, name), getattr(other.topology.spans, name))
 
 
 def test_what_is_shared() -> None:
