@@ -94,8 +94,8 @@ class TritonProgram:
         self._work = table[arena.work_indptr :], table[arena.work :]
         self._epilogue = table[arena.epilogue_indptr :], table[arena.epilogue_slots :]
         self._unfused = unfused_parts(schedule, shape, device)
-        self._interpreted = interpreted()
-        self._dependent = not self._interpreted and depends_on_launches(capability_of(device))
+        on_gpu = device.type == "cuda" and not interpreted()
+        self._dependent = on_gpu and depends_on_launches(capability_of(device))
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
@@ -137,13 +137,13 @@ class TritonProgram:
         if self._unfused:
             return unbound(self, sm_scale, lse_scale)
         _warn_unaligned(q, k_cache, v_cache, out)
-        if self._interpreted:
-            return unbound(self, sm_scale, lse_scale)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         bound = []
         tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
         with _LAUNCHING, on_device(q.device):
             for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
+                if _is_interpreted(kernel):
+                    return unbound(self, sm_scale, lse_scale)
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
                 constants = (options[name] for name in kernel.arg_names[len(arguments) :])
                 first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
@@ -183,7 +183,7 @@ class TritonProgram:
                 tables = Tables(self._items[c], *self._tables, self._work, self._epilogue)
                 early = not tile.merging and c < last_merging
                 arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale, early=early)
-                options = partial_options(key, interpreted=self._interpreted, dependent=self._dependent)
+                options = partial_options(key, interpreted=_is_interpreted(kernel), dependent=self._dependent)
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
@@ -227,6 +227,10 @@ def _settled(argument: object) -> object:
 def _module(source: Source) -> ModuleType:
     with stage(f"load {source.kernel} {source.digest}"):
         return load_module(source)
+
+
+def _is_interpreted(kernel: object) -> bool:
+    return type(kernel).__name__ == "InterpretedFunction"
 
 
 _warned_unaligned = False
