@@ -26,8 +26,9 @@ class Shape:
     """Heads, head dims, element types and the KV cache's page size and layout.
 
     dtype (of q and out) and kv_dtype: "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache
-    `[slots, num_kv_heads, head_dim]`; otherwise `[pages, page_size, num_kv_heads, head_dim]` ("NHD"). Raises
-    ShapeError.
+    `[slots, num_kv_heads, head_dim]`; otherwise `[pages, page_size, num_kv_heads, head_dim]` ("NHD"). partial_dtype:
+    what partial results wait in until they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each
+    partial once more. Raises ShapeError.
     """
 
     num_qo_heads: int
@@ -38,12 +39,14 @@ class Shape:
     kv_dtype: str = ""  # "": dtype
     page_size: int = 1
     kv_layout: str = "NHD"
+    partial_dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "head_dim_v", self.head_dim_v or self.head_dim)
         set_field(self, "dtype", dtype_name("dtype", self.dtype))
         set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype or self.dtype))
+        set_field(self, "partial_dtype", dtype_name("partial_dtype", self.partial_dtype))
         for name in ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -58,6 +61,9 @@ class Shape:
             raise ShapeError("head_dim_v", self.head_dim_v, "differs from head_dim", "use equal head dims")
         if self.kv_dtype != self.dtype:
             raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", "use one type")
+        if self.partial_dtype not in ("fp32", self.dtype):
+            reason = f"is neither fp32 nor dtype = {self.dtype}"
+            raise ShapeError("partial_dtype", self.partial_dtype, reason, "use one of these")
         if self.page_size > MAX_PAGE_SIZE:
             raise ShapeError("page_size", self.page_size, f"exceeds {MAX_PAGE_SIZE}", "use smaller pages")
         if self.kv_layout != "NHD":
@@ -77,6 +83,11 @@ class Shape:
     def kv_token_bytes(self) -> int:
         """Bytes of one token's keys and values over all KV heads."""
         return self.num_kv_heads * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of one partial result of a row, over all query heads: its out, and its lse in float32."""
+        return self.num_qo_heads * (self.head_dim_v * DTYPE_BYTES[self.partial_dtype] + DTYPE_BYTES["fp32"])
 
     def __str__(self) -> str:
         return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}, {self.dtype}"

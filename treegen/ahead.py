@@ -132,7 +132,7 @@ def _tensors(shape: Shape) -> Tensors:
         _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim_v)),
         _Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
         _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
-        _Contiguous(_DTYPES["fp32"], (_ANY,)),
+        _Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),
         _Contiguous(_DTYPES["fp32"], (_ANY,)),
     )
 

@@ -41,7 +41,7 @@ class Scratch(NamedTuple):
         """Room for so many slots of partial results, and for the lse of so many rows."""
         of_lse = _FP32_BYTES * shape.num_qo_heads
         out_at = _aligned(slots * of_lse)
-        lse_at = out_at + _aligned(slots * of_lse * shape.head_dim_v)
+        lse_at = out_at + _aligned(slots * (shape.partial_bytes - of_lse))
         return cls(out_at, lse_at, lse_at + rows * of_lse)
 
 

@@ -39,7 +39,6 @@ from treegen.workloads import Segment, Workload
 DEFAULT_LAYERS = 32
 DEFAULT_STRIDE = 64
 _SCORE_TRIPS = 8  # QK^T, its scaling, the sum with the mask, and softmax, each written and read
-_FP32_BYTES = 4
 _WORD_BYTES = 8
 
 
@@ -51,7 +50,7 @@ class StrategyIO:
     kv_hbm_bytes: int  # every group's read range once
     score_bytes: int  # materialised scores, written and read
     mask_bytes: int  # masks, read
-    partial_bytes: int  # partial out and lse in float32, written once and read once
+    partial_bytes: int  # partial out and lse, written once and read once
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +214,9 @@ def _told(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, targ
         "word per token": tokens * _WORD_BYTES,
     }[traffic.mask]
     scores = score_elements(rows, tokens) * traffic.scores
-    heads = shape.num_qo_heads
-    partials = 2 * planned[2] * heads * (shape.head_dim_v + 1) * _FP32_BYTES
-    return np.stack([kv * shape.kv_token_bytes, scores * heads * shape.dtype_bytes, mask, partials]).astype(np.float64)
+    partials = 2 * planned[2] * shape.partial_bytes
+    score_bytes = scores * shape.num_qo_heads * shape.dtype_bytes
+    return np.stack([kv * shape.kv_token_bytes, score_bytes, mask, partials]).astype(np.float64)
 
 
 def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Longs:

@@ -32,7 +32,7 @@ class Estimate:
     kv_l2_bytes: int  # bytes; loaded by work items beyond kv_unique_bytes: re-reads by row tiles and by other groups
     q_bytes: int  # bytes; queries loaded by work items
     out_bytes: int  # bytes; out and lse of every row, written
-    partial_bytes: int  # bytes; partial out and lse in float32, written and read
+    partial_bytes: int  # bytes; partial out and lse, written and read
     score_bytes: int  # bytes; scores of unfused attention, written and read four times (DeFT, table 4)
     mask_bytes: int  # bytes; who sees what, in the form that the plan stores it (see `mask_bytes`)
     useful_flops: int  # floating-point operations on visible (row, head, token) triples
@@ -69,8 +69,8 @@ def assess(
     """The account, and what its time is made of."""
     items, merges = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
-    partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
-    partials_written = schedule.num_slots + int((schedule.merge_rows < 0).sum())
+    partials = schedule.num_slots + int((schedule.merge_rows < 0).sum())
+    partials += len(schedule.merge_slots) + len(schedule.epilogue_slots)
     blocks, loads = int(items.turns.sum()), int(items.kv_loads.sum())
     masks, scores = mask_bytes(plan, shape, int(items.mask_runs.sum())), score_bytes(plan, shape)
     q_bytes, flops = int(items.q_bytes.sum()), int(((items.full + items.packed) * items.tile_flops).sum())
@@ -89,7 +89,7 @@ def assess(
         kv_l2_bytes=(loads - unique) * shape.kv_token_bytes,
         q_bytes=q_bytes,
         out_bytes=tree.num_rows * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES),
-        partial_bytes=(partials_written + len(schedule.merge_slots) + len(schedule.epilogue_slots)) * partial_row,
+        partial_bytes=partials * shape.partial_bytes,
         score_bytes=scores,
         mask_bytes=masks,
         useful_flops=tree.path_tokens * heads * 2 * (shape.head_dim + shape.head_dim_v),

@@ -8,6 +8,9 @@ from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+"""PyTorch's types by their names in Shape."""
+
 
 def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Shape:
     """The attention shape that three tensors have. Raises InputError when they do not fit one another, else

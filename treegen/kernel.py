@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from threading import RLock
 from typing import Literal, overload
 
@@ -207,7 +208,7 @@ class Kernel:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
 
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        found = inputs.shape_of(q, k_cache, v_cache)
+        found = replace(inputs.shape_of(q, k_cache, v_cache), partial_dtype=self._shape.partial_dtype)
         if self._shape_is_assumed:
             self._shape_is_assumed = False
             if found != self._shape or self._autotune:

@@ -13,6 +13,7 @@ import torch
 from treegen import oracle
 from treegen.counts import expected_compiles
 from treegen.devices import default_device
+from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
@@ -29,7 +30,6 @@ Timer: TypeAlias = Callable[[Callable[[], object], int], float]
 
 CHECKED_ROWS = 64
 """Rows compared with the oracle, at most: it takes rows one by one, in float64."""
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class Case:
 
         Raises InputError when they would take more than half of the device's free memory.
         """
-        dtype, pages = _DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
+        dtype, pages = TORCH_DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
         of_row, of_token = (shape.num_qo_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
         of_cache = (pages, *of_token) if shape.page_size == 1 else (pages, shape.page_size, *of_token)
         _check_memory(2 * math.prod(of_cache) + 2 * tree.num_rows * math.prod(of_row), shape, device)

@@ -69,9 +69,9 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
         lanes = shape.num_kv_heads * head_tiles
         longest = _longest_block(schedule, tile, full, packed, lanes)
         read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
-        heads, row_bytes = shape.num_qo_heads, shape.head_dim_v + 1
+        heads = shape.num_qo_heads
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
-        partial = int(rows[slot0 >= 0].sum()) * heads * row_bytes * FP32_BYTES
+        partial = int(rows[slot0 >= 0].sum()) * shape.partial_bytes
         final = int(rows[slot0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
         table.append(
@@ -88,7 +88,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 int(loads.sum()) * head_tiles,
                 int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
                 q_bytes,
-                read + q_bytes + partial + final + joined * heads * row_bytes * FP32_BYTES,
+                read + q_bytes + partial + final + joined * shape.partial_bytes,
             )
         )
     columns = np.array(table, np.int64).reshape(-1, 16).T
@@ -125,7 +125,7 @@ def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
 def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
     """The launches of merges of a schedule."""
     heads = shape.num_qo_heads
-    partial = heads * (shape.head_dim_v + 1) * FP32_BYTES
+    partial = shape.partial_bytes
     final = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
     table = []
     for _, merges in schedule.stages:

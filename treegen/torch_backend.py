@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
@@ -77,7 +78,8 @@ class TorchProgram:
         shape = self._shape
         keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
         slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
-        part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=torch.float32, device=q.device)
+        dtype = TORCH_DTYPES[shape.partial_dtype]
+        part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=dtype, device=q.device)
         part_lse = torch.full((slots, heads), -math.inf, dtype=torch.float32, device=q.device)
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
@@ -88,19 +90,19 @@ class TorchProgram:
                 result, log_sum = result[batch["live"]], log_sum[batch["live"]]
                 earlier = batch["earlier"][batch["live"]]
                 if earlier.shape[1]:
-                    results = torch.cat([result[:, None], part_out[earlier]], 1)
+                    results = torch.cat([result[:, None], part_out[earlier].float()], 1)
                     result, log_sum = _merged(results, torch.cat([log_sum[:, None], part_lse[earlier]], 1))
                 final = slot < 0
                 out[row[final]] = result[final].to(out.dtype)
                 lse[row[final]] = log_sum[final] * lse_scale
-                part_out[slot[~final]] = result[~final]
+                part_out[slot[~final]] = result[~final].to(dtype)
                 part_lse[slot[~final]] = log_sum[~final]
             if len(merge_rows):
-                merged, total = _merged(part_out[merge_table], part_lse[merge_table])
+                merged, total = _merged(part_out[merge_table].float(), part_lse[merge_table])
                 final = merge_rows >= 0
                 out[merge_rows[final]] = merged[final].to(out.dtype)
                 lse[merge_rows[final]] = total[final] * lse_scale
-                part_out[-1 - merge_rows[~final]] = merged[~final]
+                part_out[-1 - merge_rows[~final]] = merged[~final].to(dtype)
                 part_lse[-1 - merge_rows[~final]] = total[~final]
 
     def _attend(

@@ -27,6 +27,7 @@ from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
 from treegen.counts import warn_of_compiles
 from treegen.devices import capability_of, interpreted
 from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of
+from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import PerformanceWarning
@@ -78,6 +79,7 @@ class TritonProgram:
         schedule = in_one_loop(schedule) if capacity is None else schedule
         self._schedule = schedule
         self._shape = shape
+        self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
         self._merge_keys = [merge_key_of(schedule, shape, s, capacity) for s in range(schedule.num_stages)]
         self._capacity = capacity or schedule.size
         self._workspace: torch.Tensor | None = None
@@ -162,7 +164,7 @@ class TritonProgram:
         memory = self._workspace
         if memory is None:
             memory = torch.empty(lse_at, dtype=torch.uint8, device=device)
-        return memory[out_at:lse_at].view(torch.float32), memory[:out_at].view(torch.float32)
+        return memory[out_at:lse_at].view(self._partial_dtype), memory[:out_at].view(torch.float32)
 
     def _launches(
         self, tensors: Tensors, sm_scale: float, lse_scale: float

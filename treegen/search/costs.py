@@ -43,7 +43,7 @@ class PolicyCosts:
         self.kv_bytes = self.unique * shape.kv_token_bytes
         heads = shape.num_qo_heads
         self.q_row = heads * shape.head_dim * shape.dtype_bytes
-        self.partial_row = heads * (shape.head_dim_v + 1) * FP32_BYTES
+        self.partial_row = shape.partial_bytes
         self.final_row = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         self._whole: dict[int, Walks] = {}
         self._classes = _classes_of(shape, target)
