@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.ir.arena import Arena, Capacity, pack
 from treegen.ir.arrays import Ints, LazySequence, frozen
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
 from treegen.ir.plan import checked_ints
+from treegen.ir.unchecked import unchecked
 
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
 """Columns of `Schedule.items`, in the order in which kernels read them."""
@@ -151,6 +153,11 @@ class Schedule:
         if len(self.stage_indptr) != len(self.merge_stage_indptr):
             reason = f"does not match {len(self.merge_stage_indptr) - 1} stages of merges"
             raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
+
+    @classmethod
+    def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: npt.NDArray[Any]) -> Schedule:
+        """A schedule of arrays that treegen itself has made, all of them given; unchecked."""
+        return unchecked(cls, classes, *(frozen(arrays[name]) for name in cls.__slots__[1:]))
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""

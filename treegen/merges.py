@@ -30,7 +30,8 @@ class Epilogue(NamedTuple):
     slots: Ints
 
 
-NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), frozen(np.empty(0)))
+_NO_SLOTS = frozen(np.empty(0))
+NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), _NO_SLOTS)
 
 
 def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
@@ -45,17 +46,17 @@ def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
     return last
 
 
-def partial_items(item: Longs, row: Ints, last: Bools, rows: int) -> tuple[Bools, Longs]:
-    """Whether every item writes partials, and the items of every row; of all (item, row) pairs.
+def partial_items(item: Longs, row: Ints, items_of_row: Longs, last: Bools) -> Bools:
+    """Whether every item writes partials, of all (item, row) pairs; items_of_row: the items of every row.
 
     An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
     """
-    items_of_row = np.bincount(row, minlength=rows)
     rivals = items_of_row[row]
     if last.any():
         of_last = last[item]
-        rivals = np.where(of_last, np.bincount(row[of_last], minlength=rows)[row], rivals)
-    return np.bincount(item, rivals > 1, len(last)) > 0, items_of_row
+        rivals = np.where(of_last, np.bincount(row[of_last], minlength=len(items_of_row))[row], rivals)
+    partial: Bools = np.bincount(item, rivals > 1, len(last)) > 0
+    return partial
 
 
 def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
@@ -133,6 +134,14 @@ def _single_stage(row: Longs, slot: Longs, unseeing: Longs) -> Merges:
     lengths = np.bincount(row, minlength=int(unseeing.max(initial=-1)) + 1)
     merged = lengths > 0
     merged[unseeing] = True
-    rows = np.flatnonzero(merged)
-    order = np.argsort(row, kind="stable")
+    rows = merged.nonzero()[0]
+    order = row.argsort(kind="stable")
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
+
+
+def no_merges(unseeing: Longs, stages: int) -> Merges:
+    """`merge_lists` where no row has partials."""
+    indptr = np.zeros(len(unseeing) + 1, np.int32)
+    ends = np.zeros(stages + 1, np.int32)
+    ends[-1] = len(unseeing)
+    return Merges(frozen(unseeing), frozen(indptr), _NO_SLOTS, frozen(ends))
