@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT = 16
 """Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
+_NOTHING = frozen(np.empty(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +63,49 @@ class Arena:
     merge_indptr: tuple[int, ...]
 
 
-def pack(schedule: Schedule, capacity: Capacity) -> Arena:
-    """The arena of a schedule, with room for `capacity`. Raises PlanError when it does not fit."""
+def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
+    """The arena of a schedule, with room for `capacity` (None: exactly the schedule). Raises PlanError when it does
+    not fit.
+    """
     size = schedule.size
-    for section in fields(Capacity):
-        needed, room = getattr(size, section.name), getattr(capacity, section.name)
-        if not _fits(needed, room):
-            raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
-    classes, stages = range(len(schedule.classes)), range(schedule.num_stages)
-    counts = np.zeros((len(schedule.classes) + schedule.num_stages, ALIGNMENT), np.int32)
-    counts[:, 0] = [*np.diff(schedule.class_indptr), *np.diff(schedule.merge_stage_indptr)]
-    items = [schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]] for c in classes]
-    merged = [merges for _, merges in schedule.stages]
+    room = capacity or size
+    if capacity is not None:
+        _check_fits(size, capacity)
+    class_indptr, merge_bounds = schedule.class_indptr.tolist(), schedule.merge_stage_indptr.tolist()
+    item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
+    items, merge_rows, merge_indptr = schedule.items.ravel(), schedule.merge_rows, schedule.merge_indptr
+    of_stages = list(pairwise(merge_bounds))
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
-    spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * schedule.tiles.shape[1]
+    spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * run_width
     sections = [
-        (counts, counts.size),
-        (schedule.rows, capacity.rows),
-        (schedule.tiles, (capacity.tiles + 1) * schedule.tiles.shape[1]),
-        (schedule.blocks, capacity.blocks * schedule.tiles.shape[1] + spare),
-        (schedule.merge_slots, capacity.merge_slots + 1),
-        (_work_indptr(schedule, capacity.workers), capacity.workers + 1),
-        (schedule.work, capacity.work),
-        (schedule.epilogue_indptr, capacity.epilogue_rows + 1),
-        (schedule.epilogue_slots, capacity.epilogue_slots + 1),
-        *((items[c], capacity.items[c] * schedule.items.shape[1]) for c in classes),
-        *((schedule.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
-        *((schedule.merge_indptr[merged[s].start : merged[s].stop + 1], capacity.merges[s] + 1) for s in stages),
+        (_NOTHING, ALIGNMENT * (len(size.items) + len(of_stages))),
+        (schedule.rows, room.rows),
+        (schedule.tiles.ravel(), (room.tiles + 1) * run_width),
+        (schedule.blocks.ravel(), room.blocks * run_width + spare),
+        (schedule.merge_slots, room.merge_slots + 1),
+        (schedule.work_indptr, room.workers + 1),
+        (schedule.work, room.work),
+        (schedule.epilogue_indptr, room.epilogue_rows + 1),
+        (schedule.epilogue_slots, room.epilogue_slots + 1),
+        *(
+            (items[begin * item_width : end * item_width], most * item_width)
+            for (begin, end), most in zip(pairwise(class_indptr), room.items, strict=True)
+        ),
+        *((merge_rows[begin:end], most) for (begin, end), most in zip(of_stages, room.merges, strict=True)),
+        *((merge_indptr[begin : end + 1], most + 1) for (begin, end), most in zip(of_stages, room.merges, strict=True)),
     ]
     places = [0]
-    for _, room in sections:
-        places.append(places[-1] + -(-room // ALIGNMENT) * ALIGNMENT)
+    for _, most in sections:
+        places.append(places[-1] + -(-most // ALIGNMENT) * ALIGNMENT)
     array = np.zeros(places[-1], np.int32)
+    array[: places[1] : ALIGNMENT] = (*size.items, *size.merges)
     for place, (values, _) in zip(places, sections, strict=False):
-        array[place : place + values.size] = values.ravel()
-    of_items, of_merges = places[9:], places[9 + len(classes) :]
+        if len(values):
+            array[place : place + len(values)] = values
+    of_items, of_merges = places[9:], places[9 + len(size.items) :]
     counted, rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:9]
+    # Thread blocks beyond those that have work have empty lists.
+    array[work_indptr + len(schedule.work_indptr) : work_indptr + room.workers + 1] = len(schedule.work)
     return Arena(
         frozen(array),
         counted,
@@ -108,18 +117,16 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         work,
         epilogue_indptr,
         epilogue_slots,
-        items=tuple(of_items[: len(classes)]),
-        merge_rows=tuple(of_merges[: len(stages)]),
-        merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
+        items=tuple(of_items[: len(size.items)]),
+        merge_rows=tuple(of_merges[: len(of_stages)]),
+        merge_indptr=tuple(of_merges[len(of_stages) : 2 * len(of_stages)]),
     )
 
 
-def _fits(needed: int | tuple[int, ...], room: int | tuple[int, ...]) -> bool:
-    parts, rooms = (size if isinstance(size, tuple) else (size,) for size in (needed, room))
-    return len(parts) == len(rooms) and all(map(le, parts, rooms))
-
-
-def _work_indptr(schedule: Schedule, workers: int) -> Ints:
-    """`work_indptr` with empty lists for thread blocks beyond those that have work."""
-    surplus = np.full(workers + 1 - len(schedule.work_indptr), len(schedule.work))
-    return frozen(np.append(schedule.work_indptr, surplus))
+def _check_fits(size: Capacity, capacity: Capacity) -> None:
+    """Raises PlanError when some section needs more than there is room for."""
+    for section in fields(Capacity):
+        needed, room = getattr(size, section.name), getattr(capacity, section.name)
+        parts, rooms = (part if isinstance(part, tuple) else (part,) for part in (needed, room))
+        if len(parts) != len(rooms) or not all(map(le, parts, rooms)):
+            raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")

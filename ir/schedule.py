@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -171,7 +172,7 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return max(int(self.merge_slots.max(initial=-1)), int(self.epilogue_slots.max(initial=-1))) + 1
+        return 1 + max((int(slots.max()) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1)
 
     @property
     def num_stages(self) -> int:
@@ -198,11 +199,11 @@ class Schedule:
     def size(self) -> Capacity:
         """The exact capacity."""
         return Capacity(
-            tuple(np.diff(self.class_indptr).tolist()),
+            _lengths(self.class_indptr),
             len(self.rows),
             len(self.tiles),
             len(self.blocks),
-            tuple(np.diff(self.merge_stage_indptr).tolist()),
+            _lengths(self.merge_stage_indptr),
             len(self.merge_slots),
             self.num_slots,
             len(self.work_indptr) - 1,
@@ -215,7 +216,7 @@ class Schedule:
         """The arena, with room for `capacity` (default: exactly this schedule). Raises PlanError when it does not
         fit.
         """
-        return pack(self, capacity or self.size)
+        return pack(self, capacity)
 
     def text(self, most_items: int | None = None) -> str:
         """Classes, counts and one line per item, at most `most_items` of them."""
@@ -268,6 +269,11 @@ class Schedule:
             flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
         return cls(classes, **arrays)
+
+
+def _lengths(indptr: Ints) -> tuple[int, ...]:
+    """The entries between neighbouring offsets."""
+    return tuple(end - begin for begin, end in pairwise(indptr.tolist()))
 
 
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}
