@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.ir.arena import Arena, Capacity, pack
 from treegen.ir.arrays import Ints, LazySequence, frozen
@@ -156,9 +155,9 @@ class Schedule:
             raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
 
     @classmethod
-    def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: npt.NDArray[Any]) -> Schedule:
-        """A schedule of arrays that treegen itself has made, all of them given; unchecked."""
-        return unchecked(cls, classes, *(frozen(arrays[name]) for name in cls.__slots__[1:]))
+    def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: Ints) -> Schedule:
+        """A schedule of arrays that treegen itself has made, all of them given, int32 and read-only; unchecked."""
+        return unchecked(cls, classes, *(arrays[name] for name in cls.__slots__[1:]))
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
@@ -172,7 +171,9 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return 1 + max((int(slots.max()) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1)
+        return 1 + max(
+            (int(slots.max()) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1
+        )
 
     @property
     def num_stages(self) -> int:

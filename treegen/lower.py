@@ -5,6 +5,7 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
-from treegen.ir.plan import Plan
+from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -33,12 +34,12 @@ from treegen.runs import (
     Runs,
     Tables,
     bit_words,
-    block_tokens,
-    each,
     masked_runs,
+    packed_pieces_of,
     pieces_of,
     runs_of_groups,
     runs_of_items,
+    table,
     tabulate,
 )
 from treegen.targets import Target
@@ -85,30 +86,33 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     output. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to
     merge, or when a row has several items that could merge its partials.
     """
-    sizes = _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
-    heights = np.array([[_height(tile, plan, shape) for tile in sizes]])
+    most_rows = int(np.maximum.reduce(plan.group_rows, initial=1))
+    sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     items, runs = _cut(plan, runs_of_groups(plan, tree), heights)
     items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes))
     launches = num_stages * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
-    classes, tables = _tabulate_classes(runs, plan, sizes * num_stages, bounds, items)
+    if num_stages > 1:
+        sizes, tokens = sizes * num_stages, np.tile(tokens, num_stages)
+    classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs)
     row_table, row0 = _row_table(plan, tree)
-    results = _results(plan, items, row_table, row0[items.group] + items.begin, tree.num_rows, num_stages, len(sizes))
+    row0 = row0[items.group] + items.begin
+    results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
     if results.merging is not None:
         classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
     dealt = _deal(plan, classes, items.rows, runs, shape, target)
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=np.array(bounds),
-        items=np.array((results.row0, items.rows, *walk, results.slot0, items.group)).T,
+        class_indptr=frozen(np.array(bounds)),
+        items=table(row0, items.rows, *walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
         blocks=tables.blocks,
         merge_rows=results.merges.rows,
         merge_indptr=results.merges.indptr,
         merge_slots=results.merges.slots,
-        stage_indptr=np.arange(0, launches + 1, len(sizes)),
+        stage_indptr=_stage_indptr(num_stages, launches),
         merge_stage_indptr=results.merges.stage_indptr,
         work_indptr=dealt.indptr,
         work=dealt.entries,
@@ -127,9 +131,8 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
     most_rows = np.zeros(trees, np.int64)
     np.maximum.at(most_rows, tree, plan.group_rows)
-    sizes = [_tile_sizes(plan, shape, target, int(most)) for most in most_rows]
-    heights = np.array([[_height(tile, plan, shape) for tile in own] for own in sizes])
-    tokens = np.array([[tile.tokens for tile in own] for own in sizes])
+    sizes = [_tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
+    heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
     items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
 
     row_table, row0 = _row_table(plan, forest)
@@ -150,10 +153,9 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     if not len(first):
         return Counts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
-    pieces = pieces_of(runs, of_launch[of_run])
-    block = block_tokens(runs, pieces, launch, of_launch, _usual_block(plan))[of_run]
+    pieces = packed_pieces_of(runs, launch, of_launch, _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.full - -pieces.rest // block, 0)
+    mask_runs = np.where(masked[of_run], pieces.full + pieces.blocks, 0)
     return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 
@@ -163,7 +165,7 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     """
     rows = plan.group_rows.astype(np.int64)
     highest = heights[:, 0]
-    if np.count_nonzero(rows) == len(rows) and (rows <= highest).all():
+    if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
         group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
     else:
         group, step = ragged(-(-rows // highest))
@@ -171,8 +173,10 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
         begin = step * highest
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
-    lower_heights = heights[:, 1:] if len(heights) == 1 else heights[group, 1:]
-    tile = (rows[:, None] <= lower_heights).sum(1) if heights.shape[1] > 1 else np.zeros(len(rows), np.int64)
+    if heights.shape[1] == 1:
+        tile = np.zeros(len(rows), np.int64)
+    else:
+        tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
     items, counts = _Items(group, begin, rows, tile), runs.counts
     if np.count_nonzero(counts) < len(counts):
         items, runs = items.at(counts.nonzero()[0]), Runs(offsets(counts[counts > 0]), runs.table)
@@ -191,27 +195,49 @@ def _in_launch_order(plan: Plan, items: _Items, runs: Runs, sizes: int) -> tuple
     work = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
     if num_stages * sizes > 1:
         order = np.lexsort((-work, items.tile))
-    elif (work[1:] <= work[:-1]).all():
+    elif not np.count_nonzero(work[1:] > work[:-1]):
         return items, runs, 1
     else:
         order = (-work).argsort(kind="stable")
     return items.at(order), runs.of(order), num_stages
 
 
-def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:
-    """The tile classes that the plan wants, larger rows first, or the one that suits groups of `most_rows` rows."""
-    most_rows = max(1, most_rows)
-    if plan.mask == "dense":
-        return [unfused_class(shape, most_rows)]
-    if plan.tiles:
-        return [wanted_class(rows, tokens, shape, target) for rows, tokens in plan.tiles]
-    return [tile_class(shape, target, most_rows)]
+class _TileSizes(NamedTuple):
+    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
+
+    classes: tuple[TileClass, ...]
+    tokens: Longs
+    heights: Longs
 
 
-def _height(tile: TileClass, plan: Plan, shape: Shape) -> int:
-    """Whole query rows of an item."""
-    height = rows_per_tile(tile.rows, shape.group)
-    return min(height, MOST_BIT_ROWS) if plan.mask in _BIT_MASKS else height
+@cache
+def _tile_sizes(
+    tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
+) -> _TileSizes:
+    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
+    classes: tuple[TileClass, ...]
+    if mask == "dense":
+        classes = (unfused_class(shape, most_rows),)
+    elif tiles:
+        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
+    else:
+        classes = (tile_class(shape, target, most_rows),)
+    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
+    if mask in _BIT_MASKS:
+        heights = [min(height, MOST_BIT_ROWS) for height in heights]
+    return _TileSizes(classes, np.array([tile.tokens for tile in classes]), np.array([heights]))
+
+
+@cache
+def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
+    """The tile class with what the runs of a launch need."""
+    return replace(tile, mask=mask, block=block, dealt=dealt)
+
+
+@cache
+def _stage_indptr(stages: int, launches: int) -> Ints:
+    """Offsets of so many launches in stages, as many in each."""
+    return frozen(np.arange(stages + 1) * (launches // stages))
 
 
 def _usual_block(plan: Plan) -> int:
@@ -220,41 +246,32 @@ def _usual_block(plan: Plan) -> int:
 
 
 def _tabulate_classes(
-    runs: Runs, plan: Plan, sizes: list[TileClass], bounds: list[int], items: _Items
+    plan: Plan, sizes: tuple[TileClass, ...], tokens: Longs, bounds: list[int], items: _Items, runs: Runs
 ) -> tuple[tuple[TileClass, ...], Tables]:
-    """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need.
+    """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
 
-    bounds: where the items of every class begin, and where the last ones end.
+    tokens: of every class; bounds: where the items of every class begin, and where the last ones end.
     """
-    tokens = np.array([tile.tokens for tile in sizes])
-    pieces = pieces_of(runs, each(tokens, items.tile.repeat(runs.counts) if len(sizes) > 1 else items.tile))
     if not sizes[0].fused:
-        return tuple(sizes), tabulate(runs, pieces, sizes[0].block, sizes[0].blocks_per_tile)
-    block = block_tokens(runs, pieces, items.tile, tokens, _usual_block(plan))
+        block = np.array([tile.block for tile in sizes])
+        return sizes, tabulate(runs, pieces_of(runs, items.tile, tokens, block), items.tile, tokens)
+    pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
     masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
+    of_runs = runs.indptr[bounds].tolist()
     classes = []
-    for tile, size, begin, end in zip(sizes, block.tolist(), *_bounds_of_runs(runs, bounds), strict=True):
-        is_masked = bool(masked[begin:end].any())
+    for tile, block, begin, end in zip(sizes, pieces.block.tolist(), of_runs[:-1], of_runs[1:], strict=True):
+        is_masked = np.count_nonzero(masked[begin:end]) > 0
         if is_masked and mask == "bits":
             of_class = runs.table[begin:end]
             of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
-        classes.append(replace(tile, mask=mask if is_masked else "none", block=size, dealt=plan.blocks > 0))
-    of_item = each(block, items.tile)
-    of_run = of_item if isinstance(of_item, int) else of_item.repeat(runs.counts)
-    return tuple(classes), tabulate(runs, pieces, of_run, each(tokens // block, items.tile))
-
-
-def _bounds_of_runs(runs: Runs, bounds: list[int]) -> tuple[list[int], list[int]]:
-    """Where the runs of every class begin and end."""
-    of_runs = runs.indptr[bounds].tolist()
-    return of_runs[:-1], of_runs[1:]
+        classes.append(_launched(tile, mask if is_masked else "none", block, plan.blocks > 0))
+    return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
 
 
 class _Results(NamedTuple):
     """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
 
-    row0: Longs
     slot0: Longs
     merges: Merges
     epilogue: Epilogue
@@ -262,16 +279,16 @@ class _Results(NamedTuple):
 
 
 def _results(
-    plan: Plan, items: _Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, sizes: int
+    plan: Plan, items: _Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
 ) -> _Results:
     """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
     rows = items.rows
     entry = ragged_ranges(row0, rows)
     row = row_table[entry]
     items_of_row = np.bincount(row, minlength=num_rows)
-    if items_of_row.max(initial=0) <= 1:
-        unseeing = (items_of_row == 0).nonzero()[0]
-        return _Results(row0, np.full(len(rows), -1), no_merges(unseeing, num_stages), NO_EPILOGUE)
+    unseeing = (items_of_row == 0).nonzero()[0]
+    if len(row) + len(unseeing) == num_rows:  # no row has two items
+        return _Results(np.full(len(rows), -1), no_merges(unseeing, num_stages), NO_EPILOGUE)
 
     item = np.arange(len(rows)).repeat(rows)
     last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]
@@ -294,14 +311,14 @@ def _results(
         kept &= ~joined
         if len(epilogue.slots):
             merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
-            merging = (np.bincount(items.tile[item], merges_any, num_stages * sizes) > 0).tolist()
+            merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
     kept_row = row[kept]
     if plan.merge == "final" or num_stages == 1:
         stage = np.full(len(kept_row), num_stages - 1)
     else:
-        stage = items.tile.repeat(rows)[kept] // sizes
-    merges = merge_lists(kept_row, slot[kept], stage, (items_of_row == 0).nonzero()[0], num_stages)
-    return _Results(row0, slot0, merges, epilogue, merging)
+        stage = items.tile.repeat(rows)[kept] // (launches // num_stages)
+    merges = merge_lists(kept_row, slot[kept], stage, unseeing, num_stages)
+    return _Results(slot0, merges, epilogue, merging)
 
 
 def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, shape: Shape, target: Target) -> _Work:

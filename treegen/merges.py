@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -141,7 +142,14 @@ def _single_stage(row: Longs, slot: Longs, unseeing: Longs) -> Merges:
 
 def no_merges(unseeing: Longs, stages: int) -> Merges:
     """`merge_lists` where no row has partials."""
-    indptr = np.zeros(len(unseeing) + 1, np.int32)
-    ends = np.zeros(stages + 1, np.int32)
-    ends[-1] = len(unseeing)
-    return Merges(frozen(unseeing), frozen(indptr), _NO_SLOTS, frozen(ends))
+    return (
+        _empty_merges(stages)
+        if not len(unseeing)
+        else merge_lists(unseeing[:0], unseeing[:0], unseeing[:0], unseeing, stages)
+    )
+
+
+@cache
+def _empty_merges(stages: int) -> Merges:
+    """`merge_lists` of no rows."""
+    return Merges(_NO_SLOTS, NO_EPILOGUE.indptr, _NO_SLOTS, frozen(np.zeros(stages + 1)))

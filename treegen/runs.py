@@ -37,15 +37,23 @@ class Runs(NamedTuple):
     def of(self, owners: Longs) -> Runs:
         """The runs of these owners, in this order."""
         counts = self.counts[owners]
-        return Runs(offsets(counts), self.table[ragged_ranges(self.indptr[owners], counts)])
+        return Runs(offsets(counts), self.table.take(ragged_ranges(self.indptr[owners], counts), axis=0))
 
 
 class Pieces(NamedTuple):
-    """Runs cut into tiles of `tokens` tokens: how many full ones there are, and how many tokens remain."""
+    """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
+
+    Run i has `full[i]` full tiles, numbered from `tile_ends[i]`, and a rest of `rest[i]` tokens in `blocks[i]` blocks,
+    numbered from `block_ends[i]`.
+    """
 
     tokens: Each
+    block: Longs
     full: Longs
     rest: Longs
+    blocks: Longs
+    tile_ends: Longs
+    block_ends: Longs
 
 
 class Tables(NamedTuple):
@@ -61,16 +69,15 @@ class Tables(NamedTuple):
 
 def runs_of_groups(plan: Plan, tree: Tree) -> Runs:
     """Every segment cut at the borders of its node's KV runs. Segments that nobody in the group sees are seen by 0:0."""
-    kv, indptr = tree.kv, plan.segment_indptr.astype(np.int64)
-    table = np.empty((len(plan.node), len(RUN_FIELDS)), np.int64)
-    slot, length, lo, hi = table.T
-    length[:], lo[:], hi[:] = plan.stop - plan.start, plan.seen_lo, plan.seen_hi
-    unseen = lo == hi
-    if unseen.any():
-        table[unseen, 2:] = 0
+    kv, indptr, length = tree.kv, plan.segment_indptr.astype(np.int64), plan.stop - plan.start
+    table = np.empty((len(length), len(RUN_FIELDS)), np.int64)
+    table[:, 1], table[:, 2], table[:, 3] = length, plan.seen_lo, plan.seen_hi
+    seen = plan.seen_hi > plan.seen_lo
+    if np.count_nonzero(seen) < len(seen):
+        table[~seen, 2:] = 0
     first_run = kv.indptr[plan.node]
     if len(kv.start) == np.count_nonzero(tree.tokens):  # every node that has tokens is one run
-        slot[:] = kv.start[first_run] + plan.start
+        table[:, 0] = kv.start[first_run] + plan.start
         return Runs(indptr, table)
     ends = offsets(kv.length)  # token coordinates through all nodes; runs cover them without gaps
     begin = ends[first_run] + plan.start
@@ -91,14 +98,17 @@ def runs_of_items(runs: Runs, group: Longs, begin: Longs, rows: Longs) -> Runs:
     Runs that nobody in the group sees stay: the strategy reads them on purpose.
     """
     counts = runs.counts[group]
-    table = runs.table[ragged_ranges(runs.indptr[group], counts)]
+    table = runs.table.take(ragged_ranges(runs.indptr[group], counts), axis=0)
     lo, hi = table[:, 2], table[:, 3]
     unseen = lo == hi
     first = begin.repeat(counts)
     lo, hi = np.maximum(lo - first, 0), np.minimum(hi - first, rows.repeat(counts))
-    table[:, 2], table[:, 3] = np.where(unseen, 0, lo), np.where(unseen, 0, hi)
     kept = (hi > lo) | unseen
-    return Runs(offsets(kept)[offsets(counts)], table[kept])
+    lo[unseen] = hi[unseen] = 0
+    table[:, 2], table[:, 3] = lo, hi
+    if np.count_nonzero(kept) == len(kept):
+        return Runs(offsets(counts), table)
+    return Runs(offsets(kept)[offsets(counts)], table.compress(kept, axis=0))
 
 
 def masked_runs(runs: Runs, rows: Longs) -> npt.NDArray[np.bool_]:
@@ -117,65 +127,77 @@ def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
     return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
 
 
-def pieces_of(runs: Runs, tokens: Each) -> Pieces:
-    """The runs cut into tiles of `tokens` tokens."""
-    length = runs.table[:, 1]
+def pieces_of(runs: Runs, launch: Longs, tile_tokens: Longs, block: Longs) -> Pieces:
+    """The runs cut into tiles and blocks of these tokens, by launch. launch: of every item."""
+    tokens, length = each(tile_tokens, launch, runs), runs.table[:, 1]
     full = length // tokens
-    return Pieces(tokens, full, length - full * tokens)
+    rest = length - full * tokens
+    blocks = _ceiled(rest, each(block, launch, runs))
+    return Pieces(tokens, block, full, rest, blocks, offsets(full), offsets(blocks))
 
 
-def block_tokens(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Longs, usual: int) -> Longs:
-    """Per launch `usual`, or 1 (a slot per token) where packing in blocks of that size makes a quarter more tiles, full
-    ones counted. launch: of every item, of which none is without runs; tile_tokens: of every launch.
+def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Longs, usual: int) -> Pieces:
+    """The same in blocks of `usual` tokens, or of 1 (a slot per token) in launches where packing in blocks of that size
+    makes a quarter more tiles, full ones counted. No item is without runs.
     """
     block = np.minimum(usual, tile_tokens)
-    per_item, of_item = each(tile_tokens, launch), each(block, launch)
-    of_run = of_item if isinstance(of_item, int) else of_item.repeat(runs.counts)
-    counted = np.array((pieces.full, pieces.rest, -(-pieces.rest // of_run)))
-    full, rest, blocks = np.add.reduceat(counted, runs.indptr[:-1], axis=1)
-    by_block, by_token = -(-blocks * of_item // per_item), -(-rest // per_item)
-    if (by_block == by_token).all():
-        return block
+    pieces = pieces_of(runs, launch, tile_tokens, block)
+    of_item, first = each(tile_tokens, launch), pieces.block_ends[runs.indptr]
+    by_block = _ceiled((first[1:] - first[:-1]) * each(block, launch), of_item)
+    by_token = _ceiled(np.add.reduceat(pieces.rest, runs.indptr[:-1]), of_item)
+    if not np.count_nonzero(by_block != by_token):
+        return pieces
+    first = pieces.tile_ends[runs.indptr]
+    full = first[1:] - first[:-1]
     tiles = [np.bincount(launch, full + packed, len(block)) for packed in (by_block, by_token)]
-    return np.where(tiles[0] > MOST_SPREAD * tiles[1], 1, block)
+    spread = tiles[0] > MOST_SPREAD * tiles[1]
+    return pieces_of(runs, launch, tile_tokens, np.where(spread, 1, block)) if spread.any() else pieces
 
 
-def tabulate(runs: Runs, pieces: Pieces, block: Each, per_tile: Each) -> Tables:
-    """Cuts every run into full tiles and a rest in blocks; an item's blocks are packed into tiles one after another.
-
-    block: tokens of a block, of every run; per_tile: blocks of a tile, of every item.
+def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Longs) -> Tables:
+    """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another. Arguments as of
+    `pieces_of`.
     """
-    full, rest, table = pieces.full, pieces.rest, runs.table
-    ends = offsets(full)
-    tiles = table.repeat(full, axis=0)
-    step, tokens = positions(ends, full), pieces.tokens
-    size = tokens if isinstance(tokens, int) else tokens.repeat(full)
-    tiles[:, 0] += step * size
+    block, per_tile = each(pieces.block, launch, runs), each(tile_tokens // pieces.block, launch)
+    tokens, full, blocks = pieces.tokens, pieces.full, pieces.blocks
+    shift, size = full * tokens, tokens if isinstance(tokens, int) else tokens.repeat(full)
+    tiles = runs.table.repeat(full, axis=0)
+    tiles[:, 0] += positions(pieces.tile_ends, full) * size
     tiles[:, 1] = size
-    tile0 = ends[runs.indptr]
+    tile0 = pieces.tile_ends[runs.indptr]
 
-    counts = -(-rest // block)
-    ends = offsets(counts)
-    first_block = ends[runs.indptr]
+    first_block = pieces.block_ends[runs.indptr]
     block_count = first_block[1:] - first_block[:-1]
-    block_tiles = -(-block_count // per_tile)
+    block_tiles = _ceiled(block_count, per_tile)
     block0 = offsets(block_tiles * per_tile)
-    table = table.copy()
-    table[:, 0] += full * tokens
-    table[:, 1] = rest
-    blocks = table.repeat(counts, axis=0)
-    size = block if isinstance(block, int) else block.repeat(counts)
-    before = positions(ends, counts) * size
-    blocks[:, 0] += before
-    blocks[:, 1] = np.minimum(blocks[:, 1] - before, size)
-    if block0[-1] > len(blocks):
+    packed = runs.table.repeat(blocks, axis=0)
+    size = block if isinstance(block, int) else block.repeat(blocks)
+    before = positions(pieces.block_ends, blocks) * size
+    packed[:, 0] += shift.repeat(blocks) + before
+    packed[:, 1] = np.minimum(pieces.rest.repeat(blocks) - before, size)
+    if block0[-1] > len(packed):
         padded = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
-        padded[np.arange(len(blocks)) + (block0 - first_block)[:-1].repeat(block_count)] = blocks
-        blocks = padded
-    return Tables(frozen(tiles), frozen(blocks), tile0[:-1], tile0[1:] - tile0[:-1], block0[:-1], block_tiles)
+        padded[np.arange(len(packed)) + (block0 - first_block)[:-1].repeat(block_count)] = packed
+        packed = padded
+    return Tables(frozen(tiles), frozen(packed), tile0[:-1], tile0[1:] - tile0[:-1], block0[:-1], block_tiles)
 
 
-def each(values: Longs, owner: Longs) -> Each:
-    """`values[owner]`, or the only one of them."""
-    first = int(values[0])
-    return first if len(values) == 1 or (values == first).all() else values[owner]
+def each(values: Longs, owner: Longs, runs: Runs | None = None) -> Each:
+    """`values[owner]`, or the only one of them; with `runs`, which owners have, by run."""
+    first = values.item(0)
+    if len(values) == 1 or (values == first).all():
+        return first
+    return values[owner] if runs is None else values[owner].repeat(runs.counts)
+
+
+def _ceiled(values: Longs, by: Each) -> Longs:
+    """Values divided by powers of two, rounded up."""
+    return values + (by - 1) >> by.bit_length() - 1 if isinstance(by, int) else -(-values // by)
+
+
+def table(*columns: Longs) -> Ints:
+    """A read-only int32 table of these columns."""
+    made = np.empty((len(columns[0]), len(columns)), np.int32)
+    for index, column in enumerate(columns):
+        made[:, index] = column
+    return frozen(made)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
