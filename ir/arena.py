@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -71,41 +70,44 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     room = capacity or size
     if capacity is not None:
         _check_fits(size, capacity)
-    class_indptr, merge_bounds = schedule.class_indptr.tolist(), schedule.merge_stage_indptr.tolist()
     item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
-    items, merge_rows, merge_indptr = schedule.items.ravel(), schedule.merge_rows, schedule.merge_indptr
-    of_stages = list(pairwise(merge_bounds))
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
-    spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * run_width
+    spare = run_width * max([tile.blocks_per_tile for tile in schedule.classes], default=1)
     sections = [
-        (_NOTHING, ALIGNMENT * (len(size.items) + len(of_stages))),
+        (_NOTHING, ALIGNMENT * (len(size.items) + len(size.merges))),
         (schedule.rows, room.rows),
-        (schedule.tiles.ravel(), (room.tiles + 1) * run_width),
-        (schedule.blocks.ravel(), room.blocks * run_width + spare),
+        (schedule.tiles, (room.tiles + 1) * run_width),
+        (schedule.blocks, room.blocks * run_width + spare),
         (schedule.merge_slots, room.merge_slots + 1),
         (schedule.work_indptr, room.workers + 1),
         (schedule.work, room.work),
         (schedule.epilogue_indptr, room.epilogue_rows + 1),
         (schedule.epilogue_slots, room.epilogue_slots + 1),
-        *(
-            (items[begin * item_width : end * item_width], most * item_width)
-            for (begin, end), most in zip(pairwise(class_indptr), room.items, strict=True)
-        ),
-        *((merge_rows[begin:end], most) for (begin, end), most in zip(of_stages, room.merges, strict=True)),
-        *((merge_indptr[begin : end + 1], most + 1) for (begin, end), most in zip(of_stages, room.merges, strict=True)),
     ]
-    places = [0]
+    begin = 0
+    for count, most in zip(size.items, room.items, strict=True):
+        sections.append((schedule.items[begin : begin + count], most * item_width))
+        begin += count
+    begin, indptrs = 0, []
+    for count, most in zip(size.merges, room.merges, strict=True):
+        sections.append((schedule.merge_rows[begin : begin + count], most))
+        indptrs.append((schedule.merge_indptr[begin : begin + count + 1], most + 1))
+        begin += count
+    sections += indptrs
+    places, end = [], 0
     for _, most in sections:
-        places.append(places[-1] + -(-most // ALIGNMENT) * ALIGNMENT)
-    array = np.zeros(places[-1], np.int32)
-    array[: places[1] : ALIGNMENT] = (*size.items, *size.merges)
-    for place, (values, _) in zip(places, sections, strict=False):
-        if len(values):
-            array[place : place + len(values)] = values
+        places.append(end)
+        end -= -most // ALIGNMENT * ALIGNMENT
+    array = np.zeros(end, np.int32)
+    array[: places[1] : ALIGNMENT] = size.items + size.merges
+    for place, (values, _) in zip(places, sections, strict=True):
+        if values.size:
+            array[place : place + values.size] = values.reshape(-1)
     of_items, of_merges = places[9:], places[9 + len(size.items) :]
     counted, rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:9]
     # Thread blocks beyond those that have work have empty lists.
-    array[work_indptr + len(schedule.work_indptr) : work_indptr + room.workers + 1] = len(schedule.work)
+    if room.workers > size.workers:
+        array[work_indptr + size.workers + 1 : work_indptr + room.workers + 1] = size.work
     return Arena(
         frozen(array),
         counted,
@@ -118,8 +120,8 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         epilogue_indptr,
         epilogue_slots,
         items=tuple(of_items[: len(size.items)]),
-        merge_rows=tuple(of_merges[: len(of_stages)]),
-        merge_indptr=tuple(of_merges[len(of_stages) : 2 * len(of_stages)]),
+        merge_rows=tuple(of_merges[: len(size.merges)]),
+        merge_indptr=tuple(of_merges[len(size.merges) :]),
     )
 
 

@@ -79,7 +79,7 @@ def offsets(lengths: npt.NDArray[Any]) -> Longs:
     """Exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
     result = np.empty(len(lengths) + 1, np.int64)
     result[0] = 0
-    np.add.accumulate(lengths, dtype=np.int64, out=result[1:])
+    np.add.accumulate(lengths, out=result[1:])
     return result
 
 

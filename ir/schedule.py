@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -274,7 +273,7 @@ class Schedule:
 
 def _lengths(indptr: Ints) -> tuple[int, ...]:
     """The entries between neighbouring offsets."""
-    return tuple(end - begin for begin, end in pairwise(indptr.tolist()))
+    return tuple((indptr[1:] - indptr[:-1]).tolist())
 
 
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}

@@ -6,6 +6,8 @@ than making them. Tests hold what is made here to the constructors' checks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")
@@ -14,6 +16,12 @@ Made = TypeVar("Made")
 def unchecked(cls: type[Made], *values: Any) -> Made:
     """An instance of a frozen dataclass with slots, of the values of all its fields in order."""
     made = object.__new__(cls)
-    for name, value in zip(cls.__slots__, values, strict=True):  # type: ignore[attr-defined]
-        object.__setattr__(made, name, value)
+    for set_field, value in zip(_setters(cls), values, strict=True):
+        set_field(made, value)
     return made
+
+
+@cache
+def _setters(cls: type[Any]) -> tuple[Callable[[Any, Any], None], ...]:
+    """What sets the fields of a class with slots, in order."""
+    return tuple(getattr(cls, name).__set__ for name in cls.__slots__)

@@ -68,7 +68,7 @@ class Tables(NamedTuple):
 
 
 def runs_of_groups(plan: Plan, tree: Tree) -> Runs:
-    """Every segment cut at the borders of its node's KV runs. Segments that nobody in the group sees are seen by 0:0."""
+    """Every segment cut at the borders of its node's KV runs. Those that nobody in the group sees are seen by 0:0."""
     kv, indptr, length = tree.kv, plan.segment_indptr.astype(np.int64), plan.stop - plan.start
     table = np.empty((len(length), len(RUN_FIELDS)), np.int64)
     table[:, 1], table[:, 2], table[:, 3] = length, plan.seen_lo, plan.seen_hi
@@ -159,9 +159,8 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Longs) -> T
     `pieces_of`.
     """
     block, per_tile = each(pieces.block, launch, runs), each(tile_tokens // pieces.block, launch)
-    tokens, full, blocks = pieces.tokens, pieces.full, pieces.blocks
-    shift, size = full * tokens, tokens if isinstance(tokens, int) else tokens.repeat(full)
-    tiles = runs.table.repeat(full, axis=0)
+    tokens, full, rest, blocks = pieces.tokens, pieces.full, runs.table.copy(), pieces.blocks
+    tiles, size = rest.repeat(full, axis=0), tokens if isinstance(tokens, int) else tokens.repeat(full)
     tiles[:, 0] += positions(pieces.tile_ends, full) * size
     tiles[:, 1] = size
     tile0 = pieces.tile_ends[runs.indptr]
@@ -170,11 +169,12 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Longs) -> T
     block_count = first_block[1:] - first_block[:-1]
     block_tiles = _ceiled(block_count, per_tile)
     block0 = offsets(block_tiles * per_tile)
-    packed = runs.table.repeat(blocks, axis=0)
-    size = block if isinstance(block, int) else block.repeat(blocks)
+    rest[:, 0] += full * tokens
+    rest[:, 1] = pieces.rest
+    packed, size = rest.repeat(blocks, axis=0), block if isinstance(block, int) else block.repeat(blocks)
     before = positions(pieces.block_ends, blocks) * size
-    packed[:, 0] += shift.repeat(blocks) + before
-    packed[:, 1] = np.minimum(pieces.rest.repeat(blocks) - before, size)
+    packed[:, 0] += before
+    packed[:, 1] = np.minimum(packed[:, 1] - before, size)
     if block0[-1] > len(packed):
         padded = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
         padded[np.arange(len(packed)) + (block0 - first_block)[:-1].repeat(block_count)] = packed

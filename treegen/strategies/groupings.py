@@ -118,37 +118,35 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
         spans.node[span],
         spans.start[span],
         spans.stop[span],
-        np.maximum(cohorts.lo[span] - first, 0),
-        np.minimum(cohorts.hi[span], row_hi.repeat(counts)) - first,
+        np.maximum(spans.lo[span] - first, 0),
+        np.minimum(spans.hi[span], row_hi.repeat(counts)) - first,
         row_hi - row_lo,
     )
 
 
 class Cohorts(NamedTuple):
     """Pairs of a span and a cohort that reads it, by span, and the ranks `row_lo:row_hi` of every cohort. Some cohorts
-    may have no span. lo, hi: the ranks that see every span.
+    may have no span.
     """
 
     span: Longs
-    of: Longs
-    row_lo: Longs
-    row_hi: Longs
-    lo: Longs
-    hi: Longs
+    of: Longs | Ints
+    row_lo: Longs | Ints
+    row_hi: Longs | Ints
 
 
 def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Cohorts:
     """The groups of `by_cohort` as arrays, without a plan."""
     spans, topology = tree.topology.spans, tree.topology
-    lo, hi = spans.lo.astype(np.int64), spans.hi.astype(np.int64)
-    # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
-    base, end = (np.zeros(1, np.int64), np.full(1, tree.num_rows)) if borders is None else (borders[:-1], borders[1:])
-    if len(base) == 1 and (cut is None or not len(cut)):
-        starts = np.arange(0, tree.num_rows, rows)
+    if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
+        starts = np.arange(0, tree.num_rows, rows, np.int32)
         ends = np.minimum(starts + rows, tree.num_rows)
-        first, last = lo // rows, (hi - 1) // rows
+        first, last = spans.lo // rows, (spans.hi - 1) // rows
     else:
-        own = base.searchsorted(lo, "right") - 1
+        # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
+        borders = np.array([0, tree.num_rows]) if borders is None else borders
+        base, end = borders[:-1], borders[1:]
+        own = base.searchsorted(spans.lo, "right") - 1
         if cut is not None and len(cut):
             cut = cut[topology.preorder[cut].argsort()]
             below = fragments_of(tree, cut)[spans.node]
@@ -160,14 +158,14 @@ def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | 
         starts = base[fragment] + step * rows
         ends = np.minimum(starts + rows, end[fragment])
         origin, number = base[own], before[own]
-        first = number + (lo - origin) // rows
-        last = number + (hi - 1 - origin) // rows
+        first = number + (spans.lo - origin) // rows
+        last = number + (spans.hi - 1 - origin) // rows
     pairs = last - first + 1
     indptr = offsets(pairs)
     if indptr[-1] == len(pairs):
-        return Cohorts(np.arange(len(first)), first, starts, ends, lo, hi)
+        return Cohorts(np.arange(len(first)), first, starts, ends)
     span = np.arange(len(pairs)).repeat(pairs)
-    return Cohorts(span, np.arange(indptr[-1]) + (first - indptr[:-1]).repeat(pairs), starts, ends, lo, hi)
+    return Cohorts(span, np.arange(indptr[-1]) + (first - indptr[:-1]).repeat(pairs), starts, ends)
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
