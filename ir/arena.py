@@ -10,6 +10,7 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import PlanError
+from treegen.ir.unchecked import unchecked
 
 if TYPE_CHECKING:
     from treegen.ir.schedule import Schedule
@@ -108,7 +109,8 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     # Thread blocks beyond those that have work have empty lists.
     if room.workers > size.workers:
         array[work_indptr + size.workers + 1 : work_indptr + room.workers + 1] = size.work
-    return Arena(
+    return unchecked(
+        Arena,
         frozen(array),
         counted,
         rows,
@@ -119,9 +121,9 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         work,
         epilogue_indptr,
         epilogue_slots,
-        items=tuple(of_items[: len(size.items)]),
-        merge_rows=tuple(of_merges[: len(size.merges)]),
-        merge_indptr=tuple(of_merges[len(size.merges) :]),
+        tuple(of_items[: len(size.items)]),
+        tuple(of_merges[: len(size.merges)]),
+        tuple(of_merges[len(size.merges) :]),
     )
 
 

@@ -198,7 +198,8 @@ class Schedule:
     @property
     def size(self) -> Capacity:
         """The exact capacity."""
-        return Capacity(
+        return unchecked(
+            Capacity,
             _lengths(self.class_indptr),
             len(self.rows),
             len(self.tiles),

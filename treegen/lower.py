@@ -32,6 +32,7 @@ from treegen.merges import (
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
     Runs,
+    Sizes,
     Tables,
     bit_words,
     masked_runs,
@@ -93,7 +94,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     launches = num_stages * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
     if num_stages > 1:
-        sizes, tokens = sizes * num_stages, np.tile(tokens, num_stages)
+        sizes, tokens = sizes * num_stages, tokens * num_stages
     classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs)
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[items.group] + items.begin
@@ -153,9 +154,9 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     if not len(first):
         return Counts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
-    pieces = packed_pieces_of(runs, launch, of_launch, _usual_block(plan))
+    pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.full + pieces.blocks, 0)
+    mask_runs = np.where(masked[of_run], pieces.counts.sum(0), 0)
     return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 
@@ -206,7 +207,7 @@ class _TileSizes(NamedTuple):
     """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
 
     classes: tuple[TileClass, ...]
-    tokens: Longs
+    tokens: Sizes
     heights: Longs
 
 
@@ -225,7 +226,7 @@ def _tile_sizes(
     heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
     if mask in _BIT_MASKS:
         heights = [min(height, MOST_BIT_ROWS) for height in heights]
-    return _TileSizes(classes, np.array([tile.tokens for tile in classes]), np.array([heights]))
+    return _TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
 
 
 @cache
@@ -246,21 +247,21 @@ def _usual_block(plan: Plan) -> int:
 
 
 def _tabulate_classes(
-    plan: Plan, sizes: tuple[TileClass, ...], tokens: Longs, bounds: list[int], items: _Items, runs: Runs
+    plan: Plan, sizes: tuple[TileClass, ...], tokens: Sizes, bounds: list[int], items: _Items, runs: Runs
 ) -> tuple[tuple[TileClass, ...], Tables]:
     """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
 
     tokens: of every class; bounds: where the items of every class begin, and where the last ones end.
     """
     if not sizes[0].fused:
-        block = np.array([tile.block for tile in sizes])
+        block = tuple(tile.block for tile in sizes)
         return sizes, tabulate(runs, pieces_of(runs, items.tile, tokens, block), items.tile, tokens)
     pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
     masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
     of_runs = runs.indptr[bounds].tolist()
     classes = []
-    for tile, block, begin, end in zip(sizes, pieces.block.tolist(), of_runs[:-1], of_runs[1:], strict=True):
+    for tile, block, begin, end in zip(sizes, pieces.block, of_runs[:-1], of_runs[1:], strict=True):
         is_masked = np.count_nonzero(masked[begin:end]) > 0
         if is_masked and mask == "bits":
             of_class = runs.table[begin:end]
@@ -346,9 +347,9 @@ def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
     """
     order = tree.topology.row_of_rank
     intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
-    several = (intervals > 1).nonzero()[0]
-    if not len(several) and len(plan.row_lo) == len(plan):
+    if not np.count_nonzero(intervals != 1):
         return order, plan.row_lo.astype(np.int64)
+    several = (intervals > 1).nonzero()[0]
     first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]].astype(np.int64)
     if not len(several):
         return order, first

@@ -19,6 +19,8 @@ MOST_SPREAD = 1.25
 
 Each: TypeAlias = "int | Longs"
 """One number for all, or an array of one for each: most schedules have one tile size."""
+Sizes: TypeAlias = tuple[int, ...]
+"""Tokens of the tiles, or of the blocks, of every launch."""
 
 
 class Runs(NamedTuple):
@@ -43,17 +45,22 @@ class Runs(NamedTuple):
 class Pieces(NamedTuple):
     """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
 
-    Run i has `full[i]` full tiles, numbered from `tile_ends[i]`, and a rest of `rest[i]` tokens in `blocks[i]` blocks,
-    numbered from `block_ends[i]`.
+    counts [2, runs]: full tiles and blocks; first [2, items + 1]: where the items' tiles begin when all are numbered,
+    and their blocks, which are numbered behind the tiles; ends: the same of every run's, one after another. rest
+    [runs]: tokens.
     """
 
     tokens: Each
-    block: Longs
-    full: Longs
+    block: Sizes
+    counts: Longs
     rest: Longs
-    blocks: Longs
-    tile_ends: Longs
-    block_ends: Longs
+    ends: Longs
+    first: Longs
+
+    @property
+    def of_items(self) -> Longs:
+        """Full tiles and blocks of every item."""
+        return self.first[:, 1:] - self.first[:, :-1]
 
 
 class Tables(NamedTuple):
@@ -127,67 +134,75 @@ def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
     return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
 
 
-def pieces_of(runs: Runs, launch: Longs, tile_tokens: Longs, block: Longs) -> Pieces:
-    """The runs cut into tiles and blocks of these tokens, by launch. launch: of every item."""
-    tokens, length = each(tile_tokens, launch, runs), runs.table[:, 1]
-    full = length // tokens
+def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
+    """The runs cut into tiles and blocks of these tokens. launch: of every item."""
+    tokens, length = _each(tile_tokens, launch, runs), runs.table[:, 1]
+    counts = np.empty((2, len(length)), np.int64)
+    full = np.floor_divide(length, tokens, out=counts[0])
     rest = length - full * tokens
-    blocks = _ceiled(rest, each(block, launch, runs))
-    return Pieces(tokens, block, full, rest, blocks, offsets(full), offsets(blocks))
+    counts[1] = _ceiled(rest, _each(block, launch, runs))
+    ends = offsets(counts.reshape(-1))
+    return Pieces(tokens, block, counts, rest, ends, ends[np.array((runs.indptr, runs.indptr + len(length)))])
 
 
-def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Longs, usual: int) -> Pieces:
+def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
     """The same in blocks of `usual` tokens, or of 1 (a slot per token) in launches where packing in blocks of that size
     makes a quarter more tiles, full ones counted. No item is without runs.
     """
-    block = np.minimum(usual, tile_tokens)
+    block = tuple([min(usual, tokens) for tokens in tile_tokens])
     pieces = pieces_of(runs, launch, tile_tokens, block)
-    of_item, first = each(tile_tokens, launch), pieces.block_ends[runs.indptr]
-    by_block = _ceiled((first[1:] - first[:-1]) * each(block, launch), of_item)
+    of_item, (full, blocks) = _each(tile_tokens, launch), pieces.of_items
+    by_block = _ceiled(blocks * _each(block, launch), of_item)
     by_token = _ceiled(np.add.reduceat(pieces.rest, runs.indptr[:-1]), of_item)
     if not np.count_nonzero(by_block != by_token):
         return pieces
-    first = pieces.tile_ends[runs.indptr]
-    full = first[1:] - first[:-1]
     tiles = [np.bincount(launch, full + packed, len(block)) for packed in (by_block, by_token)]
-    spread = tiles[0] > MOST_SPREAD * tiles[1]
-    return pieces_of(runs, launch, tile_tokens, np.where(spread, 1, block)) if spread.any() else pieces
+    spread = (tiles[0] > MOST_SPREAD * tiles[1]).tolist()
+    if not any(spread):
+        return pieces
+    single = tuple([1 if spreads else tokens for tokens, spreads in zip(block, spread, strict=True)])
+    return pieces_of(runs, launch, tile_tokens, single)
 
 
-def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Longs) -> Tables:
+def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> Tables:
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another. Arguments as of
     `pieces_of`.
     """
-    block, per_tile = each(pieces.block, launch, runs), each(tile_tokens // pieces.block, launch)
-    tokens, full, rest, blocks = pieces.tokens, pieces.full, runs.table.copy(), pieces.blocks
-    tiles, size = rest.repeat(full, axis=0), tokens if isinstance(tokens, int) else tokens.repeat(full)
-    tiles[:, 0] += positions(pieces.tile_ends, full) * size
+    count, tokens, (full, blocks) = len(runs.table), pieces.tokens, pieces.counts
+    per_tile = _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, pieces.block, strict=True)]), launch)
+    # All tiles and then all blocks at once: what a run leaves to its blocks stands below the runs.
+    table = np.concatenate((runs.table, runs.table))
+    table[count:, 0] += full * tokens
+    table[count:, 1] = pieces.rest
+    numbers = pieces.counts.reshape(-1)
+    table, step, tile_number = table.repeat(numbers, axis=0), positions(pieces.ends, numbers), pieces.ends[count]
+    tiles, packed = table[:tile_number], table[tile_number:]
+    size = tokens if isinstance(tokens, int) else tokens.repeat(full)
+    tiles[:, 0] += step[:tile_number] * size
     tiles[:, 1] = size
-    tile0 = pieces.tile_ends[runs.indptr]
-
-    first_block = pieces.block_ends[runs.indptr]
-    block_count = first_block[1:] - first_block[:-1]
-    block_tiles = _ceiled(block_count, per_tile)
-    block0 = offsets(block_tiles * per_tile)
-    rest[:, 0] += full * tokens
-    rest[:, 1] = pieces.rest
-    packed, size = rest.repeat(blocks, axis=0), block if isinstance(block, int) else block.repeat(blocks)
-    before = positions(pieces.block_ends, blocks) * size
+    block = _each(pieces.block, launch, runs)
+    size = block if isinstance(block, int) else block.repeat(blocks)
+    before = step[tile_number:] * size
     packed[:, 0] += before
     packed[:, 1] = np.minimum(packed[:, 1] - before, size)
+
+    tile_count, block_count = pieces.of_items
+    block_tiles = _ceiled(block_count, per_tile)
+    block0 = offsets(block_tiles * per_tile)
     if block0[-1] > len(packed):
         padded = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
-        padded[np.arange(len(packed)) + (block0 - first_block)[:-1].repeat(block_count)] = packed
+        shift = block0[:-1] - (pieces.first[1, :-1] - tile_number)
+        padded[np.arange(len(packed)) + shift.repeat(block_count)] = packed
         packed = padded
-    return Tables(frozen(tiles), frozen(packed), tile0[:-1], tile0[1:] - tile0[:-1], block0[:-1], block_tiles)
+    return Tables(frozen(tiles), frozen(packed), pieces.first[0, :-1], tile_count, block0[:-1], block_tiles)
 
 
-def each(values: Longs, owner: Longs, runs: Runs | None = None) -> Each:
+def _each(values: Sizes, owner: Longs, runs: Runs | None = None) -> Each:
     """`values[owner]`, or the only one of them; with `runs`, which owners have, by run."""
-    first = values.item(0)
-    if len(values) == 1 or (values == first).all():
-        return first
-    return values[owner] if runs is None else values[owner].repeat(runs.counts)
+    if len(values) == 1 or len(set(values)) == 1:
+        return values[0]
+    of_owners = np.array(values)[owner]
+    return of_owners if runs is None else of_owners.repeat(runs.counts)
 
 
 def _ceiled(values: Longs, by: Each) -> Longs:
