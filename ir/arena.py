@@ -10,7 +10,6 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import PlanError
-from treegen.ir.unchecked import unchecked
 
 if TYPE_CHECKING:
     from treegen.ir.schedule import Schedule
@@ -109,8 +108,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     # Thread blocks beyond those that have work have empty lists.
     if room.workers > size.workers:
         array[work_indptr + size.workers + 1 : work_indptr + room.workers + 1] = size.work
-    return unchecked(
-        Arena,
+    return Arena(
         frozen(array),
         counted,
         rows,

@@ -74,7 +74,7 @@ class Group:
         return f"{text} seen {lo}-{hi - 1}" if hi > lo else f"{text} unseen"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Groups as a struct of arrays; immutable.
 
@@ -172,14 +172,16 @@ class Plan:
         merge: Merge = "reduce",
     ) -> Plan:
         """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, and unchecked."""
-        arrays = (row_indptr, row_lo, row_hi, segment_indptr, node, start, stop, seen_lo, seen_hi)
+        arrays = (row_indptr, row_lo, row_hi, segment_indptr, node, start, stop, seen_lo, seen_hi, group_rows)
         stage = np.zeros(len(group_rows), np.int32) if stage is None else stage
-        further = (tiles, mask, blocks, frozen(stage), merge, frozen(group_rows))
-        return unchecked(cls, strategy, *map(frozen, arrays), *further)
+        options = {"tiles": tiles, "mask": mask, "blocks": blocks, "stage": frozen(stage), "merge": merge}
+        return unchecked(
+            cls, {"strategy": strategy, **dict(zip(_COLUMNS, map(frozen, arrays), strict=True)), **options}
+        )
 
     def changed(self, **options: Any) -> Plan:
         """The same groups with other options (strategy, tiles, mask, blocks, stage, merge), unchecked."""
-        return unchecked(Plan, *(options[name] if name in options else getattr(self, name) for name in self.__slots__))
+        return unchecked(Plan, {**self.__dict__, **options})
 
     @classmethod
     def from_groups(cls, strategy: str, groups: Sequence[Group]) -> Plan:
@@ -302,6 +304,7 @@ class Plan:
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
+_COLUMNS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "group_rows")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
 
 

@@ -81,7 +81,7 @@ class WorkItem:
     group: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Work items and merge lists as a struct of arrays; immutable.
 
@@ -156,7 +156,7 @@ class Schedule:
     @classmethod
     def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: Ints) -> Schedule:
         """A schedule of arrays that treegen itself has made, all of them given, int32 and read-only; unchecked."""
-        return unchecked(cls, classes, *(arrays[name] for name in cls.__slots__[1:]))
+        return unchecked(cls, {"classes": classes, **arrays})
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
@@ -198,8 +198,7 @@ class Schedule:
     @property
     def size(self) -> Capacity:
         """The exact capacity."""
-        return unchecked(
-            Capacity,
+        return Capacity(
             _lengths(self.class_indptr),
             len(self.rows),
             len(self.tiles),

@@ -6,22 +6,13 @@ than making them. Tests hold what is made here to the constructors' checks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any, TypeVar
 
 Made = TypeVar("Made")
 
 
-def unchecked(cls: type[Made], *values: Any) -> Made:
-    """An instance of a frozen dataclass with slots, of the values of all its fields in order."""
+def unchecked(cls: type[Made], fields: dict[str, Any]) -> Made:
+    """An instance of a frozen dataclass without slots, of all its fields by name."""
     made = object.__new__(cls)
-    for set_field, value in zip(_setters(cls), values, strict=True):
-        set_field(made, value)
+    made.__dict__.update(fields)
     return made
-
-
-@cache
-def _setters(cls: type[Any]) -> tuple[Callable[[Any, Any], None], ...]:
-    """What sets the fields of a class with slots, in order."""
-    return tuple(getattr(cls, name).__set__ for name in cls.__slots__)
