@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import sub
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -273,7 +274,8 @@ class Schedule:
 
 def _lengths(indptr: Ints) -> tuple[int, ...]:
     """The entries between neighbouring offsets."""
-    return tuple((indptr[1:] - indptr[:-1]).tolist())
+    ends = indptr.tolist()
+    return tuple(map(sub, ends[1:], ends))
 
 
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}

@@ -31,6 +31,7 @@ from treegen.merges import (
 )
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
+    Each,
     Runs,
     Sizes,
     Tables,
@@ -87,7 +88,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target) -> Schedule:
     output. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused has rows to
     merge, or when a row has several items that could merge its partials.
     """
-    most_rows = int(np.maximum.reduce(plan.group_rows, initial=1))
+    most_rows = max(1, int(plan.group_rows.max())) if len(plan) else 1
     sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     items, runs = _cut(plan, runs_of_groups(plan, tree), heights)
     items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes))
@@ -273,7 +274,7 @@ def _tabulate_classes(
 class _Results(NamedTuple):
     """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
 
-    slot0: Longs
+    slot0: Each
     merges: Merges
     epilogue: Epilogue
     merging: list[bool] | None = None
@@ -289,7 +290,7 @@ def _results(
     items_of_row = np.bincount(row, minlength=num_rows)
     unseeing = (items_of_row == 0).nonzero()[0]
     if len(row) + len(unseeing) == num_rows:  # no row has two items
-        return _Results(np.full(len(rows), -1), no_merges(unseeing, num_stages), NO_EPILOGUE)
+        return _Results(-1, no_merges(unseeing, num_stages), NO_EPILOGUE)
 
     item = np.arange(len(rows)).repeat(rows)
     last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]

@@ -45,9 +45,8 @@ class Runs(NamedTuple):
 class Pieces(NamedTuple):
     """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
 
-    counts [2, runs]: full tiles and blocks; first [2, items + 1]: where the items' tiles begin when all are numbered,
-    and their blocks, which are numbered behind the tiles; ends: the same of every run's, one after another. rest
-    [runs]: tokens.
+    counts [2, runs]: full tiles and blocks; ends: where every run's tiles begin when all are numbered, and behind them
+    its blocks; of_items [2, items] and first [2, items]: the same two of items. rest [runs]: tokens.
     """
 
     tokens: Each
@@ -55,12 +54,8 @@ class Pieces(NamedTuple):
     counts: Longs
     rest: Longs
     ends: Longs
+    of_items: Longs
     first: Longs
-
-    @property
-    def of_items(self) -> Longs:
-        """Full tiles and blocks of every item."""
-        return self.first[:, 1:] - self.first[:, :-1]
 
 
 class Tables(NamedTuple):
@@ -136,13 +131,13 @@ def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
     """The runs cut into tiles and blocks of these tokens. launch: of every item."""
-    tokens, length = _each(tile_tokens, launch, runs), runs.table[:, 1]
-    counts = np.empty((2, len(length)), np.int64)
-    full = np.floor_divide(length, tokens, out=counts[0])
+    tokens, length = _each(tile_tokens, launch, runs), runs.table[:, 1].copy()
+    full = length >> tokens.bit_length() - 1 if isinstance(tokens, int) else length // tokens
     rest = length - full * tokens
-    counts[1] = _ceiled(rest, _each(block, launch, runs))
+    counts = np.array((full, _ceiled(rest, _each(block, launch, runs))))
     ends = offsets(counts.reshape(-1))
-    return Pieces(tokens, block, counts, rest, ends, ends[np.array((runs.indptr, runs.indptr + len(length)))])
+    first = ends[np.array((runs.indptr, runs.indptr + len(length)))]
+    return Pieces(tokens, block, counts, rest, ends, first[:, 1:] - first[:, :-1], first[:, :-1])
 
 
 def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
@@ -169,32 +164,34 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     `pieces_of`.
     """
     count, tokens, (full, blocks) = len(runs.table), pieces.tokens, pieces.counts
-    per_tile = _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, pieces.block, strict=True)]), launch)
-    # All tiles and then all blocks at once: what a run leaves to its blocks stands below the runs.
-    table = np.concatenate((runs.table, runs.table))
-    table[count:, 0] += full * tokens
-    table[count:, 1] = pieces.rest
-    numbers = pieces.counts.reshape(-1)
-    table, step, tile_number = table.repeat(numbers, axis=0), positions(pieces.ends, numbers), pieces.ends[count]
-    tiles, packed = table[:tile_number], table[tile_number:]
-    size = tokens if isinstance(tokens, int) else tokens.repeat(full)
-    tiles[:, 0] += step[:tile_number] * size
-    tiles[:, 1] = size
     block = _each(pieces.block, launch, runs)
-    size = block if isinstance(block, int) else block.repeat(blocks)
-    before = step[tile_number:] * size
-    packed[:, 0] += before
-    packed[:, 1] = np.minimum(packed[:, 1] - before, size)
+    # All tiles and then all blocks: piece number `step` of a part that begins in a slot and has so many tokens.
+    parts = np.empty((2, *runs.table.shape), np.int64)
+    parts[:] = runs.table
+    parts[0, :, 1] = full * tokens
+    parts[1, :, 0] += parts[0, :, 1]
+    parts[1, :, 1] = pieces.rest
+    numbers, num_tiles = pieces.counts.reshape(-1), int(pieces.ends[count])
+    table = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
+    size = np.empty(len(table), np.int64)
+    size[:num_tiles] = tokens if isinstance(tokens, int) else tokens.repeat(full)
+    size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
+    before = positions(pieces.ends, numbers) * size
+    table[:, 0] += before
+    table[:, 1] = np.minimum(table[:, 1] - before, size)
+    made = frozen(table)
+    tiles, packed = made[:num_tiles], made[num_tiles:]
 
     tile_count, block_count = pieces.of_items
+    per_tile = _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, pieces.block, strict=True)]), launch)
     block_tiles = _ceiled(block_count, per_tile)
     block0 = offsets(block_tiles * per_tile)
     if block0[-1] > len(packed):
         padded = np.zeros((block0[-1], len(RUN_FIELDS)), np.int32)
-        shift = block0[:-1] - (pieces.first[1, :-1] - tile_number)
+        shift = block0[:-1] - (pieces.first[1] - num_tiles)
         padded[np.arange(len(packed)) + shift.repeat(block_count)] = packed
-        packed = padded
-    return Tables(frozen(tiles), frozen(packed), pieces.first[0, :-1], tile_count, block0[:-1], block_tiles)
+        packed = frozen(padded)
+    return Tables(tiles, packed, pieces.first[0], tile_count, block0[:-1], block_tiles)
 
 
 def _each(values: Sizes, owner: Longs, runs: Runs | None = None) -> Each:
@@ -210,9 +207,9 @@ def _ceiled(values: Longs, by: Each) -> Longs:
     return values + (by - 1) >> by.bit_length() - 1 if isinstance(by, int) else -(-values // by)
 
 
-def table(*columns: Longs) -> Ints:
+def table(first: Longs, *others: Each) -> Ints:
     """A read-only int32 table of these columns."""
-    made = np.empty((len(columns[0]), len(columns)), np.int32)
-    for index, column in enumerate(columns):
+    made = np.empty((len(first), 1 + len(others)), np.int32)
+    for index, column in enumerate((first, *others)):
         made[:, index] = column
     return frozen(made)

@@ -130,7 +130,7 @@ class Cohorts(NamedTuple):
     """
 
     span: Longs
-    of: Longs | Ints
+    of: Longs
     row_lo: Longs | Ints
     row_hi: Longs | Ints
 
@@ -140,8 +140,9 @@ def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | 
     spans, topology = tree.topology.spans, tree.topology
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
         starts = np.arange(0, tree.num_rows, rows, np.int32)
-        ends = np.minimum(starts + rows, tree.num_rows)
-        first, last = spans.lo // rows, (spans.hi - 1) // rows
+        ends = starts + rows
+        ends[-1:] = tree.num_rows
+        first, last = (spans.lo // rows).astype(np.int64), ((spans.hi - 1) // rows).astype(np.int64)
     else:
         # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
         borders = np.array([0, tree.num_rows]) if borders is None else borders
