@@ -28,6 +28,7 @@ from treegen.merges import (
     merge_lists,
     no_merges,
     partial_items,
+    single_stage_merges,
 )
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
@@ -141,7 +142,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     item, position = ragged(items.rows)
     row = row_table[(row0[items.group] + items.begin)[item] + position]
     partial_item = partial_items(
-        item, row, np.bincount(row, minlength=forest.num_rows), in_last_stage(plan, tree, trees)[items.group]
+        items.rows, row, np.bincount(row, minlength=forest.num_rows), in_last_stage(plan, tree, trees)[items.group]
     )
     partial_rows = np.bincount(tree[items.group], np.where(partial_item, items.rows, 0), trees).astype(np.int64)
     if plan.stage.any() and plan.merge == "reduce":
@@ -255,8 +256,8 @@ def _tabulate_classes(
     tokens: of every class; bounds: where the items of every class begin, and where the last ones end.
     """
     if not sizes[0].fused:
-        block = tuple(tile.block for tile in sizes)
-        return sizes, tabulate(runs, pieces_of(runs, items.tile, tokens, block), items.tile, tokens)
+        pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
+        return sizes, tabulate(runs, pieces, items.tile, tokens)
     pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
     masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in _BIT_MASKS else "interval"
@@ -292,11 +293,11 @@ def _results(
     if len(row) + len(unseeing) == num_rows:  # no row has two items
         return _Results(-1, no_merges(unseeing, num_stages), NO_EPILOGUE)
 
-    item = np.arange(len(rows)).repeat(rows)
     last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]
     if last.any():
+        item = np.arange(len(rows)).repeat(rows)
         check_last_items(item, row, last)
-    partial = partial_items(item, row, items_of_row, last)
+    partial = partial_items(rows, row, items_of_row, last)
     if plan.mask == "dense" and partial.any():
         raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
     before = offsets(np.where(partial, rows, 0))[:-1]
@@ -315,11 +316,15 @@ def _results(
             merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
             merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
     kept_row = row[kept]
-    if plan.merge == "final" or num_stages == 1:
-        stage = np.full(len(kept_row), num_stages - 1)
+    if num_stages == 1:
+        merges = single_stage_merges(kept_row, slot[kept], unseeing)
+    elif not len(kept_row):
+        merges = no_merges(unseeing, num_stages)
     else:
         stage = items.tile.repeat(rows)[kept] // (launches // num_stages)
-    merges = merge_lists(kept_row, slot[kept], stage, unseeing, num_stages)
+        if plan.merge == "final":
+            stage = np.full(len(stage), num_stages - 1)
+        merges = merge_lists(kept_row, slot[kept], stage, unseeing, num_stages)
     return _Results(slot0, merges, epilogue, merging)
 
 

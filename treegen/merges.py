@@ -41,22 +41,26 @@ def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
     """
     if plan.merge == "reduce":
         return np.zeros(len(plan), np.bool_)
+    if trees == 1:
+        last: Bools = plan.stage == plan.stage.max(initial=0)
+        return last
     latest = np.zeros(trees, np.int64)
     np.maximum.at(latest, tree, plan.stage)
-    last: Bools = plan.stage == latest[tree]
+    last = plan.stage == latest[tree]
     return last
 
 
-def partial_items(item: Longs, row: Ints, items_of_row: Longs, last: Bools) -> Bools:
-    """Whether every item writes partials, of all (item, row) pairs; items_of_row: the items of every row.
+def partial_items(rows: Longs, row: Ints, items_of_row: Longs, last: Bools) -> Bools:
+    """Whether every item writes partials. rows: of every item, at least one; row: of all items, one after another;
+    items_of_row: the items of every row.
 
     An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
     """
     rivals = items_of_row[row]
     if last.any():
-        of_last = last[item]
+        of_last = last.repeat(rows)
         rivals = np.where(of_last, np.bincount(row[of_last], minlength=len(items_of_row))[row], rivals)
-    partial: Bools = np.bincount(item, rivals > 1, len(last)) > 0
+    partial: Bools = np.maximum.reduceat(rivals, offsets(rows)[:-1]) > 1
     return partial
 
 
@@ -86,7 +90,7 @@ def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
     return kept
 
 
-def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
+def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
     """Merges of the partial slots that `row` has from items of `stage`; rows `unseeing`, which have none, become empty.
 
     After every stage that gave a row partials, they join what the row has so far, which stays in its first slot; behind
@@ -94,7 +98,7 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
     makes it final.
     """
     if stages == 1:
-        return _single_stage(row, slot, unseeing)
+        return single_stage_merges(row, slot, unseeing)
     order = np.lexsort((stage, row))
     row, slot, stage = row[order], slot[order], stage[order]
     # A cell: the partials of one row in one stage.
@@ -130,13 +134,14 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
     )
 
 
-def _single_stage(row: Longs, slot: Longs, unseeing: Longs) -> Merges:
-    """`merge_lists` where there is one stage: all partials of a row are one merge, and it is final."""
+def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs) -> Merges:
+    """`merge_lists` of one stage: all partials of a row are one merge, and it is final."""
     lengths = np.bincount(row, minlength=int(unseeing.max(initial=-1)) + 1)
     merged = lengths > 0
     merged[unseeing] = True
     rows = merged.nonzero()[0]
-    order = row.argsort(kind="stable")
+    # Keys of 16 bits are sorted by radix.
+    order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
 
 

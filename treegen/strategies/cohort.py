@@ -99,9 +99,10 @@ class Cohort(Strategy):
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:
-            tokens, length = plan.group_tokens, self.split
+            tokens = plan.group_tokens
+            length: int | Longs = self.split
             if self.merge == "final":
-                length = np.where(plan.stage > 0, np.maximum(tokens, 1), length)
+                length = np.where(plan.stage > 0, np.maximum(tokens, 1), self.split)
             plan = cut_context(plan, *cut_every(tokens, length))
             if on_pass:
                 on_pass("split-context", plan)

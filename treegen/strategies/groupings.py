@@ -139,7 +139,7 @@ def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | 
     """The groups of `by_cohort` as arrays, without a plan."""
     spans, topology = tree.topology.spans, tree.topology
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
-        starts = np.arange(0, tree.num_rows, rows, np.int32)
+        starts = np.arange(0, tree.num_rows, rows, dtype=np.int32)
         ends = starts + rows
         ends[-1:] = tree.num_rows
         first, last = (spans.lo // rows).astype(np.int64), ((spans.hi - 1) // rows).astype(np.int64)
