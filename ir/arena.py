@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -46,8 +45,7 @@ class Capacity:
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
-    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE, with
-    empty lists.
+    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE.
     """
 
     array: Ints
@@ -64,41 +62,53 @@ class Arena:
     merge_indptr: tuple[int, ...]
 
 
-def pack(schedule: Schedule, capacity: Capacity) -> Arena:
-    """The arena of a schedule, with room for `capacity`. Raises PlanError when it does not fit."""
+def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
+    """The arena of a schedule, with room for `capacity` (None: exactly the schedule). Raises PlanError when it does
+    not fit.
+    """
     size = schedule.size
-    for section in fields(Capacity):
-        needed, room = getattr(size, section.name), getattr(capacity, section.name)
-        if not _fits(needed, room):
-            raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")
-    classes, stages = range(len(schedule.classes)), range(schedule.num_stages)
-    items = [schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]] for c in classes]
-    merged = [merges for _, merges in schedule.stages]
+    room = capacity or size
+    if capacity is not None:
+        _check_fits(size, capacity)
+    item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
-    spare = max((tile.blocks_per_tile for tile in schedule.classes), default=1) * schedule.tiles.shape[1]
+    spare = run_width * max([tile.blocks_per_tile for tile in schedule.classes], default=1)
     sections = [
-        (schedule.rows, capacity.rows),
-        (schedule.tiles, (capacity.tiles + 1) * schedule.tiles.shape[1]),
-        (schedule.blocks, capacity.blocks * schedule.tiles.shape[1] + spare),
-        (schedule.merge_slots, capacity.merge_slots + 1),
-        (_padded(schedule.work_indptr, capacity.workers), capacity.workers + 1),
-        (schedule.work, capacity.work),
-        (schedule.epilogue_indptr, capacity.epilogue_rows + 1),
-        (schedule.epilogue_slots, capacity.epilogue_slots + 1),
-        *((items[c], capacity.items[c] * schedule.items.shape[1]) for c in classes),
-        *((schedule.merge_rows[merged[s]], capacity.merges[s]) for s in stages),
-        *((_merge_indptr(schedule, s, capacity.merges[s]), capacity.merges[s] + 1) for s in stages),
+        (schedule.rows, room.rows),
+        (schedule.tiles, (room.tiles + 1) * run_width),
+        (schedule.blocks, room.blocks * run_width + spare),
+        (schedule.merge_slots, room.merge_slots + 1),
+        (schedule.work_indptr, room.workers + 1),
+        (schedule.work, room.work),
+        (schedule.epilogue_indptr, room.epilogue_rows + 1),
+        (schedule.epilogue_slots, room.epilogue_slots + 1),
     ]
-    places = [0]
-    for _, room in sections:
-        places.append(places[-1] + -(-room // ALIGNMENT) * ALIGNMENT)
-    array = np.zeros(places[-1], np.int32)
-    for place, (values, _) in zip(places, sections, strict=False):
-        array[place : place + values.size] = values.ravel()
-    of_items, of_merges = places[8:], places[8 + len(classes) :]
-    for stage, (begin, end) in enumerate(pairwise(schedule.merge_stage_indptr.tolist())):
-        array[of_merges[stage] + end - begin : of_merges[stage] + capacity.merges[stage]] = SURPLUS_MERGE
+    begin = 0
+    for count, most in zip(size.items, room.items, strict=True):
+        sections.append((schedule.items[begin : begin + count], most * item_width))
+        begin += count
+    begin, indptrs = 0, []
+    for count, most in zip(size.merges, room.merges, strict=True):
+        sections.append((schedule.merge_rows[begin : begin + count], most))
+        indptrs.append((schedule.merge_indptr[begin : begin + count + 1], most + 1))
+        begin += count
+    sections += indptrs
+    places, end = [], 0
+    for _, most in sections:
+        places.append(end)
+        end -= -most // ALIGNMENT * ALIGNMENT
+    array = np.zeros(end, np.int32)
+    for place, (values, _) in zip(places, sections, strict=True):
+        if values.size:
+            array[place : place + values.size] = values.reshape(-1)
+    of_items, of_merges = places[8:], places[8 + len(size.items) :]
     rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:8]
+    for place, count, most in zip(of_merges, size.merges, room.merges, strict=False):
+        if most > count:
+            array[place + count : place + most] = SURPLUS_MERGE
+    # Thread blocks beyond those that have work have empty lists.
+    if room.workers > size.workers:
+        array[work_indptr + size.workers + 1 : work_indptr + room.workers + 1] = size.work
     return Arena(
         frozen(array),
         rows,
@@ -109,22 +119,16 @@ def pack(schedule: Schedule, capacity: Capacity) -> Arena:
         work,
         epilogue_indptr,
         epilogue_slots,
-        items=tuple(of_items[: len(classes)]),
-        merge_rows=tuple(of_merges[: len(stages)]),
-        merge_indptr=tuple(of_merges[len(stages) : 2 * len(stages)]),
+        tuple(of_items[: len(size.items)]),
+        tuple(of_merges[: len(size.merges)]),
+        tuple(of_merges[len(size.merges) :]),
     )
 
 
-def _fits(needed: int | tuple[int, ...], room: int | tuple[int, ...]) -> bool:
-    parts, rooms = (size if isinstance(size, tuple) else (size,) for size in (needed, room))
-    return len(parts) == len(rooms) and all(map(le, parts, rooms))
-
-
-def _merge_indptr(schedule: Schedule, stage: int, merges: int) -> Ints:
-    first, last = schedule.merge_stage_indptr[stage : stage + 2]
-    return _padded(schedule.merge_indptr[first : last + 1], merges)
-
-
-def _padded(indptr: Ints, entries: int) -> Ints:
-    """`indptr` with empty lists for surplus entries."""
-    return frozen(np.append(indptr, np.full(entries + 1 - len(indptr), indptr[-1])))
+def _check_fits(size: Capacity, capacity: Capacity) -> None:
+    """Raises PlanError when some section needs more than there is room for."""
+    for section in fields(Capacity):
+        needed, room = getattr(size, section.name), getattr(capacity, section.name)
+        parts, rooms = (part if isinstance(part, tuple) else (part,) for part in (needed, room))
+        if len(parts) != len(rooms) or not all(map(le, parts, rooms)):
+            raise PlanError(f"capacity.{section.name}", room, f"is less than {needed}", "declare a larger capacity")

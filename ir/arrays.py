@@ -72,28 +72,32 @@ def _is_integer(value: object) -> bool:
 def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
     result: Ints = np.ascontiguousarray(array, dtype=np.int32)
-    result.flags.writeable = False
+    result.setflags(write=False)
     return result
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:
     """Exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
-    result = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=result[1:])
+    result = np.empty(len(lengths) + 1, np.int64)
+    result[0] = 0
+    np.add.accumulate(lengths, out=result[1:])
     return result
 
 
 def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
     """(owner, position) of every entry of ragged rows of these lengths, in order."""
-    indptr = offsets(lengths)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    return owner, np.arange(indptr[-1]) - indptr[owner]
+    return np.arange(len(lengths)).repeat(lengths), positions(offsets(lengths), lengths)
+
+
+def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
+    """The place in its row of every entry of ragged rows of these lengths, whose `offsets` are `indptr`."""
+    return np.arange(indptr[-1]) - indptr[:-1].repeat(lengths)
 
 
 def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
     """The concatenation of `range(start, start + length)` over all pairs."""
     indptr = offsets(lengths)
-    return np.arange(indptr[-1]) + np.repeat(np.asarray(starts, np.int64) - indptr[:-1], lengths)
+    return np.arange(indptr[-1]) + (starts - indptr[:-1]).repeat(lengths)
 
 
 class LazySequence(Sequence[Entry], Generic[Entry]):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int32_array, offsets, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.json_form import read_object, write_object
+from treegen.ir.unchecked import unchecked
 
 Mask: TypeAlias = Literal["interval", "token-bits", "row-bits", "dense"]
 """How it is stored which rows see a run of tokens, where not all rows of a group do.
@@ -73,7 +74,7 @@ class Group:
         return f"{text} seen {lo}-{hi - 1}" if hi > lo else f"{text} unseen"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """Groups as a struct of arrays; immutable.
 
@@ -151,6 +152,38 @@ class Plan:
             raise PlanError(f"group {group} of {self.strategy}", str(self.groups[group]), reason, "correct the pass")
 
     @classmethod
+    def trusted(
+        cls,
+        strategy: str,
+        row_indptr: npt.NDArray[Any],
+        row_lo: npt.NDArray[Any],
+        row_hi: npt.NDArray[Any],
+        segment_indptr: npt.NDArray[Any],
+        node: npt.NDArray[Any],
+        start: npt.NDArray[Any],
+        stop: npt.NDArray[Any],
+        seen_lo: npt.NDArray[Any],
+        seen_hi: npt.NDArray[Any],
+        group_rows: npt.NDArray[Any],
+        tiles: tuple[tuple[int, int], ...] = (),
+        mask: Mask = "interval",
+        blocks: int = 0,
+        stage: npt.NDArray[Any] | None = None,
+        merge: Merge = "reduce",
+    ) -> Plan:
+        """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, and unchecked."""
+        arrays = (row_indptr, row_lo, row_hi, segment_indptr, node, start, stop, seen_lo, seen_hi, group_rows)
+        stage = np.zeros(len(group_rows), np.int32) if stage is None else stage
+        options = {"tiles": tiles, "mask": mask, "blocks": blocks, "stage": frozen(stage), "merge": merge}
+        return unchecked(
+            cls, {"strategy": strategy, **dict(zip(_COLUMNS, map(frozen, arrays), strict=True)), **options}
+        )
+
+    def changed(self, **options: Any) -> Plan:
+        """The same groups with other options (strategy, tiles, mask, blocks, stage, merge), unchecked."""
+        return unchecked(Plan, {**self.__dict__, **options})
+
+    @classmethod
     def from_groups(cls, strategy: str, groups: Sequence[Group]) -> Plan:
         """A plan from Group objects."""
         rows = np.array([interval for group in groups for interval in group.rows], np.int64).reshape(-1, 2)
@@ -189,22 +222,23 @@ class Plan:
     @property
     def row_interval_group(self) -> Longs:
         """The group of every rank interval."""
-        return np.repeat(np.arange(len(self)), self.row_indptr[1:] - self.row_indptr[:-1])
+        return np.arange(len(self)).repeat(self.row_indptr[1:] - self.row_indptr[:-1])
 
     @property
     def segment_group(self) -> Longs:
         """The group of every segment."""
-        return np.repeat(np.arange(len(self)), self.segment_indptr[1:] - self.segment_indptr[:-1])
+        return np.arange(len(self)).repeat(self.segment_indptr[1:] - self.segment_indptr[:-1])
 
     @property
     def read_tokens(self) -> Longs:
         """Tokens that every segment reads."""
-        return self.stop.astype(np.int64) - self.start
+        return (self.stop - self.start).astype(np.int64)
 
     @property
     def group_tokens(self) -> Longs:
         """Tokens that every group reads."""
-        return np.bincount(self.segment_group, self.read_tokens, len(self)).astype(np.int64)
+        ends = offsets(self.stop - self.start)[self.segment_indptr]
+        return ends[1:] - ends[:-1]
 
     @property
     def masked(self) -> npt.NDArray[np.bool_]:
@@ -218,8 +252,8 @@ class Plan:
 
         An interval that reaches over several rank intervals of its group gives several entries, an empty one none.
         """
-        counts = np.diff(self.row_indptr)[group]
-        index = np.repeat(np.arange(len(group)), counts)
+        counts = (self.row_indptr[1:] - self.row_indptr[:-1])[group]
+        index = np.arange(len(group)).repeat(counts)
         interval = ragged_ranges(self.row_indptr[group], counts)
         ends = offsets(self.row_hi.astype(np.int64) - self.row_lo)
         begin = (ends[:-1] - ends[self.row_indptr[self.row_interval_group]])[interval]
@@ -270,6 +304,7 @@ class Plan:
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
+_COLUMNS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "group_rows")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import sub
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from treegen.ir.arrays import Ints, LazySequence, frozen
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
 from treegen.ir.plan import checked_ints
+from treegen.ir.unchecked import unchecked
 
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
 """Columns of `Schedule.items`, in the order in which kernels read them."""
@@ -82,7 +84,7 @@ class WorkItem:
     group: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """Work items and merge lists as a struct of arrays; immutable.
 
@@ -155,6 +157,11 @@ class Schedule:
             reason = f"does not match {len(self.merge_stage_indptr) - 1} stages of merges"
             raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
 
+    @classmethod
+    def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: Ints) -> Schedule:
+        """A schedule of arrays that treegen itself has made, all of them given, int32 and read-only; unchecked."""
+        return unchecked(cls, {"classes": classes, **arrays})
+
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
         return self.items[:, ITEM_FIELDS.index(name)]
@@ -167,7 +174,9 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return max(int(self.merge_slots.max(initial=-1)), int(self.epilogue_slots.max(initial=-1))) + 1
+        return 1 + max(
+            (int(slots.max()) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1
+        )
 
     @property
     def num_stages(self) -> int:
@@ -194,11 +203,11 @@ class Schedule:
     def size(self) -> Capacity:
         """The exact capacity."""
         return Capacity(
-            tuple(np.diff(self.class_indptr).tolist()),
+            _lengths(self.class_indptr),
             len(self.rows),
             len(self.tiles),
             len(self.blocks),
-            tuple(np.diff(self.merge_stage_indptr).tolist()),
+            _lengths(self.merge_stage_indptr),
             len(self.merge_slots),
             self.num_slots,
             len(self.work_indptr) - 1,
@@ -211,7 +220,7 @@ class Schedule:
         """The arena, with room for `capacity` (default: exactly this schedule). Raises PlanError when it does not
         fit.
         """
-        return pack(self, capacity or self.size)
+        return pack(self, capacity)
 
     def text(self, most_items: int | None = None) -> str:
         """Classes, counts and one line per item, at most `most_items` of them."""
@@ -264,6 +273,12 @@ class Schedule:
             flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
         return cls(classes, **arrays)
+
+
+def _lengths(indptr: Ints) -> tuple[int, ...]:
+    """The entries between neighbouring offsets."""
+    ends = indptr.tolist()
+    return tuple(map(sub, ends[1:], ends))
 
 
 _TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}

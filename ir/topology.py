@@ -35,7 +35,7 @@ class Spans:
     @property
     def lengths(self) -> Longs:
         """Tokens of each span."""
-        return self.stop.astype(np.int64) - self.start
+        return (self.stop - self.start).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

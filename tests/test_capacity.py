@@ -16,6 +16,7 @@ import treegen
 from forests import examples, forests, schedule_counts, visible_slot_counts
 from treegen import Shape, Tree, oracle, strategies
 from treegen.capacity import WantedLimits, layout_of
+from treegen.ir.arena import SURPLUS_MERGE
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.search import auto as searching
@@ -129,7 +130,7 @@ def assert_writes_every_row_once(schedule: Schedule, rows: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["deft-node", "flashforge", cohort(apart=2, merge="final")], ids=str)
-def test_surplus_entries_are_zero_items_and_empty_merges(strategy: str | Strategy) -> None:
+def test_surplus_entries_are_zero_items_and_marked_merges(strategy: str | Strategy) -> None:
     kernel = compiled(strategy=strategy)
     layout = kernel._served.layout
     assert layout is not None
@@ -140,10 +141,10 @@ def test_surplus_entries_are_zero_items_and_empty_merges(strategy: str | Strateg
             surplus = arena.array[place + 8 * size.items[c] : place + 8 * layout.room.items[c]]
             assert len(surplus)
             assert not surplus.any()
-        for s, place in enumerate(arena.merge_indptr):
-            indptr = arena.array[place : place + layout.room.merges[s] + 1]
-            assert (np.diff(indptr)[size.merges[s] :] == 0).all()
-            assert (np.diff(indptr)[: size.merges[s]] > 0).all()
+        for s, place in enumerate(arena.merge_rows):
+            assert (arena.array[place + size.merges[s] : place + layout.room.merges[s]] == SURPLUS_MERGE).all()
+            indptr = arena.array[arena.merge_indptr[s] :][: size.merges[s] + 1]
+            assert (np.diff(indptr) > 0).all()
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
@@ -183,7 +184,8 @@ def test_max_items_makes_room_for_longer_items() -> None:
 
 
 def test_a_tree_grows_to_twice_its_rows_and_far_in_tokens_by_default() -> None:
-    kernel = treegen.compile(Tree.parse("1,16/2000,1"), shape=SHAPE, backend="torch", max_slots=4000)
+    tree = Tree.parse("1,16/2000,1")
+    kernel = treegen.compile(tree, strategy=cohort(), shape=SHAPE, backend="torch", max_slots=4000)
     for length in (2, 64, 65, 127, 1000):
         kernel.update(Tree.parse(f"1,16/2000,{length}"))
     kernel.update(Tree.parse("1,32/2000,40"))

@@ -3,9 +3,11 @@
 import time
 from collections.abc import Callable
 
+import pytest
+
 from treegen import Shape, Tree
 from treegen.lower import lower
-from treegen.strategies import deft_node
+from treegen.strategies import cohort, deft_node
 from treegen.targets import target_from
 
 
@@ -39,3 +41,12 @@ def test_planning_grows_with_groups_not_with_tokens() -> None:
         return lambda: strategy.plan(tree, shape, target)
 
     assert fastest(plan(100_000_000)) < 3 * fastest(plan(10))
+
+
+@pytest.mark.parametrize(("text", "most_ms"), [("1,256/256,32", 2.0), ("1,4,16,64,256,1024/256,8,256,64,32,256", 3.0)])
+def test_replanning_by_cohorts_takes_few_array_operations(text: str, most_ms: float) -> None:
+    tree = Tree.parse(text)
+    shape, target, strategy = Shape(32, 8, 128, dtype="fp16"), target_from("h200"), cohort()
+    milliseconds = fastest(lambda: lower(strategy.plan(tree, shape, target), tree, shape, target).pack())
+    print(f"{milliseconds:.2f} ms")
+    assert milliseconds < most_ms

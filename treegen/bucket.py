@@ -21,12 +21,11 @@ def policy_bucket(tree: Tree) -> str:
     """
     topology = tree.topology
     spans = topology.spans
-    lengths = spans.lengths
-    seen_by = spans.hi.astype(np.int64) - spans.lo
-    tokens = int(lengths.sum())
-    levels = int(topology.depth[spans.node].max()) + 1 if len(spans) else 0
-    sharing = int(lengths @ seen_by) / tokens if tokens else 0.0
-    private = int(lengths @ (seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
+    lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
+    tokens = int(np.add.reduce(lengths))
+    levels = int(np.maximum.reduce(topology.depth[spans.node])) + 1 if len(spans) else 0
+    sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
+    private = int(np.add.reduce(lengths[seen_by == 1])) / tree.num_rows if tree.num_rows else 0.0
     parts = (
         f"rows {_power(tree.num_rows)}",
         f"levels {levels if levels <= _EXACT_LEVELS else _power(levels)}",

@@ -159,9 +159,11 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
     frame = _frame(plan, exact)
     first_plan, first = _framed(plan, tree, shape, target, frame, plan.blocks)
     most = max(first.size.items)
-    runs = np.bincount(runs_of_groups(plan, tree).owner, minlength=len(first_plan))[first.column("group")].sum()
+    runs = np.zeros(len(first_plan), np.int64)
+    runs[: len(plan)] = runs_of_groups(plan, tree).counts
     listed = len(first.rows) - tree.num_rows
-    demand = _Demand(max(most, 1), len(first.tiles) + int(runs), len(first.blocks) + int(runs), listed)
+    growing = int(runs[first.column("group")].sum())
+    demand = _Demand(max(most, 1), len(first.tiles) + growing, len(first.blocks) + growing, listed)
     max_rows = wanted.max_rows or max(_HEADROOM * tree.num_rows, _FEWEST)
     growth = max(_HEADROOM, max_rows / max(tree.num_rows, 1)) if tree.num_rows else _HEADROOM
     limits = Limits(

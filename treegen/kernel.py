@@ -75,6 +75,7 @@ class Kernel:
         self._shape = shape or DEFAULT_SHAPE
         self._shape_is_assumed = shape is None
         self._wanted = wanted
+        self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
         self._handle = op.handle_of(self)
         self._served = self._planned(tree)
@@ -215,7 +216,7 @@ class Kernel:
                 self._shape = found
                 self._served = self._planned(self.tree)
         limits = self.capacity
-        inputs.check_fits(self.tree, self._shape, q, found, limits and limits.max_rows)
+        inputs.check_fits(self.tree, self._shape, q, found, None if limits is None else limits.max_rows)
 
     def _program(self, served: Served, device: torch.device) -> Program:
         backend = backend_for(device, self._wanted_backend)
@@ -249,7 +250,13 @@ class Kernel:
     def _choice_for(self, tree: Tree) -> Choice | None:
         """The choice made for the tree before, where it holds for `tree` as well; None where it has to be made."""
         chosen = self.choice.strategy
-        if chosen == self._strategy or not serves_any_tree(chosen) or policy_bucket(tree) != policy_bucket(self.tree):
+        if chosen == self._strategy or not serves_any_tree(chosen):
+            return None
+        known, before = self._bucket
+        if known is not self.tree:
+            before = policy_bucket(self.tree)
+        self._bucket = tree, policy_bucket(tree)
+        if self._bucket[1] != before:
             return None
         return Choice(chosen, f"{_KEPT}{self.choice.reason.removeprefix(_KEPT)}")
 

@@ -4,8 +4,8 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,27 +13,33 @@ import numpy as np
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
-from treegen.ir.plan import Plan
+from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import (
     NO_EPILOGUE,
     Epilogue,
+    Merges,
     check_last_items,
     epilogue_lists,
     in_last_stage,
     kept_between_stages,
     merge_lists,
+    no_merges,
     partial_items,
+    single_stage_merges,
 )
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import (
+    Each,
     Runs,
+    Sizes,
     Tables,
     bit_words,
-    block_tokens,
     masked_runs,
+    packed_pieces_of,
+    pieces_of,
     runs_of_groups,
     runs_of_items,
     table,
@@ -54,9 +60,9 @@ class Frame(NamedTuple):
     stages: int
 
     @property
-    def sizes(self) -> list[TileClass]:
+    def sizes(self) -> tuple[TileClass, ...]:
         """The classes of a stage."""
-        return list(self.classes[: len(self.classes) // self.stages])
+        return self.classes[: len(self.classes) // self.stages]
 
 
 class _Work(NamedTuple):
@@ -66,16 +72,20 @@ class _Work(NamedTuple):
     entries: Ints
 
 
+_NO_WORK = _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
+
+
 class _Items(NamedTuple):
-    """Row tiles: rows `begin:begin + rows` of a group, in the group's tile class `tile` of all its stages' classes,
-    reading `work` tokens.
-    """
+    """Row tiles: rows `begin:begin + rows` of a group, in the tile class `tile` of all that its groups may have."""
 
     group: Longs
     begin: Longs
     rows: Longs
     tile: Longs
-    work: Longs
+
+    def at(self, places: Longs) -> _Items:
+        """These of the items, in this order."""
+        return _Items(*(column[places] for column in self))
 
 
 class Counts(NamedTuple):
@@ -94,82 +104,46 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | N
     the plan calls for. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused
     has rows to merge, or when a row has several items that could merge its partials.
     """
-    sizes = frame.sizes if frame else _tile_sizes(plan, shape, target, int(plan.group_rows.max(initial=1)))
-    heights = np.array([_height(tile, plan, shape) for tile in sizes])
-    items, runs = _cut(plan, runs_of_groups(plan, tree), np.tile(heights, (len(plan), 1)))
-    item_group, begin, rows, item_class, work = items
-
-    # Items that read nothing are dropped; the others are launched stage by stage, class by class, the longest first.
-    stage = plan.stage[item_group[work > 0]].astype(np.int64)
-    num_stages = frame.stages if frame else 1
-    if not frame and len(stage):
-        stages, stage = np.unique(stage, return_inverse=True)
-        num_stages = len(stages)
-    item_class[work > 0] += stage * len(sizes)
-    order = np.lexsort((-work, item_class)) if item_class.any() else np.argsort(-work, kind="stable")
-    order = order[work[order] > 0]
-    number = np.full(len(rows), -1, np.int64)
-    number[order] = np.arange(len(order))
-    runs = Runs(number[runs.owner], *runs[1:])
-    by_owner = np.argsort(runs.owner, kind="stable")
-    runs = Runs(*(column[by_owner] for column in runs))
-    item_group, rows, item_class = item_group[order], rows[order], item_class[order]
-    class_indptr = np.searchsorted(item_class, np.arange(num_stages * len(sizes) + 1))
-    given, fixed = (frame.classes, True) if frame else (sizes * num_stages, False)
-    classes, tables = _tabulate_classes(runs, plan, given, class_indptr, rows, fixed=fixed)
-
+    most_rows = max(1, int(plan.group_rows.max())) if len(plan) else 1
+    if frame is None:
+        sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
+    else:
+        sizes, tokens, heights = _sized(frame.sizes, plan.mask, shape)
+    items, runs = _cut(plan, runs_of_groups(plan, tree), heights)
+    items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
+    launches = num_stages * len(sizes)
+    bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
+    if num_stages > 1:
+        sizes, tokens = sizes * num_stages, tokens * num_stages
+    if frame is not None:
+        sizes = frame.classes
+    classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, fixed=frame is not None)
     row_table, row0 = _row_table(plan, tree)
-    row0 = row0[item_group] + begin[order]
-    item, position = ragged(rows)
-    row = row_table[row0[item] + position]
-    last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[item_group]
-    if last.any():
-        check_last_items(item, row, last)
-    partial, items_of_row = partial_items(item, row, last, tree.num_rows)
-    if plan.mask == "dense" and partial.any():
-        raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
-    slot0 = np.where(partial, offsets(np.where(partial, rows, 0))[:-1], -1)
-
-    # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
-    slot, kept, epilogue = slot0[item] + position, partial[item], NO_EPILOGUE
-    if last.any():
-        entry, final = row0[item] + position, (last & ~partial)[item]
-        entry_of_row = np.full(tree.num_rows, -1)
-        entry_of_row[row[final]] = entry[final]
-        joined = kept & (entry_of_row[row] >= 0)
-        epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
-        kept &= ~joined
-    merges = merge_lists(
-        row[kept],
-        slot[kept],
-        np.full(kept.sum(), num_stages - 1) if plan.merge == "final" else item_class[item[kept]] // len(sizes),
-        np.flatnonzero(items_of_row == 0),
-        num_stages,
-    )
-    if frame:
-        if any(tile.merging for tile in classes) and not len(epilogue.slots):
-            epilogue = Epilogue(frozen(np.zeros(len(row_table) + 1)), epilogue.slots)
-    elif len(epilogue.slots):
-        merging = np.bincount(item_class[item], final & (np.diff(epilogue.indptr)[entry] > 0), len(classes)) > 0
-        classes = tuple(replace(tile, merging=bool(own)) for tile, own in zip(classes, merging, strict=True))
-    dealt = _deal(plan, classes, rows, runs, shape, target)
+    row0 = row0[items.group] + items.begin
+    results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
+    if frame is not None:
+        if any(tile.merging for tile in classes) and not len(results.epilogue.slots):
+            results = results._replace(epilogue=Epilogue(frozen(np.zeros(len(row_table) + 1)), NO_EPILOGUE.slots))
+    elif results.merging is not None:
+        classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
+    dealt = _deal(plan, classes, items.rows, runs, shape, target)
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
-    return Schedule(
+    return Schedule.trusted(
         classes=classes,
-        class_indptr=frozen(class_indptr),
-        items=frozen(table(row0, rows, *walk, slot0, item_group)),
+        class_indptr=frozen(np.array(bounds)),
+        items=table(row0, items.rows, *walk, results.slot0, items.group),
         rows=row_table,
-        tiles=frozen(tables.tiles),
-        blocks=frozen(tables.blocks),
-        stage_indptr=frozen(np.arange(num_stages + 1) * len(sizes)),
-        merge_rows=merges.rows,
-        merge_indptr=merges.indptr,
-        merge_slots=merges.slots,
-        merge_stage_indptr=merges.stage_indptr,
+        tiles=tables.tiles,
+        blocks=tables.blocks,
+        merge_rows=results.merges.rows,
+        merge_indptr=results.merges.indptr,
+        merge_slots=results.merges.slots,
+        stage_indptr=_stage_indptr(num_stages, launches),
+        merge_stage_indptr=results.merges.stage_indptr,
         work_indptr=dealt.indptr,
         work=dealt.entries,
-        epilogue_indptr=epilogue.indptr,
-        epilogue_slots=epilogue.slots,
+        epilogue_indptr=results.epilogue.indptr,
+        epilogue_slots=results.epilogue.slots,
     )
 
 
@@ -183,17 +157,16 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
     most_rows = np.zeros(trees, np.int64)
     np.maximum.at(most_rows, tree, plan.group_rows)
-    sizes = [_tile_sizes(plan, shape, target, int(most)) for most in most_rows]
-    heights = np.array([[_height(tile, plan, shape) for tile in own] for own in sizes])
-    tokens = np.array([[tile.tokens for tile in own] for own in sizes])
+    sizes = [_tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
+    heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
     items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
 
     row_table, row0 = _row_table(plan, forest)
-    working = np.flatnonzero(items.work)
-    item, position = ragged(items.rows[working])
-    item = working[item]
+    item, position = ragged(items.rows)
     row = row_table[(row0[items.group] + items.begin)[item] + position]
-    partial_item, _ = partial_items(item, row, in_last_stage(plan, tree, trees)[items.group], forest.num_rows)
+    partial_item = partial_items(
+        items.rows, row, np.bincount(row, minlength=forest.num_rows), in_last_stage(plan, tree, trees)[items.group]
+    )
     partial_rows = np.bincount(tree[items.group], np.where(partial_item, items.rows, 0), trees).astype(np.int64)
     if plan.stage.any() and plan.merge == "reduce":
         partial = partial_item[item]
@@ -203,39 +176,102 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
 
     of_group = (tree * (int(plan.stage.max(initial=0)) + 1) + plan.stage)[items.group]
     _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
-    of_launch = tokens[tree[items.group[first]], items.tile[first]]
-    of_run, masked = launch[runs.owner], masked_runs(runs, items.rows)
-    tile_tokens, block = of_launch[of_run], block_tokens(runs, launch, of_launch, _usual_block(plan))[of_run]
-    pieces = runs.length // tile_tokens - -(runs.length % tile_tokens) // block
-    pieces = np.where((np.bincount(of_run, masked, len(first)) > 0)[of_run], pieces, 0)
-    return Counts(partial_rows, np.bincount(tree[items.group][runs.owner], pieces, trees).astype(np.int64))
+    if not len(first):
+        return Counts(partial_rows, np.zeros(trees, np.int64))
+    of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
+    pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
+    masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
+    mask_runs = np.where(masked[of_run], pieces.counts.sum(0), 0)
+    return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 
 def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
-    """Every group's row tiles and their runs. heights: per group the rows of a tile in every class, larger first."""
-    group, step = ragged(-(-plan.group_rows // heights[:, 0]))
-    begin = step * heights[group, 0]
-    rows = np.minimum(plan.group_rows[group] - begin, heights[group, 0]).astype(np.int64)
-    tile = (rows[:, None] <= heights[group, 1:]).sum(1)
-    runs = runs_of_items(runs, len(plan), group, begin, rows)
-    work = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
-    return _Items(group, begin, rows, tile, work), runs
+    """Every group's row tiles and their runs, without tiles that have no runs. heights: the rows of a tile in every
+    class, larger first; of every group, or one line for all.
+    """
+    rows = plan.group_rows.astype(np.int64)
+    highest = heights[:, 0]
+    if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
+        group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+    else:
+        group, step = ragged(-(-rows // highest))
+        highest = highest if len(heights) == 1 else highest[group]
+        begin = step * highest
+        rows = np.minimum(rows[group] - begin, highest)
+        runs = runs_of_items(runs, group, begin, rows)
+    if heights.shape[1] == 1:
+        tile = np.zeros(len(rows), np.int64)
+    else:
+        tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
+    items, counts = _Items(group, begin, rows, tile), runs.counts
+    if np.count_nonzero(counts) < len(counts):
+        items, runs = items.at(counts.nonzero()[0]), Runs(offsets(counts[counts > 0]), runs.table)
+    return items, runs
 
 
-def _tile_sizes(plan: Plan, shape: Shape, target: Target, most_rows: int) -> list[TileClass]:
-    """The tile classes that the plan wants, larger rows first, or the one that suits groups of `most_rows` rows."""
-    most_rows = max(1, most_rows)
-    if plan.mask == "dense":
-        return [unfused_class(shape, most_rows)]
-    if plan.tiles:
-        return [wanted_class(rows, tokens, shape, target) for rows, tokens in plan.tiles]
-    return [tile_class(shape, target, most_rows)]
+def _in_launch_order(
+    plan: Plan, items: _Items, runs: Runs, sizes: int, frame: Frame | None
+) -> tuple[_Items, Runs, int]:
+    """Items stage by stage, class by class, the longest first, with their runs; and the number of stages.
+
+    `tile` of the result counts the classes of all stages.
+    """
+    num_stages = 1 if frame is None else frame.stages
+    if frame is not None:
+        items = items._replace(tile=items.tile + plan.stage[items.group].astype(np.int64) * sizes)
+    elif plan.stage.any():
+        stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
+        items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
+    work = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
+    if num_stages * sizes > 1:
+        order = np.lexsort((-work, items.tile))
+    elif not np.count_nonzero(work[1:] > work[:-1]):
+        return items, runs, 1
+    else:
+        order = (-work).argsort(kind="stable")
+    return items.at(order), runs.of(order), num_stages
 
 
-def _height(tile: TileClass, plan: Plan, shape: Shape) -> int:
-    """Whole query rows of an item."""
-    height = rows_per_tile(tile.rows, shape.group)
-    return min(height, MOST_BIT_ROWS) if plan.mask in BIT_MASKS else height
+class _TileSizes(NamedTuple):
+    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
+
+    classes: tuple[TileClass, ...]
+    tokens: Sizes
+    heights: Longs
+
+
+@cache
+def _tile_sizes(
+    tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
+) -> _TileSizes:
+    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
+    classes: tuple[TileClass, ...]
+    if mask == "dense":
+        classes = (unfused_class(shape, most_rows),)
+    elif tiles:
+        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
+    else:
+        classes = (tile_class(shape, target, most_rows),)
+    return _sized(classes, mask, shape)
+
+
+def _sized(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> _TileSizes:
+    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
+    if mask in BIT_MASKS:
+        heights = [min(height, MOST_BIT_ROWS) for height in heights]
+    return _TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
+
+
+@cache
+def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
+    """The tile class with what the runs of a launch need."""
+    return replace(tile, mask=mask, block=block, dealt=dealt)
+
+
+@cache
+def _stage_indptr(stages: int, launches: int) -> Ints:
+    """Offsets of so many launches in stages, as many in each."""
+    return frozen(np.arange(stages + 1) * (launches // stages))
 
 
 def _usual_block(plan: Plan) -> int:
@@ -244,34 +280,93 @@ def _usual_block(plan: Plan) -> int:
 
 
 def _tabulate_classes(
-    runs: Runs, plan: Plan, sizes: Sequence[TileClass], class_indptr: Longs, rows: Longs, *, fixed: bool
+    plan: Plan,
+    sizes: tuple[TileClass, ...],
+    tokens: Sizes,
+    bounds: list[int],
+    items: _Items,
+    runs: Runs,
+    *,
+    fixed: bool,
 ) -> tuple[tuple[TileClass, ...], Tables]:
-    """The tables of all classes one behind the other, and the classes with the mask and blocks that their runs need;
-    fixed: as they are.
+    """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
+
+    tokens: of every class; bounds: where the items of every class begin, and where the last ones end. fixed: the
+    classes stay as they are.
     """
-    masked = masked_runs(runs, rows)
+    if fixed and plan.mask in BIT_MASKS:
+        runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
+    if fixed or not sizes[0].fused:
+        pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
+        return sizes, tabulate(runs, pieces, items.tile, tokens)
+    pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
+    masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    first_run = np.searchsorted(runs.owner, class_indptr)
-    classes, tables = [], []
-    tiles_before = blocks_before = 0
-    for c, tile in enumerate(sizes):
-        chosen = slice(first_run[c], first_run[c + 1])
-        own = Runs(runs.owner[chosen] - class_indptr[c], *(column[chosen] for column in runs[1:]))
-        items = class_indptr[c + 1] - class_indptr[c]
-        if tile.fused:
-            is_masked = tile.mask != "none" or bool(masked[chosen].any())
-            if is_masked and mask == "bits":
-                own = own._replace(**dict(zip(("lo", "hi"), bit_words(own.lo, own.hi), strict=True)))
-            if not fixed:
-                of_class = np.zeros(items, np.int64)
-                block = int(block_tokens(own, of_class, np.array([tile.tokens]), _usual_block(plan))[0])
-                tile = replace(tile, mask=mask if is_masked else "none", block=block, dealt=plan.blocks > 0)
-        made = tabulate(own, items, tile.tokens, tile.block)
-        classes.append(tile)
-        tables.append(made._replace(tile0=made.tile0 + tiles_before, block0=made.block0 + blocks_before))
-        tiles_before += len(made.tiles)
-        blocks_before += len(made.blocks)
-    return tuple(classes), Tables(*(np.concatenate(column) for column in zip(*tables, strict=True)))
+    of_runs = runs.indptr[bounds].tolist()
+    classes = []
+    for tile, block, begin, end in zip(sizes, pieces.block, of_runs[:-1], of_runs[1:], strict=True):
+        is_masked = np.count_nonzero(masked[begin:end]) > 0
+        if is_masked and mask == "bits":
+            of_class = runs.table[begin:end]
+            of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
+        classes.append(_launched(tile, mask if is_masked else "none", block, plan.blocks > 0))
+    return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
+
+
+class _Results(NamedTuple):
+    """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
+
+    slot0: Each
+    merges: Merges
+    epilogue: Epilogue
+    merging: list[bool] | None = None
+
+
+def _results(
+    plan: Plan, items: _Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
+) -> _Results:
+    """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
+    rows = items.rows
+    entry = ragged_ranges(row0, rows)
+    row = row_table[entry]
+    items_of_row = np.bincount(row, minlength=num_rows)
+    unseeing = (items_of_row == 0).nonzero()[0]
+    if len(row) + len(unseeing) == num_rows:  # no row has two items
+        return _Results(-1, no_merges(unseeing, num_stages), NO_EPILOGUE)
+
+    last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]
+    if last.any():
+        item = np.arange(len(rows)).repeat(rows)
+        check_last_items(item, row, last)
+    partial = partial_items(rows, row, items_of_row, last)
+    if plan.mask == "dense" and partial.any():
+        raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
+    before = offsets(np.where(partial, rows, 0))[:-1]
+    slot0 = np.where(partial, before, -1)
+
+    # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
+    slot, kept, epilogue, merging = entry + (slot0 - row0).repeat(rows), partial.repeat(rows), NO_EPILOGUE, None
+    if last.any():
+        final = (last & ~partial).repeat(rows)
+        entry_of_row = np.full(num_rows, -1)
+        entry_of_row[row[final]] = entry[final]
+        joined = kept & (entry_of_row[row] >= 0)
+        epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
+        kept &= ~joined
+        if len(epilogue.slots):
+            merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
+            merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
+    kept_row = row[kept]
+    if num_stages == 1:
+        merges = single_stage_merges(kept_row, slot[kept], unseeing)
+    elif not len(kept_row):
+        merges = no_merges(unseeing, num_stages)
+    else:
+        stage = items.tile.repeat(rows)[kept] // (launches // num_stages)
+        if plan.merge == "final":
+            stage = np.full(len(stage), num_stages - 1)
+        merges = merge_lists(kept_row, slot[kept], stage, unseeing, num_stages)
+    return _Results(slot0, merges, epilogue, merging)
 
 
 def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, shape: Shape, target: Target) -> _Work:
@@ -280,11 +375,11 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, s
     Raises PlanError when the plan needs several tile classes.
     """
     if not plan.blocks:
-        return _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
+        return _NO_WORK
     if len(classes) > 1 or not classes[0].fused:
         raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
     lanes = shape.num_kv_heads * -(-shape.group // classes[0].rows)
-    tokens = np.bincount(runs.owner, runs.length, len(rows)).astype(np.int64)
+    tokens = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
     costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), tokens)
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
     counts = np.bincount(worker, minlength=1)
@@ -298,11 +393,14 @@ def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
     several intervals have theirs listed behind.
     """
     order = tree.topology.row_of_rank
-    several = np.flatnonzero(np.diff(plan.row_indptr) > 1)
+    intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
+    if not np.count_nonzero(intervals != 1):
+        return order, plan.row_lo.astype(np.int64)
+    several = (intervals > 1).nonzero()[0]
     first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]].astype(np.int64)
     if not len(several):
         return order, first
-    listed = np.isin(plan.row_interval_group, several)
+    listed = (intervals > 1).repeat(intervals)
     lo, hi = plan.row_lo[listed], plan.row_hi[listed]
     first[several] = len(order) + offsets(plan.group_rows[several])[:-1]
     return frozen(np.concatenate([order, order[ragged_ranges(lo, hi - lo)]])), first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -30,7 +31,8 @@ class Epilogue(NamedTuple):
     slots: Ints
 
 
-NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), frozen(np.empty(0)))
+_NO_SLOTS = frozen(np.empty(0))
+NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), _NO_SLOTS)
 
 
 def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
@@ -39,23 +41,27 @@ def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
     """
     if plan.merge == "reduce":
         return np.zeros(len(plan), np.bool_)
+    if trees == 1:
+        last: Bools = plan.stage == plan.stage.max(initial=0)
+        return last
     latest = np.zeros(trees, np.int64)
     np.maximum.at(latest, tree, plan.stage)
-    last: Bools = plan.stage == latest[tree]
+    last = plan.stage == latest[tree]
     return last
 
 
-def partial_items(item: Longs, row: Ints, last: Bools, rows: int) -> tuple[Bools, Longs]:
-    """Whether every item writes partials, and the items of every row; of all (item, row) pairs.
+def partial_items(rows: Longs, row: Ints, items_of_row: Longs, last: Bools) -> Bools:
+    """Whether every item writes partials. rows: of every item, at least one; row: of all items, one after another;
+    items_of_row: the items of every row.
 
     An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
     """
-    items_of_row = np.bincount(row, minlength=rows)
     rivals = items_of_row[row]
     if last.any():
-        of_last = last[item]
-        rivals = np.where(of_last, np.bincount(row[of_last], minlength=rows)[row], rivals)
-    return np.bincount(item, rivals > 1, len(last)) > 0, items_of_row
+        of_last = last.repeat(rows)
+        rivals = np.where(of_last, np.bincount(row[of_last], minlength=len(items_of_row))[row], rivals)
+    partial: Bools = np.maximum.reduceat(rivals, offsets(rows)[:-1]) > 1
+    return partial
 
 
 def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
@@ -84,7 +90,7 @@ def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
     return kept
 
 
-def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
+def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
     """Merges of the partial slots that `row` has from items of `stage`; rows `unseeing`, which have none, become empty.
 
     After every stage that gave a row partials, they join what the row has so far, which stays in its first slot; behind
@@ -92,7 +98,7 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
     makes it final.
     """
     if stages == 1:
-        return _single_stage(row, slot, unseeing)
+        return single_stage_merges(row, slot, unseeing)
     order = np.lexsort((stage, row))
     row, slot, stage = row[order], slot[order], stage[order]
     # A cell: the partials of one row in one stage.
@@ -128,11 +134,27 @@ def merge_lists(row: Longs, slot: Longs, stage: Longs, unseeing: Longs, stages: 
     )
 
 
-def _single_stage(row: Longs, slot: Longs, unseeing: Longs) -> Merges:
-    """`merge_lists` where there is one stage: all partials of a row are one merge, and it is final."""
+def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs) -> Merges:
+    """`merge_lists` of one stage: all partials of a row are one merge, and it is final."""
     lengths = np.bincount(row, minlength=int(unseeing.max(initial=-1)) + 1)
     merged = lengths > 0
     merged[unseeing] = True
-    rows = np.flatnonzero(merged)
-    order = np.argsort(row, kind="stable")
+    rows = merged.nonzero()[0]
+    # Keys of 16 bits are sorted by radix.
+    order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
+
+
+def no_merges(unseeing: Longs, stages: int) -> Merges:
+    """`merge_lists` where no row has partials."""
+    return (
+        _empty_merges(stages)
+        if not len(unseeing)
+        else merge_lists(unseeing[:0], unseeing[:0], unseeing[:0], unseeing, stages)
+    )
+
+
+@cache
+def _empty_merges(stages: int) -> Merges:
+    """`merge_lists` of no rows."""
+    return Merges(_NO_SLOTS, NO_EPILOGUE.indptr, _NO_SLOTS, frozen(np.zeros(stages + 1)))

@@ -86,7 +86,7 @@ class TritonProgram:
         if most_rows is not None:
             size = Scratch.of(self._capacity.slots, most_rows, shape).size
             self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        arena = schedule.pack(self._capacity)
+        arena = schedule.pack(capacity)
         self._table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
         _copy(arena.array, table)
         self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]

@@ -5,7 +5,7 @@ They are also treegen's policies: few numbers that say how to plan any tree. `au
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
@@ -84,44 +84,43 @@ class Cohort(Strategy):
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        return self.plan_of_joined(tree, np.array([0, tree.num_rows]), shape, on_pass)
+        return self.plan_of_joined(tree, None, shape, on_pass)
 
-    def plan_of_joined(self, trees: Tree, borders: Longs, shape: Shape, on_pass: OnPass | None = None) -> Plan:
-        """The plans of trees joined to one, whose rows end at `borders`, each as if it were alone.
+    def plan_of_joined(self, trees: Tree, borders: Longs | None, shape: Shape, on_pass: OnPass | None = None) -> Plan:
+        """The plans of trees joined to one, whose rows end at `borders` (None: one tree), each as if it were alone.
 
         More than one tree is right without `cut` and with merge="reduce" alone.
         """
         rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(trees)
-        plan = replace(by_cohort(trees, rows, cut, borders), strategy=str(self))
-        if self.tile is not None:
-            plan = replace(plan, tiles=(self.tile,))
-        if self.merge == "final":
-            plan = replace(plan, stage=frozen(_is_lowest(plan, trees, cut)), merge="final")
+        plan = by_cohort(trees, rows, cut, borders)
+        stage = _is_lowest(plan, trees, cut) if self.merge == "final" else plan.stage
+        tiles = () if self.tile is None else (self.tile,)
+        plan = plan.changed(strategy=str(self), tiles=tiles, stage=stage, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:
             tokens = plan.group_tokens
-            whole = (plan.stage > 0) if self.merge == "final" else np.zeros(len(plan), bool)
-            group, begin, end = cut_every(tokens, np.where(whole, np.maximum(tokens, 1), self.split))
-            plan = cut_context(plan, group, begin, end)
+            length: int | Longs = self.split
+            if self.merge == "final":
+                length = np.where(plan.stage > 0, np.maximum(tokens, 1), self.split)
+            plan = cut_context(plan, *cut_every(tokens, length))
             if on_pass:
                 on_pass("split-context", plan)
         return plan
 
 
-def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Longs:
+def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Ints:
     """For every group 1 if no path is cut below what it reads, else 0."""
     fragment = fragments_of(tree, cut)
-    lowest = np.ones(len(cut) + 1, np.int64)
+    lowest = np.ones(len(cut) + 1, np.int32)
     lowest[fragment[tree.parent[cut]]] = 0
-    stage: Longs = lowest[fragment[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]]
-    return stage
+    return frozen(lowest[fragment[plan.node[plan.segment_indptr[:-1]]]])
 
 
 def nodes_below(tree: Tree, rows: int) -> Ints:
     """Nodes seen by fewer than `rows` rows, but by some, whose parent is seen by at least so many."""
     seen, above = seen_below_and_above(tree)
-    return frozen(np.flatnonzero((above >= rows) & (seen < rows) & (seen > 0)))
+    return frozen(((above >= rows) & (seen < rows) & (seen > 0)).nonzero()[0])
 
 
 def seen_below_and_above(tree: Tree) -> tuple[Ints, Ints]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -14,77 +14,80 @@ from treegen.ir.tree import Tree
 def by_row(tree: Tree) -> Plan:
     """One group per row with its whole path, root first: what FlashDecoding and radix attention read."""
     topology = tree.topology
+    parent, tokens = tree.parent.astype(np.int64), tree.tokens
     ranks = np.arange(tree.num_rows)
     node = tree.row_node[topology.row_of_rank].astype(np.int64)
-    stop = tree.row_sees[topology.row_of_rank].astype(np.int64)
-    path: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    stop = tree.row_sees[topology.row_of_rank]
+    path = [(ranks[:0], node[:0], stop[:0])]
     while len(ranks):
         filled = stop > 0
         path.append((ranks[filled], node[filled], stop[filled]))
-        node = tree.parent[node].astype(np.int64)
+        node = parent[node]
         above = node >= 0
         ranks, node = ranks[above], node[above]
-        stop = tree.tokens[node].astype(np.int64)
-    empty = np.empty(0, np.int64)
+        stop = tokens[node]
     # Collected leaf first: reversing makes a stable sort by rank put the root first.
-    rank, node, stop = (
-        np.concatenate([*column[::-1], empty]) for column in (zip(*path, strict=True) if path else [[]] * 3)
-    )
-    order = np.argsort(rank, kind="stable")
-    rank, node, stop = rank[order], node[order], stop[order]
-    rows, counts = np.unique(rank, return_counts=True)
-    return Plan(
+    rank, node, stop = (np.concatenate(column[::-1]) for column in zip(*path, strict=True))
+    order = rank.argsort(kind="stable")
+    counts = np.bincount(rank, minlength=tree.num_rows)
+    rows = counts.nonzero()[0]
+    return Plan.trusted(
         "by-row",
-        frozen(np.arange(len(rows) + 1)),
-        frozen(rows),
-        frozen(rows + 1),
-        frozen(offsets(counts)),
-        frozen(node),
-        frozen(np.zeros(len(node))),
-        frozen(stop),
-        frozen(np.zeros(len(node))),
-        frozen(np.ones(len(node))),
+        np.arange(len(rows) + 1),
+        rows,
+        rows + 1,
+        offsets(counts[rows]),
+        node[order],
+        np.zeros(len(node), np.int32),
+        stop[order],
+        np.zeros(len(node), np.int32),
+        np.ones(len(node), np.int32),
+        np.ones(len(rows), np.int32),
     )
 
 
 def by_row_whole_tree(tree: Tree) -> Plan:
     """One group per row that sees anything, with all visible tokens, also those that the row does not see."""
     spans = tree.topology.spans
-    ranks = np.unique(by_row(tree).row_lo)
+    ranks = by_row(tree).row_lo
     count, width = len(ranks), len(spans)
-    rank = np.repeat(ranks, width)
-    sees = (np.tile(spans.lo, count) <= rank) & (rank < np.tile(spans.hi, count))
-    return Plan(
+    rank = ranks.repeat(width)
+    return Plan.trusted(
         "by-row-whole-tree",
-        frozen(np.arange(count + 1)),
-        frozen(ranks),
-        frozen(ranks + 1),
-        frozen(np.arange(count + 1) * width),
-        frozen(np.tile(spans.node, count)),
-        frozen(np.tile(spans.start, count)),
-        frozen(np.tile(spans.stop, count)),
-        frozen(np.zeros(count * width)),
-        frozen(sees),
+        np.arange(count + 1),
+        ranks,
+        ranks + 1,
+        np.arange(count + 1) * width,
+        np.tile(spans.node, count),
+        np.tile(spans.start, count),
+        np.tile(spans.stop, count),
+        np.zeros(count * width, np.int32),
+        (np.tile(spans.lo, count) <= rank) & (rank < np.tile(spans.hi, count)),
+        np.ones(count, np.int32),
     )
 
 
 def by_node(tree: Tree) -> Plan:
     """One group per node with every row that sees any of it (DeFT, KV-guided grouping); masked only for rows inside."""
     spans = tree.topology.spans
-    first = np.flatnonzero(np.append(True, spans.node[1:] != spans.node[:-1])[: len(spans)])
-    counts = np.diff(np.append(first, len(spans)))
-    lo = np.repeat(spans.lo[first], counts)
-    return Plan(
+    begins = np.ones(len(spans) + 1, np.bool_)
+    begins[1:-1] = spans.node[1:] != spans.node[:-1]
+    indptr = begins.nonzero()[0]
+    first = indptr[:-1]
+    row_lo, row_hi = spans.lo[first], spans.hi[first]
+    lo = row_lo.repeat(indptr[1:] - first)
+    return Plan.trusted(
         "by-node",
-        frozen(np.arange(len(first) + 1)),
-        frozen(spans.lo[first]),
-        frozen(spans.hi[first]),
-        frozen(np.append(first, len(spans))),
+        np.arange(len(first) + 1),
+        row_lo,
+        row_hi,
+        indptr,
         spans.node,
         spans.start,
         spans.stop,
-        frozen(spans.lo - lo),
-        frozen(spans.hi - lo),
+        spans.lo - lo,
+        spans.hi - lo,
+        row_hi - row_lo,
     )
 
 
@@ -98,21 +101,26 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     """
     spans = tree.topology.spans
     cohorts = cohorts_of(tree, rows, cut, borders)
-    order = np.argsort(cohorts.of, kind="stable")
-    span, cohort = cohorts.span[order], cohorts.of[order]
-    alive, begin = np.unique(cohort, return_index=True)
-    row_lo = cohorts.row_lo[cohort]
-    return Plan(
+    order = cohorts.of.argsort(kind="stable")
+    span = cohorts.span[order]
+    counts = np.bincount(cohorts.of, minlength=len(cohorts.row_lo))
+    row_lo, row_hi = cohorts.row_lo, cohorts.row_hi
+    if np.count_nonzero(counts) < len(counts):
+        alive = counts.nonzero()[0]
+        counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
+    first = row_lo.repeat(counts)
+    return Plan.trusted(
         "by-cohort",
-        frozen(np.arange(len(alive) + 1)),
-        frozen(cohorts.row_lo[alive]),
-        frozen(cohorts.row_hi[alive]),
-        frozen(np.append(begin, len(span))),
-        frozen(spans.node[span]),
-        frozen(spans.start[span]),
-        frozen(spans.stop[span]),
-        frozen(np.maximum(spans.lo[span] - row_lo, 0)),
-        frozen(np.minimum(spans.hi[span], cohorts.row_hi[cohort]) - row_lo),
+        np.arange(len(counts) + 1),
+        row_lo,
+        row_hi,
+        offsets(counts),
+        spans.node[span],
+        spans.start[span],
+        spans.stop[span],
+        np.maximum(spans.lo[span] - first, 0),
+        np.minimum(spans.hi[span], row_hi.repeat(counts)) - first,
+        row_hi - row_lo,
     )
 
 
@@ -123,34 +131,42 @@ class Cohorts(NamedTuple):
 
     span: Longs
     of: Longs
-    row_lo: Longs
-    row_hi: Longs
+    row_lo: Longs | Ints
+    row_hi: Longs | Ints
 
 
 def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Cohorts:
     """The groups of `by_cohort` as arrays, without a plan."""
     spans, topology = tree.topology.spans, tree.topology
-    lo, hi = spans.lo.astype(np.int64), spans.hi.astype(np.int64)
-    # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
-    borders = np.array([0, tree.num_rows]) if borders is None else borders
-    base, end = borders[:-1].astype(np.int64), borders[1:].astype(np.int64)
-    own = np.searchsorted(base, lo, side="right") - 1
-    if cut is not None and len(cut):
-        cut = cut[np.argsort(topology.preorder[cut])]
-        below = fragments_of(tree, cut)[spans.node]
-        own = np.where(below > 0, len(base) - 1 + below, own)
-        base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
-    counts = -(-(end - base) // rows)
-    before = offsets(counts)
-    fragment, step = ragged(counts)
-    starts = base[fragment] + step * rows
-    ends = np.minimum(starts + rows, end[fragment])
-    first = before[own] + (lo - base[own]) // rows
-    last = before[own] + (hi - 1 - base[own]) // rows
-    if (first == last).all():
+    if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
+        starts = np.arange(0, tree.num_rows, rows, dtype=np.int32)
+        ends = starts + rows
+        ends[-1:] = tree.num_rows
+        first, last = (spans.lo // rows).astype(np.int64), ((spans.hi - 1) // rows).astype(np.int64)
+    else:
+        # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
+        borders = np.array([0, tree.num_rows]) if borders is None else borders
+        base, end = borders[:-1], borders[1:]
+        own = base.searchsorted(spans.lo, "right") - 1
+        if cut is not None and len(cut):
+            cut = cut[topology.preorder[cut].argsort()]
+            below = fragments_of(tree, cut)[spans.node]
+            own = np.where(below > 0, len(base) - 1 + below, own)
+            base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
+        counts = -((base - end) // rows)
+        before = offsets(counts)
+        fragment, step = ragged(counts)
+        starts = base[fragment] + step * rows
+        ends = np.minimum(starts + rows, end[fragment])
+        origin, number = base[own], before[own]
+        first = number + (spans.lo - origin) // rows
+        last = number + (spans.hi - 1 - origin) // rows
+    pairs = last - first + 1
+    indptr = offsets(pairs)
+    if indptr[-1] == len(pairs):
         return Cohorts(np.arange(len(first)), first, starts, ends)
-    span, step = ragged(last - first + 1)
-    return Cohorts(span, first[span] + step, starts, ends)
+    span = np.arange(len(pairs)).repeat(pairs)
+    return Cohorts(span, np.arange(indptr[-1]) + (first - indptr[:-1]).repeat(pairs), starts, ends)
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
@@ -169,17 +185,19 @@ def whole_tree(tree: Tree) -> Plan:
     """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing included."""
     spans = tree.topology.spans
     groups = 1 if len(spans) else 0
-    return Plan(
+    rows = np.full(groups, tree.num_rows)
+    return Plan.trusted(
         "whole-tree",
-        frozen(np.arange(groups + 1)),
-        frozen(np.zeros(groups)),
-        frozen(np.full(groups, tree.num_rows)),
-        frozen(np.array([0, len(spans)])[: groups + 1]),
+        np.arange(groups + 1),
+        np.zeros(groups, np.int32),
+        rows,
+        np.array([0, len(spans)])[: groups + 1],
         spans.node,
         spans.start,
         spans.stop,
         spans.lo,
         spans.hi,
+        rows,
     )
 
 

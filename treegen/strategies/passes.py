@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -48,45 +48,52 @@ class SplitContext:
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
         tokens = plan.group_tokens
-        length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
+        length: int | Longs = self.tokens
+        if self.small_rows:
+            length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
         return cut_context(plan, *cut_every(tokens, length))
 
 
-def cut_every(tokens: Longs, length: Longs) -> tuple[Longs, Longs, Longs]:
+def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
     """(group, begin, end) of every part when the `tokens[g]` read tokens of group g are cut every `length[g]`."""
     group, step = ragged(-(-tokens // length))
-    begin = step * length[group]
-    return group, begin, np.minimum(begin + length[group], tokens[group])
+    of_part = length if isinstance(length, int) else length[group]
+    begin = step * of_part
+    return group, begin, np.minimum(begin + of_part, tokens[group])
 
 
 def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
     """New groups with the rows of `group[i]` and its read tokens `begin[i]:end[i]`, counted through its segments."""
-    ends = offsets(plan.read_tokens)
-    first_of_group = ends[plan.segment_indptr[group]]
+    ends = offsets(plan.stop - plan.start)
+    first_of_group = ends[plan.segment_indptr[:-1]][group]
     from_token, to_token = first_of_group + begin, first_of_group + end
-    first = np.searchsorted(ends, from_token, side="right") - 1
-    counts = np.searchsorted(ends, to_token) - first
-    part = np.repeat(np.arange(len(group)), counts)
+    first = ends.searchsorted(from_token, "right") - 1
+    counts = ends.searchsorted(to_token) - first
     segment = ragged_ranges(first, counts)
-    start = plan.start[segment] + np.maximum(from_token[part] - ends[segment], 0)
-    stop = plan.start[segment] + np.minimum(to_token[part], ends[segment + 1]) - ends[segment]
-    intervals = np.diff(plan.row_indptr)[group]
-    copied = ragged_ranges(plan.row_indptr[group], intervals)
-    return Plan(
+    before, start = ends[segment], plan.start[segment]
+    intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
+    copied = group
+    if len(plan.row_lo) > len(plan) or not intervals.all():
+        intervals = intervals[group]
+        copied = ragged_ranges(plan.row_indptr[group], intervals)
+    else:
+        intervals = np.ones(len(group), np.int64)
+    return Plan.trusted(
         plan.strategy,
-        frozen(offsets(intervals)),
-        frozen(plan.row_lo[copied]),
-        frozen(plan.row_hi[copied]),
-        frozen(offsets(counts)),
-        frozen(plan.node[segment]),
-        frozen(start),
-        frozen(stop),
-        frozen(plan.seen_lo[segment]),
-        frozen(plan.seen_hi[segment]),
+        offsets(intervals),
+        plan.row_lo[copied],
+        plan.row_hi[copied],
+        offsets(counts),
+        plan.node[segment],
+        start + np.maximum(from_token.repeat(counts) - before, 0),
+        start + (np.minimum(to_token.repeat(counts), ends[segment + 1]) - before),
+        plan.seen_lo[segment],
+        plan.seen_hi[segment],
+        plan.group_rows[group],
         plan.tiles,
         plan.mask,
         plan.blocks,
-        frozen(plan.stage[group]),
+        plan.stage[group],
         plan.merge,
     )
 
@@ -151,21 +158,24 @@ class TrimRows:
         sees_any[group] = True
         alive, kept = np.flatnonzero(sees_any), sees_any[owner]
         interval_group = group[index]
-        return Plan(
+        row_indptr = interval_group.searchsorted(np.append(alive, len(plan)))
+        ends = offsets(rank_hi - rank_lo)[row_indptr]
+        return Plan.trusted(
             plan.strategy,
-            frozen(np.searchsorted(interval_group, np.append(alive, len(plan)))),
-            frozen(rank_lo),
-            frozen(rank_hi),
-            frozen(np.searchsorted(owner[kept], np.append(alive, len(plan)))),
-            frozen(plan.node[kept]),
-            frozen(plan.start[kept]),
-            frozen(plan.stop[kept]),
-            frozen(seen_lo[kept]),
-            frozen(seen_hi[kept]),
+            row_indptr,
+            rank_lo,
+            rank_hi,
+            owner[kept].searchsorted(np.append(alive, len(plan))),
+            plan.node[kept],
+            plan.start[kept],
+            plan.stop[kept],
+            seen_lo[kept],
+            seen_hi[kept],
+            ends[1:] - ends[:-1],
             plan.tiles,
             plan.mask,
             plan.blocks,
-            frozen(plan.stage[alive]),
+            plan.stage[alive],
             plan.merge,
         )
 
@@ -181,7 +191,7 @@ class StageLevels:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        return replace(plan, stage=frozen(tree.topology.depth[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]))
+        return plan.changed(stage=frozen(tree.topology.depth[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +208,7 @@ class MergeLast:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        return replace(plan, merge="final")
+        return plan.changed(merge="final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +224,7 @@ class StoreMask:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        return replace(plan, mask=self.mask)
+        return plan.changed(mask=self.mask)
 
 
 BY_GROUP = (SplitContext, TrimRows, StageLevels, MergeLast, StoreMask)

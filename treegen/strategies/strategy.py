@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from treegen.ir.plan import Plan
@@ -122,7 +122,7 @@ class Pipeline(Strategy):
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        plan = replace(self.grouping(tree), strategy=str(self))
+        plan = self.grouping(tree).changed(strategy=str(self))
         if on_pass:
             on_pass(self.grouping.__name__, plan)
         for step in self.passes:
