@@ -22,8 +22,10 @@ import treegen
 from treegen import emit, one_loop, tiles, triton_backend
 from treegen import lower as lowering
 from treegen.devices import current_target
+from treegen.ir.arrays import Longs
 from treegen.ir.errors import TreegenError
 from treegen.kernel_meter import KernelMeter
+from treegen.runs import Pieces, Runs, pieces_of
 from treegen.strategies import Strategy, strategy_from
 
 CASES = (
@@ -48,6 +50,11 @@ class Optimisation:
     predicted: tuple[float, float, float, float, float]
     replaced: tuple[tuple[object, str, object], ...] = ()
     plans: Plans = lambda strategy, shape: [(strategy, shape)]
+
+
+def by_token(runs: Runs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
+    """Rests of runs in blocks of a token."""
+    return pieces_of(runs, launch, tokens, (1,) * len(tokens))
 
 
 def without(option: str) -> Plans:
@@ -75,15 +82,15 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "short runs packed into tiles", (1.0, 1.05, 1.1, 1.6, 1.0),
-        ((lowering, "block_tokens", lambda runs, launch, tile_tokens, usual: tile_tokens),),
+        ((lowering, "packed_pieces_of", lambda runs, launch, tokens, usual: pieces_of(runs, launch, tokens, tokens)),),
     ),
     Optimisation(
         "loads by run, against by token", (1.0, 1.2, 1.1, 1.35, 1.1),
-        ((lowering, "block_tokens", lambda runs, launch, tile_tokens, usual: np.ones_like(tile_tokens)),),
+        ((lowering, "packed_pieces_of", by_token),),
     ),
     Optimisation(
         "no masks where nothing is hidden", (1.02, 1.0, 1.0, 1.0, 1.0),
-        ((lowering, "masked_runs", lambda runs, rows: np.ones(len(runs.owner), np.bool_)),),
+        ((lowering, "masked_runs", lambda runs, rows: np.ones(len(runs.table), np.bool_)),),
     ),
     Optimisation("one loop for short work", (1.0, 1.1, 1.0, 1.0, 1.0), ((one_loop, "MOST_TILES", 0),)),
     Optimisation(
@@ -102,7 +109,7 @@ OPTIMISATIONS = (
 @contextmanager
 def taken_away(optimisation: Optimisation) -> Iterator[None]:
     """Everything is planned and emitted without the optimisation."""
-    caches = (tiles.tile_class, tiles.wanted_class)
+    caches = (tiles.tile_class, tiles.wanted_class, lowering._tile_sizes)
     with ExitStack() as stack:
         for module, name, value in optimisation.replaced:
             stack.enter_context(patch.object(module, name, value))

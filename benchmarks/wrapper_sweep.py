@@ -1,0 +1,106 @@
+"""The wrapper against plain attention over each request's own pages: random page tables, shared and unshared, ragged,
+with empty requests, in both layouts.
+
+    python benchmarks/wrapper_sweep.py [--tables 500] [--device cuda]
+
+One wrapper plans all tables of a page size, as an engine's does. Every request's result is compared with float64
+attention over the tokens that its own row of the page table names, which knows nothing of trees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+import treegen
+from treegen import oracle
+
+PAGE_SIZES = (1, 16, 32, 64)
+HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64
+MOST_PAGES = 400
+
+
+def page_table(random: np.random.Generator, page_size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(kv_indptr, kv_indices, kv_last_page_len) of some requests, which often begin like an earlier one."""
+    free = iter(random.permutation(MOST_PAGES).tolist())
+    requests: list[list[int]] = []
+    for _ in range(int(random.integers(1, 24))):
+        kind = random.random()
+        begin: list[int] = []
+        if requests and kind < 0.7:
+            earlier = requests[int(random.integers(len(requests)))]
+            begin = earlier[: int(random.integers(len(earlier) + 1))]
+        own = [] if kind > 0.95 else [next(free) for _ in range(int(random.integers(0, 12)))]
+        requests.append(begin + own)
+    indptr = np.cumsum([0, *map(len, requests)])
+    # Requests that end in a page which others go on through have to see all of it.
+    last = random.integers(1, page_size + 1, len(requests))
+    inner = {page for pages in requests for page in pages[:-1]}
+    full = [bool(pages) and pages[-1] in inner for pages in requests]
+    last = np.where(full, page_size, last)
+    return indptr, np.array([page for pages in requests for page in pages], np.int64), last
+
+
+def expected(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: tuple[np.ndarray, ...]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """(request, out, base-2 lse) of every request with tokens, in float64."""
+    indptr, indices, last = tables
+    for request, (begin, end) in enumerate(pairwise(indptr.tolist())):
+        if end > begin:
+            pages = torch.from_numpy(indices[begin:end]).to(q.device)
+            tokens = (end - begin - 1) * k.shape[1] + int(last[request])
+            keys, values = (
+                c[pages].flatten(0, 1)[:tokens].double().repeat_interleave(HEADS // KV_HEADS, 1) for c in (k, v)
+            )
+            scores = torch.einsum("hd,thd->ht", q[request].double(), keys) * HEAD_DIM**-0.5
+            yield request, torch.einsum("ht,thd->hd", scores.softmax(1), values), scores.logsumexp(1) / np.log(2)
+
+
+def main() -> None:
+    """Prints one line per page size and raises SystemExit when a result is wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tables", type=int, default=500)
+    parser.add_argument("--device", default="cuda")
+    arguments = parser.parse_args()
+    random, wrong = np.random.default_rng(0), 0
+    for page_size in PAGE_SIZES:
+        worst = worst_lse = planning = 0.0
+        count = -(-arguments.tables // len(PAGE_SIZES))
+        layouts = {layout: treegen.TreeAttentionWrapper(kv_layout=layout) for layout in ("NHD", "HND")}
+        cache = torch.randn(2, MOST_PAGES, page_size, KV_HEADS, HEAD_DIM, device=arguments.device).half()
+        before = None
+        for number in range(count):
+            tables = page_table(random, page_size)
+            layout = ("NHD", "HND")[number % 2]
+            begin = time.perf_counter()
+            layouts[layout].plan(*tables, HEADS, KV_HEADS, HEAD_DIM, page_size, q_data_type=torch.float16)
+            planning += time.perf_counter() - begin
+            q = torch.randn(len(tables[2]), HEADS, HEAD_DIM, device=arguments.device).half()
+            pages = tuple(c if layout == "NHD" else c.transpose(1, 2) for c in cache)
+            out, lse = layouts[layout].run_return_lse(q, pages)
+            if number == 3:
+                before = treegen.kernel_counts()
+            seen = torch.zeros(len(q), dtype=torch.bool)
+            for request, own, own_lse in expected(q, cache[0], cache[1], tables):
+                seen[request] = True
+                worst = max(worst, oracle.error(out[request], own))
+                worst_lse = max(worst_lse, oracle.error(lse[request], own_lse))
+            empty = ~seen.to(out.device)
+            wrong += int(bool(out[empty].any()) or bool((lse[empty] != -np.inf).any()))
+        wrong += worst > oracle.TOLERANCE["fp16"] or worst_lse > oracle.TOLERANCE["fp16"]
+        loaded = treegen.kernel_counts().loaded - (before.loaded if before else 0)
+        print(
+            f"pages of {page_size:2}: {count} tables, worst error {worst:.1e}, lse {worst_lse:.1e}; "
+            f"plan() {1e3 * planning / count:.2f} ms on average, {loaded} kernels loaded after the fourth table"
+        )
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
