@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from treegen import Shape, Tree, cli
-from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key_of
 from treegen.explain import explain
 from treegen.generate import few_shot, reasoning, speculative
+from treegen.one_loop import in_one_loop
 from treegen.strategies import strategy_names
 from treegen.targets import targets
 
@@ -59,8 +60,8 @@ def test_explain_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_emit(capsys: pytest.CaptureFixture[str], tmp_path: Path, page_size: int) -> None:
     shape = Shape(32, 8, 64, page_size=page_size)
     schedule = explain(Tree.parse(FEW_SHOT), ["deft-node"], shape).entries[0].schedule
-    expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in schedule.classes]
-    expected.append(emit_merge(merge_key(shape, staged=False, rows=512, longest=9)))
+    expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in in_one_loop(schedule).classes]
+    expected.append(emit_merge(merge_key_of(schedule, shape, 0)))
     options = ["--strategy", "deft-node", "--head-dim", "64", "--page-size", str(page_size)]
     printed = run(capsys, "emit", FEW_SHOT, *options)
     assert printed == "".join(f"# {source.digest}.py\n{source.text}\n" for source in expected)

@@ -255,7 +255,7 @@ def test_the_trace_leads_to_the_choice(text: str) -> None:
 def test_plain_decoding_where_nothing_is_shared() -> None:
     """Rows of one head each, alone on their context: no cohort can be better."""
     shape = Shape(16, 16, 128, dtype="fp16")
-    choice = strategies.auto().choose(Tree.parse("9000+9000"), shape, H200)
+    choice = strategies.auto().choose(Tree.parse("4000+9000"), shape, H200)
     assert choice.strategy.name == "query"
     assert choice.strategy.options
     assert choice.reason.startswith("sharing does not pay: plain per-row decoding")

@@ -76,11 +76,14 @@ def assess(
     q_bytes, flops = int(items.q_bytes.sum()), int(((items.full + items.packed) * items.tile_flops).sum())
     unfused = 0
     if plan.mask == "dense":
-        # PyTorch reads queries and KV once and computes without tiles; what it materialises comes on top.
+        # PyTorch reads queries once and computes without tiles; what it materialises comes on top. KV is gathered (read
+        # and written), made float32 (read and written) and read for the product (treegen.unfused).
         rows = int(plan.group_rows.sum())
         loads, q_bytes = unique, rows * heads * shape.head_dim * shape.dtype_bytes
         flops = rows * unique * heads * 2 * (shape.head_dim + shape.head_dim_v)
-        unfused = scores + masks + q_bytes + unique * shape.kv_token_bytes
+        widened = FP32_BYTES // shape.dtype_bytes
+        passes = 3 if widened == 1 else 3 + 2 * widened
+        unfused = scores + masks + q_bytes + passes * unique * shape.kv_token_bytes
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
     made_of = times(items, merges, schedule.launches, unfused, target, items_us=measured)
     estimate = Estimate(
