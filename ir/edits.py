@@ -39,7 +39,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     own = own_leaves(tree, chosen)
     node = tree.row_node[chosen]
     if own.all() and (tree.tokens[node] > 0).all():
-        return _longer_leaves(tree, chosen, np.full(len(chosen), tokens), places)
+        return longer_leaves(tree, chosen, np.full(len(chosen), tokens), places)
     parts = _split(tree, chosen)
     parent, length, row_node, row_sees, kv = parts
     node = row_node[chosen].astype(np.int64)
@@ -57,14 +57,19 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     return _derived(parent, length, row_node, row_sees, kv)
 
 
-def with_longer_rows(tree: Tree, rows: Longs, tokens: Longs) -> Edited:
-    """Rows that have leaves of their own, with tokens, see so many more each, in the slots behind their last one.
-
-    Unchecked.
-    """
-    first = next_slots(tree, rows)
-    places = np.repeat(first - offsets(tokens)[:-1], tokens) + np.arange(int(tokens.sum()))
-    return _longer_leaves(tree, rows, tokens, places)
+def longer_leaves(tree: Tree, rows: Longs, tokens: Longs, places: Longs) -> Edited:
+    """The tree in which rows' own leaves, which have tokens, have so many more, in slots that are listed row by row."""
+    node = tree.row_node[rows]
+    more = np.zeros(len(tree.tokens), np.int64)
+    more[node] = tokens
+    length = tree.tokens + more
+    if len(length) and length.max() > INT32_MAX:
+        raise TreeError("tokens", int(length.max()), "exceeds 2^31 - 1", "use shorter nodes")
+    row_sees = tree.row_sees.copy()
+    row_sees[rows] = length[node]
+    kv = tree.kv.extended(len(length), np.repeat(node, tokens), places.reshape(-1))
+    parts = TreeParts(tree.parent, frozen(length), tree.row_node, frozen(row_sees), kv)
+    return parts, with_longer_leaves(tree.topology, more)
 
 
 def branched(tree: Tree, row: int, copies: int) -> Edited:
@@ -165,21 +170,6 @@ def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
         one, other = (int(rows[order[same.argmax() + step]]) for step in (0, 1))
         reason = f"rows {one} and {other} would both go on in slot {int(first[same.argmax() + 1])}"
         raise TreeError("slots", None, reason, _GIVE_SLOTS)
-
-
-def _longer_leaves(tree: Tree, rows: Longs, tokens: Longs, places: Longs) -> Edited:
-    """Rows' own leaves with so many tokens more, in slots that are listed row by row."""
-    node = tree.row_node[rows]
-    more = np.zeros(len(tree.tokens), np.int64)
-    more[node] = tokens
-    length = tree.tokens + more
-    if len(length) and length.max() > INT32_MAX:
-        raise TreeError("tokens", int(length.max()), "exceeds 2^31 - 1", "use shorter nodes")
-    row_sees = tree.row_sees.copy()
-    row_sees[rows] = length[node]
-    kv = tree.kv.extended(len(length), np.repeat(node, tokens), places.reshape(-1))
-    parts = TreeParts(tree.parent, frozen(length), tree.row_node, frozen(row_sees), kv)
-    return parts, with_longer_leaves(tree.topology, more)
 
 
 def _split(tree: Tree, rows: Longs) -> TreeParts:
