@@ -108,7 +108,7 @@ def grow(kernel: treegen.Kernel, tree: Tree, source: random.Random) -> Tree:
     return tree
 
 
-@examples(120)
+@examples(40)
 @given(
     tree=forests(10, 60, salt=81),
     strategy=st.sampled_from(EVERY),
@@ -125,7 +125,7 @@ def test_growing_kernels_serve_the_tree_that_a_fresh_one_would(
         kernel = compiled(tree, strategy, **options)
     except treegen.TreegenError:
         assume(False)
-    for _ in range(6):
+    for _ in range(4):
         try:
             tree = grow(kernel, tree, source)
         except treegen.TreegenError:
@@ -142,7 +142,7 @@ def test_growing_kernels_serve_the_tree_that_a_fresh_one_would(
             assert kernel.explain() == fresh.explain()
 
 
-@examples(60)
+@examples(40)
 @given(
     text=st.sampled_from(["1,6/70,3", "1,2,6/40,20,16", "5/90", "1,40/3,1", "1,6/700,170"]),
     strategy=st.sampled_from(EVERY),

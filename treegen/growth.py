@@ -51,7 +51,7 @@ class Growth:
         self._number = np.full(tree.num_rows, -1)
         self._number[room.rows] = self._all
         self._limit = room.entries * room.block
-        # Of each row: its next token's place in its blocks, one after another, and slot; tokens gained, and their slots.
+        # Of each row: its next token's place in its blocks, one after another, and slot; tokens gained; their slots.
         self._place, self._next = room.filled.copy(), room.slot.copy()
         self._gained = np.zeros(rows, np.int64)
         self._slots = room.slot + np.arange(int((self._limit - room.filled).max()))[:, None]
@@ -97,31 +97,30 @@ class Growth:
         """Enters what Tree.appended would add, on the current stream of each program's device; False, with nothing
         changed, where there is no room for it, or a row is none of those that grow. Raises TreeError for bad slots.
         """
-        common = self._common
         if type(tokens) is not int or tokens < 1:
             return False
-        if rows is None and common is not None and self._everyone and common + tokens <= self._steps:
-            if slots is None or (tokens == 1 and np.array_equal(np.asarray(slots), self._room.slot + common)):
-                self._common = common + tokens
-                for program in programs:
-                    if isinstance(program, TritonProgram):
-                        self._device(program).enter_steps(common, tokens)
-                self._load_torch(programs)
-                return True
-        return self._take_some(rows, tokens, slots, programs)
-
-    def _take_some(
-        self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None, programs: Collection[Program]
-    ) -> bool:
-        """See take: where rows go apart."""
-        room = self._room
-        if rows is None and self._everyone:
-            number = self._all
-        else:
-            number = self._number[edits.chosen_rows(rows, self._tree.num_rows)]
+        everyone, common = rows is None and self._everyone, self._common
+        number = self._all if everyone else self._number[edits.chosen_rows(rows, self._tree.num_rows)]
         given = edits.given_slots(slots, len(number), tokens)
-        if not len(number) or (number < 0).any():
+        if everyone and common is not None and common + tokens <= self._steps and self._go_on(given, common, tokens):
+            self._common = common + tokens
+            for program in programs:
+                if isinstance(program, TritonProgram):
+                    self._device(program).enter_steps(common, tokens)
+        elif not len(number) or (number < 0).any() or not self._take_some(number, tokens, given, programs):
             return False
+        self._load_torch(programs)
+        return True
+
+    def _go_on(self, given: Longs | None, common: int, tokens: int) -> bool:
+        """Whether slots [rows, tokens] are those behind the last ones of all rows, after so many common steps."""
+        if given is None:
+            return True
+        return bool((given == self._room.slot[:, None] + np.arange(common, common + tokens)).all())
+
+    def _take_some(self, number: Longs, tokens: int, given: Longs | None, programs: Collection[Program]) -> bool:
+        """See take: for rows that go apart."""
+        room = self._room
         self._settle()
         place, slot = self._place[number], self._next[number]
         jumps = bool((self._gained[number] + tokens > room.free[number]).any())
@@ -141,7 +140,6 @@ class Growth:
         self._common, self._jumped = None, self._jumped or jumps
         for step in range(tokens):
             self._enter(number, place + step, slot + step, programs)
-        self._load_torch(programs)
         return True
 
     def _enter(self, number: Longs, place: Longs, slot: Longs, programs: Collection[Program]) -> None:

@@ -16,9 +16,10 @@ from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
 
 RESERVE = 16
-"""Tokens that every row can grow by, at least. One more block of 16 tokens per row makes a tile more for one in four
-items of short tails, and none for the others; twice as many would make replanning half as frequent, and the padding
-twice as large.
+"""Tokens that every row can grow by, at least, before the next plan. Counted on five trees of 64 to 256 rows over 16
+steps: 16 tokens make 0 to 17 % more tiles where every leaf has items of its own (deft-node), and 2 to 33 % where items
+read the leaves of many rows (cohort), most with leaves of a few tokens; 32 tokens make twice as many. No KV is loaded
+for them.
 """
 
 
