@@ -13,7 +13,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, frozen, int32_array, offsets, positive_int, ragged_ranges
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Ints,
+    IntsLike,
+    Longs,
+    frozen,
+    int32_array,
+    offsets,
+    positive_int,
+    ragged_ranges,
+)
 from treegen.ir.errors import TreeError
 
 
@@ -116,6 +126,37 @@ class KVRuns:
         """The slots of a node's tokens, in token order."""
         runs = slice(self.indptr[node], self.indptr[node + 1])
         return frozen(ragged_ranges(self.start[runs], self.length[runs]))
+
+    def slots_at(self, node: npt.NDArray[Any], token: npt.NDArray[Any]) -> Longs:
+        """The slot of token number `token` of each node; unchecked."""
+        ends = offsets(self.length)
+        place = ends[self.indptr[node]] + token
+        run = ends.searchsorted(place, "right") - 1
+        slots: Longs = self.start[run] + place - ends[run]
+        return slots
+
+    def of_ranges(self, node: npt.NDArray[Any], start: npt.NDArray[Any], stop: npt.NDArray[Any]) -> KVRuns:
+        """The runs of nodes that are tokens `start:stop` of these; unchecked."""
+        ends = offsets(self.length)
+        begin = ends[self.indptr[node]] + start
+        end = begin + stop - start
+        first = ends.searchsorted(begin, "right") - 1
+        counts = np.where(end > begin, ends.searchsorted(end) - first, 0)
+        run = ragged_ranges(first, counts)
+        from_token = np.maximum(begin.repeat(counts), ends[run])
+        length = np.minimum(end.repeat(counts), ends[run + 1]) - from_token
+        return KVRuns(frozen(offsets(counts)), frozen(self.start[run] + from_token - ends[run]), frozen(length))
+
+    def extended(self, nodes: int, node: npt.NDArray[Any], slots: npt.NDArray[Any]) -> KVRuns:
+        """The runs of so many nodes, at least as many as there are, with one more token for each of `node`, behind
+        those that the node has and in this order; unchecked.
+        """
+        before = np.repeat(np.arange(len(self.indptr) - 1), self.indptr[1:] - self.indptr[:-1])
+        owner = np.concatenate([before, node])
+        order = np.argsort(owner, kind="stable")
+        start = np.concatenate([self.start, slots]).astype(np.int64)[order]
+        length = np.append(self.length, np.ones(len(slots), np.int64))[order]
+        return self._compressed(start, length, offsets(np.bincount(owner, minlength=nodes)))
 
     @property
     def last_slot(self) -> int:

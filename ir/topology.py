@@ -115,6 +115,14 @@ def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
     return replace(topology, prefix=prefix, spans=whole)
 
 
+def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
+    """The same topology where every node has `more` tokens more: leaves with tokens, whose rows all see the whole of
+    them, and 0 for all others.
+    """
+    spans = topology.spans
+    return replace(topology, spans=replace(spans, stop=frozen(spans.stop + more[spans.node])))
+
+
 def _doubled_parents(parent: Ints) -> list[Longs]:
     """The 1st, 2nd, 4th, 8th, ... ancestor of every node, until no node has one. Nodes count from 1 here; 0 is what is
     beyond a root, and its own ancestor.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir import build, page_tables, tree_json, tree_text
+from treegen.ir import build, edits, page_tables, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -212,6 +212,36 @@ class Tree:
         topology = lengthened(self.topology, self.parent, length)
         sees = frozen(length[self.row_node])
         return Tree(self.parent, length, self.row_node, sees, KVRuns.contiguous(length), topology)
+
+    def appended(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> Tree:
+        """The tree in which each of these rows (default: all) sees so many tokens more.
+
+        A row that is the only one of a leaf, and sees all of it, makes its node longer. Any other gets a new node below
+        what it sees, behind all nodes and in the order of `rows`; where it ends inside of its node, that is cut in two
+        first: the front keeps the number, and the rest, with all children, is a new node before those of rows.
+
+        slots: KV slots of the new tokens, [rows, tokens], or flat for one token a row; whether something else is there
+        is the caller's business. By default the slots behind the last one that each row sees. Raises TreeError when
+        these hold another token, or would hold two.
+        """
+        parts, topology = edits.appended(self, rows, tokens, slots)
+        return Tree(*parts, topology)
+
+    def branched(self, row: int, copies: int) -> Tree:
+        """The tree in which a row is `copies` rows that see the same: itself, and new ones behind all rows. Raises
+        TreeError.
+        """
+        parts, topology = edits.branched(self, row, copies)
+        return Tree(*parts, topology)
+
+    def pruned(self, rows: IntsLike) -> Tree:
+        """The tree without these rows, and without nodes that no other row is at or below.
+
+        The others keep their order, nodes as well as rows, and their numbers close up: old row i has the number `i -
+        sum(row < i for row in rows)`. Without any row left, the tree is one root without tokens. Raises TreeError.
+        """
+        parts, topology = edits.pruned(self, rows)
+        return Tree(*parts, topology)
 
     @property
     def nodes(self) -> Sequence[Node]:

@@ -209,7 +209,7 @@ def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched],
     out, other = torch.empty_like(q), torch.empty_like(q)
     kernel(q, k, v, out=out)
     expected = list(launched)
-    tables = kernel._served.programs["triton", q.device]._table
+    tables = kernel._served.programs["triton", q.device].table
     for tree in (Tree.parse("1,9/200,30"), SINGLE, MERGED):
         launched.clear()
         before = tables.clone()

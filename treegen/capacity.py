@@ -122,6 +122,14 @@ class Layout:
         self._check(schedule)
         return plan, schedule
 
+    def holds(self, schedule: Schedule) -> bool:
+        """Whether a schedule of the layout's classes fits."""
+        try:
+            self._check(schedule)
+        except (InputError, PlanError):
+            return False
+        return True
+
     def _check(self, schedule: Schedule) -> None:
         """Raises InputError or PlanError unless the schedule fits."""
         size, room, limits, demand = schedule.size, self.room, self.limits, self._demand

@@ -7,6 +7,7 @@ from dataclasses import replace
 from threading import RLock
 from typing import Literal, overload
 
+import numpy.typing as npt
 import torch
 
 from treegen import inputs, op, oracle
@@ -18,6 +19,7 @@ from treegen.emit import emit
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation
+from treegen.ir.arrays import IntsLike
 from treegen.ir.errors import InputError, TreeError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -40,13 +42,15 @@ _KEPT = "kept from an earlier tree of the same bucket: "
 class Kernel:
     """An attention kernel for one tree at a time. Made by `treegen.compile`.
 
-    Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel; a
-    call that runs meanwhile serves either tree, except in a kernel of fixed capacity, which is not to be called then.
+    Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel,
+    or change its tree (`append`, `step`, `branch`, `prune`); a call that runs meanwhile serves either tree, except in a
+    kernel of fixed capacity, or whose rows grow, which is not to be called then.
 
     Streams: calls run on the current stream of q's device. Calls on several streams may overlap, for each allocates its
-    scratch memory on its stream. Before `update`, let the work that other streams have in flight finish, or make the
-    current stream wait for it: the old tree's tables are given back, or overwritten. Calls of a kernel of fixed
-    capacity, and replays of graphs captured from them, share one workspace: never run two of them at the same time.
+    scratch memory on its stream. Before `update` and its like, let the work that other streams have in flight
+    finish, or make the current stream wait for it: the old tree's tables are given back, or overwritten. Calls of a
+    kernel of fixed capacity, and replays of graphs captured from them, share one workspace: never run two of them at
+    the same time.
 
     torch.compile: a call is one operator, `treegen::attention`, without a graph break; the kernel is looked up at run
     time, so an `update` does not compile anew. Results have no gradients.
@@ -76,9 +80,11 @@ class Kernel:
         self._shape_is_assumed = shape is None
         self._wanted = wanted
         self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
+        self._grows = False
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
         self._handle = op.handle_of(self)
         self._served = self._planned(tree)
+        self._shown: Served | None = None  # the plan of a tree that has grown since it was planned for
 
     def _planned(self, tree: Tree, kept: Choice | None = None) -> Served:
         """The tree with its plan."""
@@ -88,10 +94,10 @@ class Kernel:
         with stage("choose"):
             choice = kept or self._strategy.choose(tree, self._shape, self._target)
         if self._wanted is None:
-            return Served.of(tree, choice, self._shape, self._target)
+            return Served.of(tree, choice, self._shape, self._target, grows=self._grows)
         if choice.strategy != self._strategy and not serves_any_tree(choice.strategy):
             choice = searched(tree, self._shape, self._target, for_any_tree=True)
-        return Served.first(tree, self._wanted, choice, self._shape, self._target)
+        return Served.first(tree, self._wanted, choice, self._shape, self._target, grows=self._grows)
 
     @overload
     def __call__(
@@ -157,7 +163,7 @@ class Kernel:
         elif served.layout is not None:
             inputs.check_rows(served.tree, q)
         if checks_inputs():
-            inputs.check_values(served.tree, q, k_cache, v_cache)
+            inputs.check_values(served.grown, q, k_cache, v_cache)
         if out is None:
             out = self._empty_out(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
@@ -245,16 +251,58 @@ class Kernel:
             if self._wanted is None:
                 self._served = self._planned(tree, self._choice_for(tree))
             else:
-                self._served = self._served.successor(tree, self._shape, self._target)
+                self._served = self._served.successor(tree, self._shape, self._target, grows=self._grows)
+
+    def append(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> None:
+        """The kernel's tree becomes `tree.appended(rows, tokens, slots)`, which see: rows grow by tokens.
+
+        The first time this plans anew, as `update` does, and from then on every plan leaves room in the tables for each
+        row that is alone at its leaf and sees all of it: 16 tokens at least. As long as they last, such rows grow
+        without a new plan. A few numbers in the tables on the device are raised, behind the calls and replays before
+        on the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new
+        tokens. Any slots will do, with less room where they do not follow one another. `plan`, `schedule` and what
+        follows from them are made for the grown tree when they are asked for; the launches stay those of the last plan.
+        On the torch backend the tables are made anew every time.
+
+        Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
+        """
+        with self._lock:
+            if not self._served.take(rows, tokens, slots):
+                tree = self.tree.appended(rows, tokens, slots)
+                self._grows = True
+                self.update(tree)
+
+    def step(self, slots: npt.ArrayLike | None = None) -> None:
+        """`append` of one token to every row."""
+        self.append(None, 1, slots)
+
+    def branch(self, row: int, copies: int) -> None:
+        """The kernel's tree becomes `tree.branched(row, copies)`: the row and `copies - 1` new ones behind all rows,
+        which share what it sees so far.
+
+        Plans anew, as `update`. For 256 rows the new tree takes a sixth of that, its plan a quarter, and the rest is
+        lowering: each some dozens of operations on whole arrays, which cost the same for the rows that changed alone.
+        """
+        with self._lock:
+            self.update(self.tree.branched(row, copies))
+
+    def prune(self, rows: IntsLike) -> None:
+        """The kernel's tree becomes `tree.pruned(rows)`: the other rows keep their order and close up. Plans anew, as
+        `branch`.
+        """
+        with self._lock:
+            self.update(self.tree.pruned(rows))
 
     def _choice_for(self, tree: Tree) -> Choice | None:
-        """The choice made for the tree before, where it holds for `tree` as well; None where it has to be made."""
+        """The choice made for the tree of the last plan, where it holds for `tree` as well; None where it has to be
+        made.
+        """
         chosen = self.choice.strategy
         if chosen == self._strategy or not serves_any_tree(chosen):
             return None
         known, before = self._bucket
-        if known is not self.tree:
-            before = policy_bucket(self.tree)
+        if known is not self._served.tree:
+            before = policy_bucket(self._served.tree)
         self._bucket = tree, policy_bucket(tree)
         if self._bucket[1] != before:
             return None
@@ -270,8 +318,8 @@ class Kernel:
         """
         served, layout = self._served, self._served.layout
         if layout is None:
-            return workspace_bytes(served.schedule, self._shape, served.tree.num_rows)
-        return workspace_bytes(served.schedule, self._shape, layout.limits.max_rows, layout.room)
+            return workspace_bytes(served.launched, self._shape, served.tree.num_rows)
+        return workspace_bytes(served.launched, self._shape, layout.limits.max_rows, layout.room)
 
     def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         """Raises InputError when tensors do not fit, a slot is outside the cache, or a value that is read is NaN.
@@ -293,7 +341,7 @@ class Kernel:
     @property
     def tree(self) -> Tree:
         """The tree that the next call serves."""
-        return self._served.tree
+        return self._served.grown
 
     @property
     def shape(self) -> Shape:
@@ -303,12 +351,22 @@ class Kernel:
     @property
     def plan(self) -> Plan:
         """Who reads which KV together."""
-        return self._served.plan
+        return self._current().plan
 
     @property
     def schedule(self) -> Schedule:
-        """Work items, tiles and merge lists."""
-        return self._served.schedule
+        """Work items, tiles and merge lists, without the room that is left for growth."""
+        return self._current().schedule
+
+    def _current(self) -> Served:
+        """What is served, planned for the tree that it has grown to."""
+        with self._lock:
+            served = self._served
+            if served.grown is served.tree:
+                return served
+            if self._shown is None or self._shown.tree is not served.grown:
+                self._shown = served.up_to_date(self._shape, self._target)
+            return self._shown
 
     @property
     def capacity(self) -> Limits | None:
@@ -341,12 +399,12 @@ class Kernel:
     @property
     def estimate(self) -> Estimate:
         """What the plan reads, writes and computes."""
-        served = self._served
+        served = self._current()
         return account(served.plan, served.schedule, served.tree, self._shape, self._target)
 
     def explain(self) -> str:
         """The tree, the plan and its account as text."""
-        served, shape, target = self._served, self._shape, self._target
+        served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
         entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, served.tree, shape, target)
         return str(Explanation(served.tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))

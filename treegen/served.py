@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
+import numpy.typing as npt
 import torch
 
 from treegen.bound import Call
 from treegen.capacity import Layout, WantedLimits, layout_of, planned
+from treegen.growth import Growth
+from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
+from treegen.room import with_room
 from treegen.strategies import Choice
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
@@ -32,7 +36,8 @@ class Served:
     another tree is another Served, in the kernel's place for this one.
 
     layout: of a kernel of fixed capacity, whose programs and calls go from tree to tree; else they are of this tree
-    alone. programs: by backend and device; calls: by the form of tensors and the base of the lse.
+    alone. growth: what rows have gained since, where there is room for it in the tables.
+    programs: by backend and device; calls: by the form of tensors and the base of the lse.
     """
 
     tree: Tree
@@ -40,49 +45,85 @@ class Served:
     plan: Plan
     schedule: Schedule
     layout: Layout | None = None
+    growth: Growth | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
     calls: dict[tuple[object, str], Call] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: Tree, choice: Choice, shape: Shape, target: Target) -> Served:
-        """A tree with the plan that the choice makes of it."""
+    def of(cls, tree: Tree, choice: Choice, shape: Shape, target: Target, *, grows: bool = False) -> Served:
+        """A tree with the plan that the choice makes of it; `grows` leaves room for rows to grow."""
         with stage("plan"):
             plan = planned(choice.strategy, tree, shape, target)
         with stage("lower"):
             schedule = lower(plan, tree, shape, target)
-        return cls(tree, choice, plan, schedule)
+        return cls(tree, choice, plan, schedule, growth=_growth(tree, schedule, None) if grows else None)
 
     @classmethod
-    def in_layout(cls, tree: Tree, layout: Layout, shape: Shape, target: Target) -> Served:
+    def in_layout(cls, tree: Tree, layout: Layout, shape: Shape, target: Target, *, grows: bool = False) -> Served:
         """A tree in a layout that holds more. Raises InputError or PlanError for one that exceeds it."""
         with stage("plan and lower"):
             plan, schedule = layout.lowered(tree, shape, target)
-        return cls(tree, layout.choice, plan, schedule, layout)
+        return cls(tree, layout.choice, plan, schedule, layout, _growth(tree, schedule, layout) if grows else None)
 
     @classmethod
-    def first(cls, tree: Tree, wanted: WantedLimits, choice: Choice, shape: Shape, target: Target) -> Served:
+    def first(
+        cls, tree: Tree, wanted: WantedLimits, choice: Choice, shape: Shape, target: Target, *, grows: bool = False
+    ) -> Served:
         """The first tree of a fixed capacity. Raises as capacity.layout_of does."""
         with stage("layout"):
-            return cls.in_layout(tree, layout_of(wanted, choice, tree, shape, target), shape, target)
+            layout = layout_of(wanted, choice, tree, shape, target)
+            return cls.in_layout(tree, layout, shape, target, grows=grows)
 
-    def successor(self, tree: Tree, shape: Shape, target: Target) -> Served:
+    def successor(self, tree: Tree, shape: Shape, target: Target, *, grows: bool = False) -> Served:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
         assert self.layout is not None
-        made = self.in_layout(tree, self.layout, shape, target)
+        made = replace(
+            self.in_layout(tree, self.layout, shape, target, grows=grows), programs=self.programs, calls=self.calls
+        )
         for program in self.programs.values():
-            program.load(made.schedule)
-        return Served(tree, made.choice, made.plan, made.schedule, self.layout, self.programs, self.calls)
+            program.load(made.launched)
+        return made
+
+    def take(self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None) -> bool:
+        """Lets rows grow in the tables that there are; False where that cannot be. See Growth.take."""
+        return self.growth is not None and self.growth.take(rows, tokens, slots, self.programs.values())
+
+    @property
+    def grown(self) -> Tree:
+        """The tree with what rows have gained."""
+        return self.tree if self.growth is None else self.growth.tree
+
+    def up_to_date(self, shape: Shape, target: Target) -> Served:
+        """What is served, as a plan of the tree that it has grown to."""
+        tree = self.grown
+        if self.layout is None:
+            return Served.of(tree, self.choice, shape, target)
+        return Served.in_layout(tree, self.layout, shape, target)
+
+    @property
+    def launched(self) -> Schedule:
+        """The schedule in the form in which programs have it, with room for growth."""
+        return self.schedule if self.growth is None else self.growth.schedule
 
     def make_program(self, backend: str, shape: Shape, device: torch.device) -> Program:
         """A new program for the schedule."""
         if backend != "triton":
-            return TorchProgram(self.schedule, shape, device)
+            return TorchProgram(self.launched, shape, device)
         if self.layout is None:
-            return TritonProgram(self.schedule, shape, device)
-        return TritonProgram(self.schedule, shape, device, self.layout.room, self.layout.limits.max_rows)
+            return TritonProgram(self.launched, shape, device)
+        return TritonProgram(self.launched, shape, device, self.layout.room, self.layout.limits.max_rows)
 
     def keep_call(self, form: tuple[object, ...], lse_base: str, call: Call) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""
         self.calls[form, lse_base] = call
         if len(self.calls) > _MOST_FORMS:
             del self.calls[next(iter(self.calls))]
+
+
+def _growth(tree: Tree, schedule: Schedule, layout: Layout | None) -> Growth | None:
+    """Growth of a tree's rows, where there is room for it."""
+    with stage("room"):
+        room = with_room(schedule, tree)
+        if room is None or (layout is not None and not layout.holds(room.schedule)):
+            return None
+        return Growth(tree, room)

@@ -10,6 +10,7 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from treegen.arguments import (
@@ -29,9 +30,9 @@ from treegen.devices import capability_of, interpreted
 from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
-from treegen.ir.arrays import Ints
+from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning
-from treegen.ir.schedule import Schedule
+from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
 from treegen.one_loop import in_one_loop
@@ -65,7 +66,7 @@ class TritonProgram:
     Kernels launch on `capacity` (default: exactly the schedule); surplus blocks exit at once. Where the device can, a
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
-    good: `load` gives it other schedules.
+    good: `load` gives it other schedules. `table` is the arena on the device; treegen.growth makes runs longer there.
     """
 
     def __init__(
@@ -87,9 +88,10 @@ class TritonProgram:
             size = Scratch.of(self._capacity.slots, most_rows, shape).size
             self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
         arena = schedule.pack(capacity)
-        self._table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
+        self.table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
         _copy(arena.array, table)
         self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
+        self._blocks_at = arena.blocks
         self._items = [table[place:] for place in arena.items]
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
         self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
@@ -103,8 +105,18 @@ class TritonProgram:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
         and graphs that were captured from earlier calls, too. Raises PlanError when it exceeds the capacity.
         """
-        _copy(schedule.pack(self._capacity).array, self._table)
+        _copy(schedule.pack(self._capacity).array, self.table)
         self._schedule = schedule
+
+    def places_of_blocks(self, given: Schedule, item: Longs, entry: Longs) -> Longs:
+        """Where in `table` entries of items' packed blocks are, by their numbers in the schedule that was given."""
+        now, told = self._schedule.column("block_tiles"), given.column("block_tiles")
+        per_tile = np.array([tile.blocks_per_tile for tile in given.classes])
+        of_item = per_tile[np.searchsorted(given.class_indptr, item, side="right") - 1]
+        moved = (now[item] - told[item]).astype(np.int64) * of_item  # behind full tiles that are told as blocks
+        first = self._schedule.column("block0")[item].astype(np.int64)
+        places: Longs = self._blocks_at + (first + moved + entry) * len(RUN_FIELDS)
+        return places
 
     def __call__(
         self,
@@ -214,6 +226,12 @@ def _copy(array: Ints, table: torch.Tensor) -> None:
     staging = torch.empty(len(array), dtype=torch.int32, pin_memory=True)
     staging.numpy()[:] = array
     table.copy_(staging, non_blocking=True)
+
+
+def copied(array: Longs, device: torch.device) -> torch.Tensor:
+    """An array on a device, copied there as tables are."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -1,0 +1,221 @@
+"""Edits: a tree becomes the one of the next decoding step. Rows grow by tokens, branch, and end.
+
+No Python loop runs over rows, nodes or tokens; what an edit does not change is shared with the tree before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, offsets, positive_int
+from treegen.ir.errors import TreeError
+from treegen.ir.kv import KVRuns
+from treegen.ir.page_tables import TreeParts
+from treegen.ir.topology import Topology, derive, with_longer_leaves
+
+if TYPE_CHECKING:
+    from treegen.ir.tree import Tree
+
+Edited: TypeAlias = tuple[TreeParts, Topology]
+"""What the edited tree is made of."""
+
+_GIVE_SLOTS = "give the slots of the new tokens"
+
+
+def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None) -> Edited:
+    """See Tree.appended."""
+    positive_int("tokens", tokens, TreeError)
+    chosen = chosen_rows(rows, tree.num_rows)
+    places = given_slots(slots, len(chosen), tokens)
+    if not len(chosen):
+        return TreeParts(tree.parent, tree.tokens, tree.row_node, tree.row_sees, tree.kv), tree.topology
+    if places is None:
+        first = next_slots(tree, chosen)
+        _check_free(tree, chosen, first, tokens)
+        places = first[:, None] + np.arange(tokens)
+    own = own_leaves(tree, chosen)
+    node = tree.row_node[chosen]
+    if own.all() and (tree.tokens[node] > 0).all():
+        return longer_leaves(tree, chosen, np.full(len(chosen), tokens), places)
+    parts = _split(tree, chosen)
+    parent, length, row_node, row_sees, kv = parts
+    node = row_node[chosen].astype(np.int64)
+    branching = np.flatnonzero(~own)
+    above = node[branching]
+    # A row that sees nothing of its node has no business below it: what it sees ends with the node above.
+    above = np.where(row_sees[chosen[branching]] == length[above], above, parent[above])
+    node[branching] = len(parent) + np.arange(len(branching))
+    parent = np.append(parent, above)
+    length = np.append(length, np.zeros(len(branching), np.int32))
+    length[node] += tokens
+    row_node, row_sees = row_node.copy(), row_sees.copy()
+    row_node[chosen], row_sees[chosen] = node, length[node]
+    kv = kv.extended(len(parent), np.repeat(node, tokens), places.reshape(-1))
+    return _derived(parent, length, row_node, row_sees, kv)
+
+
+def longer_leaves(tree: Tree, rows: Longs, tokens: Longs, places: Longs) -> Edited:
+    """The tree in which rows' own leaves, which have tokens, have so many more, in slots that are listed row by row."""
+    node = tree.row_node[rows]
+    more = np.zeros(len(tree.tokens), np.int64)
+    more[node] = tokens
+    length = tree.tokens + more
+    if len(length) and length.max() > INT32_MAX:
+        raise TreeError("tokens", int(length.max()), "exceeds 2^31 - 1", "use shorter nodes")
+    row_sees = tree.row_sees.copy()
+    row_sees[rows] = length[node]
+    kv = tree.kv.extended(len(length), np.repeat(node, tokens), places.reshape(-1))
+    parts = TreeParts(tree.parent, frozen(length), tree.row_node, frozen(row_sees), kv)
+    return parts, with_longer_leaves(tree.topology, more)
+
+
+def branched(tree: Tree, row: int, copies: int) -> Edited:
+    """See Tree.branched."""
+    positive_int("copies", copies, TreeError)
+    chosen = int(int32_array("row", [row], low=0, high=tree.num_rows - 1)[0])
+    row_node = np.append(tree.row_node, np.full(copies - 1, tree.row_node[chosen]))
+    row_sees = np.append(tree.row_sees, np.full(copies - 1, tree.row_sees[chosen]))
+    return _derived(tree.parent, tree.tokens, row_node, row_sees, tree.kv)
+
+
+def pruned(tree: Tree, rows: IntsLike) -> Edited:
+    """See Tree.pruned."""
+    kept = np.ones(tree.num_rows, bool)
+    kept[chosen_rows(rows, tree.num_rows)] = False
+    topology = tree.topology
+    # A node stays if a kept row is at or below it: if there are more of them before its last rank than its first.
+    before = offsets(kept[topology.row_of_rank])
+    stays = before[topology.rank_hi] > before[topology.rank_lo]
+    if not stays.any():
+        none = np.empty(0)
+        return _derived(np.array([-1]), np.array([0]), none, none, KVRuns.contiguous([0]))
+    node = np.flatnonzero(stays)
+    number = np.cumsum(stays) - 1
+    parent, tokens = tree.parent[node], tree.tokens[node]
+    parent = np.where(parent >= 0, number[parent], -1)
+    kv = tree.kv.of_ranges(node, np.zeros(len(node), np.int64), tokens)
+    return _derived(parent, tokens, number[tree.row_node[kept]], tree.row_sees[kept], kv)
+
+
+def chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
+    """Row numbers, by default all. Raises TreeError for one that does not exist or comes twice."""
+    if rows is None:
+        return np.arange(num_rows)
+    chosen = int32_array("rows", rows, low=0, high=num_rows - 1)
+    twice = np.bincount(chosen, minlength=1) > 1
+    if twice.any():
+        raise TreeError("rows", chosen.tolist(), f"names row {int(twice.argmax())} twice", "name every row once")
+    return chosen.astype(np.int64)
+
+
+def given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | None:
+    """The slots [rows, tokens] of new tokens, which may be flat for one token a row; None for none given."""
+    if slots is None:
+        return None
+    try:
+        array = np.asarray(slots)
+    except (ValueError, RuntimeError, TypeError) as cause:
+        raise TreeError("slots", slots, "is not an array of integers", f"give [{rows}, {tokens}] slots") from cause
+    if array.shape != (rows, tokens) and not (tokens == 1 and array.shape == (rows,)):
+        reason = f"does not match {rows} rows of {tokens} new tokens"
+        raise TreeError("slots", f"shape {array.shape}", reason, f"give [{rows}, {tokens}] slots")
+    return int32_array("slots", array.reshape(-1), low=0, high=INT32_MAX - 1).astype(np.int64).reshape(rows, tokens)
+
+
+def own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
+    """Whether rows are the only ones at leaves that they see all of."""
+    node = tree.row_node[rows]
+    topology = tree.topology
+    alone = topology.rank_hi[node] - topology.rank_lo[node] == 1
+    own: npt.NDArray[np.bool_] = alone & (topology.subtree[node] == 1) & (tree.row_sees[rows] == tree.tokens[node])
+    return own
+
+
+def next_slots(tree: Tree, rows: Longs) -> Longs:
+    """The slots behind the last ones that rows see. Raises TreeError for a row that sees nothing."""
+    node, sees = tree.row_node[rows].astype(np.int64), tree.row_sees[rows].astype(np.int64)
+    while len(empty := np.flatnonzero(sees == 0)):
+        node[empty] = tree.parent[node[empty]]
+        if (node[empty] < 0).any():
+            row = int(rows[empty[(node[empty] < 0).argmax()]])
+            raise TreeError("slots", None, f"row {row} sees no token whose slot would lead to the next", _GIVE_SLOTS)
+        sees[empty] = tree.tokens[node[empty]]
+    return tree.kv.slots_at(node, sees - 1) + 1
+
+
+def free_behind(kv: KVRuns, slots: Longs) -> Longs:
+    """How many slots from each of `slots` on hold no token: 0 where that is taken itself."""
+    order = np.argsort(kv.start, kind="stable")
+    start = np.append(kv.start[order], INT32_MAX).astype(np.int64)
+    ends = np.maximum.accumulate(np.append(0, kv.start[order].astype(np.int64) + kv.length[order]))
+    behind = np.searchsorted(start, slots)
+    taken = (ends[behind] > slots) | (start[behind] <= slots)
+    return np.where(taken, 0, start[behind] - slots)
+
+
+def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
+    """Raises TreeError unless the slots from each of these on are free and differ."""
+    short = free_behind(tree.kv, slots) < tokens
+    if short.any():
+        row, slot = int(rows[short.argmax()]), int(slots[short.argmax()])
+        reason = f"row {row} would go on in slots {slot}:{slot + tokens}, where other tokens are, or no slots"
+        raise TreeError("slots", None, reason, _GIVE_SLOTS)
+    order = np.argsort(slots, kind="stable")
+    first = slots[order]
+    same = first[1:] - first[:-1] < tokens
+    if same.any():
+        one, other = (int(rows[order[same.argmax() + step]]) for step in (0, 1))
+        reason = f"rows {one} and {other} would both go on in slot {int(first[same.argmax() + 1])}"
+        raise TreeError("slots", None, reason, _GIVE_SLOTS)
+
+
+def _split(tree: Tree, rows: Longs) -> TreeParts:
+    """The same tree with nodes cut where these rows end inside of them: each then sees all of its node, or nothing.
+
+    The first piece keeps the node's number; the others follow behind all nodes.
+    """
+    parent, tokens, row_node, row_sees = tree.parent, tree.tokens, tree.row_node, tree.row_sees
+    nodes = len(parent)
+    key = _key(row_node, row_sees)
+    inside = (row_sees[rows] > 0) & (row_sees[rows] < tokens[row_node[rows]])
+    cuts = np.unique(key[rows[inside]])
+    if not len(cuts):
+        return TreeParts(parent, tokens, row_node, row_sees, tree.kv)
+    node, start = cuts >> 32, cuts & INT32_MAX
+    number = nodes + np.arange(len(cuts))
+    opens = np.append(True, node[1:] != node[:-1])
+    closes = np.append(opens[1:], True)
+    stop = np.where(closes, tokens[node], np.append(start[1:], 0))
+    last = np.arange(nodes + len(cuts))
+    last[node[closes]] = number[closes]
+    first_stop = tokens.copy()
+    first_stop[node[opens]] = start[opens]
+    begin = np.append(np.zeros(nodes, np.int64), start)
+    end = np.append(first_stop, stop)
+    kv = tree.kv.of_ranges(np.append(np.arange(nodes), node), begin, end)
+
+    piece = np.searchsorted(cuts, key) - 1  # the last cut before a row's end
+    moved = (piece >= 0) & (node[piece] == row_node)
+    row_sees = np.where(moved, row_sees - start[piece], row_sees)
+    row_node = np.where(moved, number[piece], row_node)
+    parent = np.append(np.where(parent >= 0, last[parent], -1), np.where(opens, node, number - 1))
+    return TreeParts(frozen(parent), frozen(end - begin), frozen(row_node), frozen(row_sees), kv)
+
+
+def _key(node: Ints, place: Ints) -> Longs:
+    """Numbers that sort as (node, place)."""
+    return (node.astype(np.int64) << 32) + place
+
+
+def _derived(
+    parent: npt.NDArray[Any],
+    tokens: npt.NDArray[Any],
+    row_node: npt.NDArray[Any],
+    row_sees: npt.NDArray[Any],
+    kv: KVRuns,
+) -> Edited:
+    parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
+    return parts, derive(*parts[:4])

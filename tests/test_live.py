@@ -1,0 +1,400 @@
+"""Kernels whose tree grows, branches and is pruned from step to step: each serves what a fresh one would."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import re
+import time
+import tracemalloc
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import treegen
+from forests import examples, forests, schedule_counts, visible_slot_counts
+from treegen import Shape, Tree, oracle, strategies
+from treegen.bucket import policy_bucket
+from treegen.ir.errors import InputError, TreeError
+from treegen.room import RESERVE, with_room
+from treegen.search import auto as searching
+from treegen.strategies import Choice, Strategy, cohort
+from treegen.triton_backend import TritonProgram
+
+SHAPE = Shape(4, 2, 16, dtype="fp32")
+CPU = torch.device("cpu")
+EVERY: tuple[Strategy, ...] = (
+    strategies.query(), strategies.query(split=64), strategies.specinfer(), strategies.cascade(),
+    strategies.deft_node(), strategies.deft_flatten(64), strategies.deft_flatten(32, "bits"),
+    strategies.fasttree(), strategies.flashforge(), cohort(), cohort(apart=2, merge="final"),
+)  # fmt: skip
+
+
+def spread(text: str, room: int = 100) -> Tree:
+    """A tree whose nodes lie apart, with room to grow behind each."""
+    tree = Tree.parse(text)
+    apart = np.cumsum(np.append(0, tree.tokens[:-1] + room))
+    return tree.with_kv([np.arange(n) + first for n, first in zip(tree.tokens.tolist(), apart.tolist(), strict=True)])
+
+
+def compiled(tree: Tree, strategy: str | Strategy = "deft-node", **options: object) -> treegen.Kernel:
+    return treegen.compile(tree, **({"strategy": strategy, "shape": SHAPE, "backend": "triton"} | options))
+
+
+def attend(kernel: treegen.Kernel, slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's out and lse on inputs that are the same for all kernels of a tree."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(kernel.tree.num_rows, 4, 16, generator=generator)
+    k, v = torch.randn(2, slots, 2, 16, generator=generator)
+    out, lse = kernel(q, k, v, return_lse=True)
+    expected_out, expected_lse = oracle.reference(kernel.tree, q, k, v)
+    assert oracle.error(out, expected_out) < 1e-5
+    assert oracle.error(lse, expected_lse) < 1e-5
+    return out, lse
+
+
+def check_tables(kernel: treegen.Kernel) -> None:
+    """What is launched covers the tree, and the tables on the device are those of a program made for it now."""
+    served, tree = kernel._served, kernel.tree
+    slots = tree.kv.last_slot + 1
+    assert (schedule_counts(served.launched, tree.num_rows, slots) == visible_slot_counts(tree, slots)).all()
+    for program in served.programs.values():
+        assert isinstance(program, TritonProgram)
+        anew = served.make_program("triton", kernel.shape, CPU)
+        assert isinstance(anew, TritonProgram)
+        assert torch.equal(program.table[read_by(anew)], anew.table[read_by(anew)])
+
+
+def read_by(program: TritonProgram) -> torch.Tensor:
+    """What of a program's table kernels read: of blocks, where all are told anew in one loop, the latter ones."""
+    schedule = program._schedule
+    read = torch.ones(len(program.table), dtype=torch.bool)
+    read[program._blocks_at : program._blocks_at + 4 * len(schedule.blocks)] = False
+    for c, tile in enumerate(schedule.classes):
+        for number in range(schedule.class_indptr[c], schedule.class_indptr[c + 1]):
+            item = schedule.work_items[number]
+            begin = program._blocks_at + 4 * item.block0
+            read[begin : begin + 4 * item.block_tiles * tile.blocks_per_tile] = True
+    return read
+
+
+def prepare(kernel: treegen.Kernel) -> None:
+    """Makes the program that a call would make, and the tables on its device."""
+    kernel._program(kernel._served, CPU)
+
+
+def grow(kernel: treegen.Kernel, tree: Tree, source: random.Random) -> Tree:
+    """Lets some rows of the kernel and of the tree grow; they grow by the same, or both refuse."""
+    rows = sorted(source.sample(range(tree.num_rows), source.randint(1, tree.num_rows)))
+    chosen = source.choice([None, rows])
+    count, tokens = tree.num_rows if chosen is None else len(rows), source.choice((1, 1, 1, 2, 5))
+    last = tree.kv.last_slot + 1
+    slots = source.choice([None, np.array(source.sample(range(last, last + 300), count * tokens)).reshape(-1, tokens)])
+    if slots is not None and source.random() < 0.5:  # behind one another
+        slots = slots[:, :1] + np.arange(tokens)
+    try:
+        grown = tree.appended(chosen, tokens, slots)
+    except TreeError as refused:
+        refusal = refused
+    else:
+        kernel.append(chosen, tokens, slots)
+        return grown
+    with pytest.raises(TreeError, match=re.escape(str(refusal))):
+        kernel.append(chosen, tokens, slots)
+    return tree
+
+
+@examples(40)
+@given(
+    tree=forests(10, 60, salt=81),
+    strategy=st.sampled_from(EVERY),
+    seed=st.integers(0, 2**16),
+    fixed=st.booleans(),
+)
+def test_growing_kernels_serve_the_tree_that_a_fresh_one_would(
+    tree: Tree, strategy: Strategy, seed: int, fixed: bool
+) -> None:
+    assume(tree.num_rows)
+    source = random.Random(seed)
+    options = {"max_rows": 400, "max_items": 5000, "max_slots": 5000} if fixed else {}
+    try:
+        kernel = compiled(tree, strategy, **options)
+    except treegen.TreegenError:
+        assume(False)
+    for _ in range(4):
+        try:
+            tree = grow(kernel, tree, source)
+        except treegen.TreegenError:
+            assert fixed  # more levels than launches
+            break
+        prepare(kernel)
+        assert kernel.tree.to_json() == tree.to_json()
+        check_tables(kernel)
+        if not fixed:
+            fresh = compiled(tree, strategy)
+            assert kernel.plan.to_json() == fresh.plan.to_json()
+            assert kernel.schedule.to_json() == fresh.schedule.to_json()
+            assert kernel.estimate == fresh.estimate
+            assert kernel.explain() == fresh.explain()
+
+
+@examples(40)
+@given(
+    text=st.sampled_from(["1,6/70,3", "1,2,6/40,20,16", "5/90", "1,40/3,1", "1,6/700,170"]),
+    strategy=st.sampled_from(EVERY),
+    seed=st.integers(0, 2**16),
+    fixed=st.booleans(),
+)
+def test_rows_at_their_own_leaves_grow_without_a_plan(text: str, strategy: Strategy, seed: int, fixed: bool) -> None:
+    source = random.Random(seed)
+    tree = spread(text, 40)
+    kernel = compiled(tree, strategy, **({"max_rows": 64, "max_items": 500, "max_slots": 900} if fixed else {}))
+    tree = tree.appended()
+    kernel.step()
+    prepare(kernel)
+    served = kernel._served
+    steps = 0
+    while steps < RESERVE - 1:
+        if source.random() < 0.7:
+            steps += (tokens := source.choice((1, 1, 3)))
+            if steps >= RESERVE:
+                break
+            tree, rows = tree.appended(tokens=tokens), None
+        else:
+            steps += (tokens := 1)
+            rows = source.sample(range(tree.num_rows), source.randint(1, tree.num_rows))
+            tree = tree.appended(rows)
+        kernel.append(rows, tokens)
+        assert kernel._served is served
+        check_tables(kernel)
+    assert kernel.tree.to_json() == tree.to_json()
+
+
+def test_pages_may_follow_any_others() -> None:
+    tree = Tree.from_page_table([0, 3, 6, 9], [9, 1, 2, 9, 1, 4, 9, 7, 6], [5, 16, 9], 16)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel = treegen.compile(tree, strategy="deft-node", shape=shape, backend="triton")
+    free = iter(range(10, 60))
+    lengths = [37, 48, 41]
+    pages = [2, 4, 6]
+    plans = 0
+    q, (k, v) = torch.randn(3, 4, 16), torch.randn(2, 60, 16, 2, 16)
+    for step in range(50):
+        for row, length in enumerate(lengths):
+            if length % 16 == 0:
+                pages[row] = next(free)
+        served = kernel._served
+        kernel.step([16 * page + length % 16 for page, length in zip(pages, lengths, strict=True)])
+        plans += kernel._served is not served
+        lengths = [length + 1 for length in lengths]
+        assert [len(kernel.tree.slots(row)) for row in range(3)] == lengths
+        if step % 16 == 9:
+            assert kernel.verify(q, k, v).passed
+            check_tables(kernel)
+    assert plans <= 1 + 50 // RESERVE + 1
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("options", [{}, {"max_rows": 16}], ids=["exact", "fixed"])
+@pytest.mark.parametrize("strategy", ["deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits")])
+def test_results_are_those_of_the_grown_tree(strategy: str | Strategy, options: dict[str, int], backend: str) -> None:
+    kernel = compiled(spread("1,4/50,3"), strategy, backend=backend, **options)
+    attend(kernel, 700)
+    for step in range(20):
+        if step % 3:
+            kernel.step()
+        else:
+            kernel.append(
+                [0, 3], 2, [[600 + 2 * step, 601 + 2 * step], [520 + step, 599 - step]] if step == 9 else None
+            )
+        attend(kernel, 700)
+
+
+def decode(steps: int, seed: int) -> None:
+    """Grows, branches and prunes a tree at random on a kernel of fixed capacity, and checks every step."""
+    source, slots = random.Random(seed), 4000
+    free = iter(range(1000, slots))
+    tree = Tree.parse("1,2/20,4")
+    kernel = compiled(tree, cohort(), max_rows=12, max_items=12)
+    loaded, plans = None, 0
+    for _ in range(steps):
+        served = kernel._served
+        chance = source.random()
+        if chance < 0.06 and tree.num_rows < 10:
+            row, copies = source.randrange(tree.num_rows), source.randint(1, 3)
+            kernel.branch(row, copies)
+            tree = tree.branched(row, copies)
+        elif chance < 0.12 and tree.num_rows > 1:
+            rows = source.sample(range(tree.num_rows), source.randint(1, min(3, tree.num_rows - 1)))
+            kernel.prune(rows)
+            tree = tree.pruned(rows)
+        else:
+            rows = None if chance < 0.8 else source.sample(range(tree.num_rows), source.randint(1, tree.num_rows))
+            chosen = range(tree.num_rows) if rows is None else rows
+            # A row goes on where it was, or in a piece of 8 slots of its own.
+            given = []
+            for row in chosen:
+                own = tree.slots(row)
+                node = int(tree.row_node[row])
+                alone = (tree.row_node == node).sum() == 1 and node not in tree.parent
+                given.append(int(own[-1]) + 1 if alone and own[-1] % 8 != 7 and own[-1] > 999 else -1)
+            given = [slot if slot >= 0 else next(slot for slot in free if slot % 8 == 0) for slot in given]
+            kernel.append(rows, slots=given)
+            tree = tree.appended(rows, slots=given)
+        plans += kernel._served is not served
+        out, lse = attend(kernel, slots)
+        assert kernel.tree.to_json() == tree.to_json()
+        fresh_out, fresh_lse = attend(compiled(tree, cohort(), backend="torch"), slots)
+        assert oracle.error(out, fresh_out.double()) < 1e-5
+        assert oracle.error(lse, fresh_lse.double()) < 1e-5
+        loaded = loaded or treegen.kernel_counts().loaded
+        assert treegen.kernel_counts().loaded == loaded
+    assert plans < 0.8 * steps
+
+
+def test_a_short_decode_on_fixed_tables() -> None:
+    decode(24, 1)
+
+
+@pytest.mark.full
+def test_a_long_decode_on_fixed_tables() -> None:
+    decode(400, 2)
+
+
+def test_a_thousand_steps_take_no_more_memory_or_time_than_few() -> None:
+    kernel = compiled(spread("1,32/300,5", 1200), max_rows=32, max_items=2000)
+    prepare(kernel)
+    times, memory = [], []
+    tracemalloc.start()
+    for step in range(1000):
+        begin = time.perf_counter()
+        kernel.step()
+        times.append(time.perf_counter() - begin)
+        if step % 100 == 99:
+            memory.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert kernel.tree.tokens.tolist() == [300] + [1005] * 32
+    check_tables(kernel)
+    assert max(memory[2:]) < 1.5 * memory[1] + 200_000
+    early, late = (sorted(times[begin : begin + 200])[100] for begin in (100, 800))
+    assert late < 3 * early + 1e-4
+
+
+def test_a_step_takes_microseconds() -> None:
+    kernel = compiled(spread("1,256/1000,33"), cohort(), max_rows=512, max_items=600)
+    prepare(kernel)
+    kernel.step()
+    fastest = 1.0
+    for _ in range(60):
+        served = kernel._served
+        begin = time.perf_counter()
+        kernel.step()
+        took = time.perf_counter() - begin
+        if kernel._served is served:
+            fastest = min(fastest, took)
+    print(f"{1e6 * fastest:.0f} us")
+    assert fastest < 80e-6
+
+
+def test_tables_of_kernels_that_never_grow_have_no_room() -> None:
+    kernel = compiled(spread("1,4/50,60"))
+    assert kernel._served.growth is None
+    assert kernel._served.launched is kernel.schedule
+    before = kernel.workspace_size()
+    kernel.step()
+    assert kernel._served.growth is not None
+    assert kernel.workspace_size() > before
+    kernel.branch(1, 2)
+    assert kernel._served.growth is not None
+
+
+def test_the_tables_stay_where_they_are() -> None:
+    kernel = compiled(spread("1,4/50,3"), max_rows=16)
+    prepare(kernel)
+    (program,) = kernel._served.programs.values()
+    assert isinstance(program, TritonProgram)
+    place = program.table.data_ptr()
+    for _ in range(40):
+        kernel.step()
+    kernel.prune([1])
+    assert list(kernel._served.programs.values()) == [program]
+    assert program.table.data_ptr() == place
+
+
+def test_a_kernel_without_room_in_its_tables_plans_every_step() -> None:
+    tree = spread("1,40/3,56", 4000)
+    kernel = compiled(tree, max_items=60, max_slots=120, max_rows=40)
+    layout = kernel._served.layout
+    assert layout is not None
+    blocks = len(layout.lowered(tree, SHAPE, kernel.target)[1].blocks)
+    small = dataclasses.replace(layout, room=dataclasses.replace(layout.room, blocks=blocks))
+    kernel._served = dataclasses.replace(kernel._served, layout=small)
+    for _ in range(3):
+        kernel.step()
+        assert kernel._served.growth is None
+        check_tables(kernel)
+    assert kernel.tree.tokens.tolist() == [3] + [59] * 40
+
+
+def test_refusals_leave_the_kernel_as_it_was() -> None:
+    kernel = compiled(spread("1,4/50,3"), max_rows=5)
+    for grown in (False, True):
+        if grown:
+            kernel.step()
+            kernel.step()
+        prepare(kernel)
+        before, served = kernel.tree.to_json(), kernel._served
+        for wrong in (
+            lambda: kernel.append([4]),
+            lambda: kernel.append([1, 1]),
+            lambda: kernel.append([1], 0),
+            lambda: kernel.append([1], True),
+            lambda: kernel.append([1, 2], slots=[3]),
+            lambda: kernel.step([1, 2, 3, 0.5]),
+            lambda: kernel.step([-1, 2, 3, 5]),
+            lambda: kernel.append(tokens=101),
+            lambda: kernel.branch(4, 2),
+            lambda: kernel.prune([7]),
+        ):
+            with pytest.raises(TreeError):
+                wrong()
+        with pytest.raises(InputError, match="max_rows"):
+            kernel.branch(0, 3)
+        assert kernel._served is served
+        assert kernel.tree.to_json() == before
+        check_tables(kernel)
+
+
+def test_auto_chooses_anew_where_the_bucket_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Tree] = []
+    search = searching.searched
+
+    def counted(tree: Tree, *arguments: object) -> Choice:
+        found.append(tree)
+        return search(tree, *arguments)
+
+    monkeypatch.setattr(searching, "searched", counted)
+    kernel = compiled(spread("1,16/600,40"), "auto")
+    for _ in range(40):
+        kernel.step()
+    buckets = [policy_bucket(tree) for tree in found]
+    assert 1 < len(buckets) < 5
+    assert all(one != other for one, other in pairwise(buckets))
+
+
+def test_rows_that_end_in_the_same_slot_get_no_room() -> None:
+    tree = Tree.from_parents([-1, -1, -1], [5, 5, 5], kv=[range(5), range(5), range(10, 15)])
+    kernel = compiled(tree, "query")
+    room = with_room(kernel.schedule, tree)
+    assert room is not None
+    assert room.rows.tolist() == [2]
+    with pytest.raises(TreeError, match="rows 0 and 1 would both go on in slot 5"):
+        kernel.step()
+    kernel.step([20, 30, 15])
+    attend(kernel, 40)
+    kernel.step()
+    attend(kernel, 40)
