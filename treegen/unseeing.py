@@ -17,7 +17,7 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
     """The schedule with final items of the first class for rows whose lists of partials are empty, instead of merges.
 
     An item without tiles writes 0 and -inf. The plan gets a group without segments for these rows. A launch of merges
-    is then needed for partial results alone, and an empty list always is a surplus entry.
+    is then needed for partial results alone.
     """
     lengths = np.diff(schedule.merge_indptr)
     empty = lengths == 0
