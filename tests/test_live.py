@@ -198,9 +198,16 @@ def test_pages_may_follow_any_others() -> None:
     assert plans <= 1 + 50 // RESERVE + 1
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize("options", [{}, {"max_rows": 16}], ids=["exact", "fixed"])
-@pytest.mark.parametrize("strategy", ["deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits")])
+EXACT: dict[str, int] = {}
+FIXED = {"max_rows": 16}
+NAMED = ("deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits"))
+USUAL = [*((each, options, "torch") for each in NAMED for options in (EXACT, FIXED))]
+USUAL += [("deft-node", FIXED, "triton"), (NAMED[1], EXACT, "triton")]
+SLOW = [(each, options, "triton") for each in NAMED for options in (EXACT, FIXED)]
+SLOW = [pytest.param(*case, marks=pytest.mark.full) for case in SLOW if case not in USUAL]
+
+
+@pytest.mark.parametrize(("strategy", "options", "backend"), [*USUAL, *SLOW], ids=str)
 def test_results_are_those_of_the_grown_tree(strategy: str | Strategy, options: dict[str, int], backend: str) -> None:
     kernel = compiled(spread("1,4/50,3"), strategy, backend=backend, **options)
     attend(kernel, 700)
