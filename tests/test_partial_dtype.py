@@ -25,9 +25,11 @@ def tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
     return q, k, v
 
 
-@pytest.mark.parametrize("backend", ["triton", "torch"])
+@pytest.mark.parametrize(
+    ("backend", "name", "dtype"),
+    [("triton", "fp16", torch.float16), ("torch", "fp16", torch.float16), ("torch", "bf16", torch.bfloat16)],
+)
 @pytest.mark.parametrize("strategy", [SPLIT, FINAL], ids=str)
-@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_results_are_right_and_rounded_once_more(
     backend: str, strategy: treegen.Strategy, name: str, dtype: torch.dtype
 ) -> None:
