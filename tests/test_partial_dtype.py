@@ -27,7 +27,12 @@ def tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 @pytest.mark.parametrize(
     ("backend", "name", "dtype"),
-    [("triton", "fp16", torch.float16), ("torch", "fp16", torch.float16), ("torch", "bf16", torch.bfloat16)],
+    [
+        ("triton", "fp16", torch.float16),
+        ("torch", "fp16", torch.float16),
+        ("torch", "bf16", torch.bfloat16),
+        pytest.param("triton", "bf16", torch.bfloat16, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("strategy", [SPLIT, FINAL], ids=str)
 def test_results_are_right_and_rounded_once_more(

@@ -16,7 +16,7 @@ from treegen.tiles import MOST_UNROLLED
 
 MOST_TILES = 6
 """Tiles of the longest item up to which one loop pays. Measured on an H200 (fp16, head dim 128, FastTree's smallest
-trees, cold L2): 4 to 8 % less time up to 6 tiles, as much at 7 to 12, and 12 to 34 % more from 16 on.
+trees, tiles of 64 rows, cold L2): 3 to 9 % less time up to 6 tiles, as much at 7 to 12, and 11 to 34 % more from 16 on.
 """
 
 
