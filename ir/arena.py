@@ -45,7 +45,9 @@ class Capacity:
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
-    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE.
+    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE. The
+    last column of items holds not their group but their first caller's row, if their rows follow one another from
+    there, else -1: kernels then need no list of rows.
     """
 
     array: Ints
@@ -73,6 +75,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
     spare = run_width * max([tile.blocks_per_tile for tile in schedule.classes], default=1)
+    items = _with_first_rows(schedule.items, schedule.rows)
     sections = [
         (schedule.rows, room.rows),
         (schedule.tiles, (room.tiles + 1) * run_width),
@@ -85,7 +88,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     ]
     begin = 0
     for count, most in zip(size.items, room.items, strict=True):
-        sections.append((schedule.items[begin : begin + count], most * item_width))
+        sections.append((items[begin : begin + count], most * item_width))
         begin += count
     begin, indptrs = 0, []
     for count, most in zip(size.merges, room.merges, strict=True):
@@ -123,6 +126,19 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         tuple(of_merges[: len(size.merges)]),
         tuple(of_merges[len(size.merges) :]),
     )
+
+
+def _with_first_rows(items: Ints, rows: Ints) -> Ints:
+    """The items with their first caller's row in place of their group, or -1 where their rows do not follow one another
+    in the caller's order.
+    """
+    first, last = items[:, 0], items[:, 0] + items[:, 1] - 1
+    found: Ints = items.copy()
+    found[:, -1] = rows[first]
+    gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
+    if len(gaps):
+        found[gaps.searchsorted(first) != gaps.searchsorted(last), -1] = -1
+    return found
 
 
 def _check_fits(size: Capacity, capacity: Capacity) -> None:

@@ -17,7 +17,7 @@ from treegen.ir.plan import checked_ints
 from treegen.ir.unchecked import unchecked
 
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
-"""Columns of `Schedule.items`, in the order in which kernels read them."""
+"""Columns of `Schedule.items`, in the order in which kernels read them; the last one is for the host (see Arena)."""
 RUN_FIELDS = ("slot", "length", "lo", "hi")
 """Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a
 class with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""

@@ -62,16 +62,16 @@ class KernelKey:
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
-    """Everything that a stage-2 kernel is specialised for. heads: heads per block, a power of two. staged: whether it
-    also merges into partial slots, for a later stage to read. stages: partials under way at a time (Triton's).
+    """Everything that a stage-2 kernel is specialised for. heads: heads per block, and parts: partials of each at a
+    time, powers of two. staged: whether it also merges into partial slots, for a later stage to read.
     """
 
     dtype: str
     head_dim_v: int
     heads: int
+    parts: int
     staged: bool
     warps: int
-    stages: int
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module."""

@@ -385,6 +385,11 @@ OTHERS: dict[str, tuple[Make, type[TreegenError], tuple[str, ...]]] = {
         InputError,
         ("sm_scale = nan", "finite"),
     ),
+    "compile: negative sm_scale": (
+        lambda: treegen.compile(TREE, sm_scale=-0.1),
+        InputError,
+        ("sm_scale = -0.1", "at least 0", "negate q"),
+    ),
     "compile: sm_scale": (lambda: treegen.compile(TREE, sm_scale="0.1"), InputError, ("sm_scale = 0.1",)),
     "update": (lambda: treegen.compile(TREE, backend="torch").update("3(2)"), TreeError, ("tree = 3(2)", "not a Tree")),
 }

@@ -313,7 +313,11 @@ def contents(schedule: Schedule) -> dict[str, list[int]]:
     names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work", "epilogue_indptr", "epilogue_slots")
     result = {name: getattr(schedule, name).ravel().tolist() for name in names}
     for c in range(len(schedule.classes)):
-        result[f"items {c}"] = schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]].ravel().tolist()
+        items = schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]].tolist()
+        for item in items:
+            rows = schedule.rows[item[0] : item[0] + item[1]].tolist()
+            item[-1] = rows[0] if rows == [*range(rows[0], rows[0] + len(rows))] else -1
+        result[f"items {c}"] = [value for item in items for value in item]
     for s, (_, merges) in enumerate(schedule.stages):
         result[f"merge_rows {s}"] = schedule.merge_rows[merges].tolist()
         result[f"merge_indptr {s}"] = schedule.merge_indptr[merges.start : merges.stop + 1].tolist()

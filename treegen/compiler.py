@@ -33,8 +33,8 @@ def compile(
     strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
     bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
-    the scores' factor, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the current
-    GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
+    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the
+    current GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
 
     max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
     fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that
@@ -46,8 +46,9 @@ def compile(
         raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
     if shape is not None and not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale)):
-        raise InputError("sm_scale", sm_scale, "is not finite", "give a number, or None for 1/sqrt(head_dim)")
+    if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale) and sm_scale >= 0):
+        reason = "is not a finite number of at least 0"
+        raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for others), or None")
     wanted = WantedLimits(max_rows, max_items, max_slots)
     made, on_target = strategy_from(strategy), resolve_target(target)
     if autotune:

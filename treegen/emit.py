@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import jinja2
 
@@ -14,11 +16,6 @@ from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.one_loop import in_one_loop
 from treegen.tiles import MOST_UNROLLED, padded, rows_per_tile
-
-_MERGE_HEADS = 4
-_FEW_MERGES = 1024
-_SHORT_MERGE = 4
-_MERGE_STAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +61,8 @@ class MergeContext:
     """What the stage-2 template reads."""
 
     heads: int
+    parts: int
     staged: bool
-    stages: int
     surplus: int
     head_dim_v: int
     dim_v: int
@@ -93,26 +90,40 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
     )
 
 
-def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int) -> MergeKey:
-    """The key of the stage-2 kernel for so many merged rows of at most `longest` partials.
+class MergeForm(NamedTuple):
+    """What a block of a stage-2 kernel takes at a time: heads of a row, and partials of each."""
 
-    Few rows get a block for every head; long lists are worth a pipeline, short ones are not.
-    """
-    few = rows * shape.num_qo_heads <= _FEW_MERGES
-    stages = 1 if longest <= _SHORT_MERGE and not few else _MERGE_STAGES
-    return _merge_key(shape, staged, 1 if few else _MERGE_HEADS, stages)
+    heads: int
+    parts: int
+
+
+_MERGED_BY_WARP = 4096
+"""Values of partials that a warp has in registers at a time."""
+# By the merged rows times heads up to which they serve. Measured on an H200: few rows want a block for every head, and
+# all of a row's partials at a time, so that nobody waits for memory twice; a block of one warp is the fastest.
+_MERGE_FORMS = {
+    1024: (MergeForm(1, 4), MergeForm(1, 16), MergeForm(1, 32)),
+    2048: (MergeForm(2, 2), MergeForm(2, 8)),
+    math.inf: (MergeForm(4, 2), MergeForm(4, 4)),
+}
+
+
+def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int) -> MergeKey:
+    """The key of the stage-2 kernel for so many merged rows of at most `longest` partials."""
+    forms = next(forms for most, forms in _MERGE_FORMS.items() if rows * shape.num_qo_heads <= most)
+    return _merge_key(shape, staged, next((form for form in forms if form.parts >= longest), forms[-1]))
 
 
 def merge_keys(shape: Shape) -> list[MergeKey]:
     """Every key that `merge_key` gives for an attention shape."""
-    chosen = ((1, _MERGE_STAGES), (_MERGE_HEADS, 1), (_MERGE_HEADS, _MERGE_STAGES))
-    keys = (_merge_key(shape, staged, *of_rows) for staged in (False, True) for of_rows in chosen)
-    return list(dict.fromkeys(keys))
+    forms = [form for some in _MERGE_FORMS.values() for form in some]
+    return list(dict.fromkeys(_merge_key(shape, staged, form) for staged in (False, True) for form in forms))
 
 
-def _merge_key(shape: Shape, staged: bool, heads: int, stages: int) -> MergeKey:
-    heads = min(heads, 1 << (shape.num_qo_heads - 1).bit_length())
-    return MergeKey(shape.dtype, shape.head_dim_v, heads, staged, warps=1, stages=stages)
+def _merge_key(shape: Shape, staged: bool, form: MergeForm) -> MergeKey:
+    heads = min(form.heads, 1 << (shape.num_qo_heads - 1).bit_length())
+    warps = max(1, heads * form.parts * padded(shape.head_dim_v) // _MERGED_BY_WARP)
+    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps)
 
 
 def emit(schedule: Schedule, shape: Shape, page_size: int = 1, capacity: Capacity | None = None) -> list[Source]:
@@ -178,7 +189,7 @@ def emit_merge(key: MergeKey) -> Source:
     """The stage-2 module for a key."""
     dim_v = padded(key.head_dim_v)
     masked = dim_v != key.head_dim_v
-    context = MergeContext(key.heads, key.staged, key.stages, SURPLUS_MERGE, key.head_dim_v, dim_v, masked)
+    context = MergeContext(key.heads, key.parts, key.staged, SURPLUS_MERGE, key.head_dim_v, dim_v, masked)
     return _render("merge", key, context)
 
 
