@@ -18,7 +18,7 @@ from treegen.lower import lower
 from treegen.search.policies import _MAKERS
 from treegen.search.search import candidates, search
 from treegen.search.space import policies_of
-from treegen.strategies import Strategy, fasttree
+from treegen.strategies import Strategy, cohort, fasttree
 from treegen.targets import Target, target_from
 from treegen.variants import kernel_sources
 
@@ -91,12 +91,13 @@ def test_some_plan_launches_each_of_them() -> None:
     shape, target = Shape(32, 8, 128), target_from("h200")
     missing = {source.key for source in kernel_sources(shape, target)}
     forests = [forest(nodes=n, most_tokens=most, rows=rows, kv=kv, seed=seed) for n, most, rows, kv, seed in REACHING]
-    # Many rows that end above others, with many partial results.
-    inside = Tree.from_parents(
-        [-1] + [0] * 40, [9000] + [10] * 40, [*[(0, 9000)] * 40, *((v, 10) for v in range(1, 41))]
-    )
-    for tree in (*forests, inside):
-        for strategy in every_strategy(shape, target, random.Random(0)):
+    # Few and many rows that end above others, with many partial results; one long row; many rows of two results.
+    inside = [
+        Tree.from_parents([-1] + [0] * n, [9000] + [10] * n, [*[(0, 9000)] * n, *((v, 10) for v in range(1, n + 1))])
+        for n in (4, 40, 100)
+    ]
+    for tree in (*forests, *inside, Tree.parse("20000"), Tree.parse("50(10*100)")):
+        for strategy in (*every_strategy(shape, target, random.Random(0)), cohort(split=128), cohort(apart=100)):
             for most_tiles in (0, one_loop.MOST_TILES):
                 with patch.object(one_loop, "MOST_TILES", most_tiles):
                     missing -= keys_of(tree, strategy, shape, target)
