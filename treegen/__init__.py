@@ -21,6 +21,7 @@ from treegen.strategies import register_strategy
 if _TYPE_CHECKING:
     from treegen.compiler import compile
     from treegen.kernel import Kernel
+    from treegen.states import merge_state, merge_states
     from treegen.wrapper import TreeAttentionWrapper
 
 __all__ = [
@@ -34,6 +35,8 @@ __all__ = [
     "TreegenWarning",
     "compile",
     "kernel_counts",
+    "merge_state",
+    "merge_states",
     "register_strategy",
     "strategies",
 ]
@@ -49,6 +52,10 @@ def __getattr__(name: str) -> object:
         from treegen.kernel import Kernel
 
         return Kernel
+    if name in ("merge_state", "merge_states"):
+        from treegen import states
+
+        return getattr(states, name)
     if name == "TreeAttentionWrapper":
         from treegen.wrapper import TreeAttentionWrapper
 
