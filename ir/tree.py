@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir import build, edits, page_tables, tree_json, tree_text
+from treegen.ir import build, edits, page_tables, queries, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -241,6 +241,28 @@ class Tree:
         sum(row < i for row in rows)`. Without any row left, the tree is one root without tokens. Raises TreeError.
         """
         parts, topology = edits.pruned(self, rows)
+        return Tree(*parts, topology)
+
+    def with_drafts(self, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None = None) -> Tree:
+        """The tree of draft tokens to verify below what each row sees, one row each in place of the rows.
+
+        parents: of a row's draft tokens the place of each one's parent among them, -1 below the row; a list for every
+        row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
+        row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
+        a row without draft tokens ends. slots: of the draft tokens in that order, flat; by default those behind all of
+        the tree's. Nodes are cut and numbered as by `appended`, and dropped where no row is below. Raises TreeError.
+        """
+        parts, topology = queries.with_drafts(self, parents, slots)
+        return Tree(*parts, topology)
+
+    def with_causal_queries(self, counts: int | IntsLike) -> Tree:
+        """The tree in which the last tokens that each row sees are queries: `counts` of each, or of all rows.
+
+        Every such token is a row, in order of the rows and then of tokens, that sees all up to itself: causal append,
+        or the chunk of a prefill, on a tree that has the new tokens' KV already. A row of count 0 ends. Raises
+        TreeError.
+        """
+        parts, topology = queries.with_causal_queries(self, counts)
         return Tree(*parts, topology)
 
     @property

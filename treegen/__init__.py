@@ -12,6 +12,7 @@ if (_Path(__file__).parent.parent / "pyproject.toml").is_file():
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts
+from treegen.ir.build import token_tree_parents
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
@@ -39,6 +40,7 @@ __all__ = [
     "merge_states",
     "register_strategy",
     "strategies",
+    "token_tree_parents",
 ]
 
 
