@@ -7,7 +7,7 @@ the tokens branch, not as long as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,35 +34,60 @@ class Pieces(NamedTuple):
     slots: Longs
 
 
-def with_drafts(tree: Tree, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None) -> Edited:
+def with_drafts(
+    tree: Tree, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None, stored: bool
+) -> Edited:
     """See Tree.with_drafts."""
     counts, local = _listed_parents(parents, tree.num_rows)
     row = np.arange(tree.num_rows).repeat(counts)
     begin = offsets(counts)
     parent = np.where(local >= 0, local + begin[row], -1)
     _check_acyclic(parent, row, begin)
-    pieces = Pieces(row, parent, np.ones(len(row), np.int64), _draft_slots(tree, slots, len(row)))
-    return grafted(parts_of(tree), pieces, row, np.arange(len(row)))
+    base = parts_of(tree)
+    if stored:
+        if slots is not None:
+            raise TreeError("slots", slots, "contradicts stored", "leave it out: the tree has these tokens' slots")
+        seen = _check_enough(tree, counts, "parents", "put the draft tokens into the tree first")
+        node, sees = _places(tree, tree.row_node, seen - counts)
+        base = base._replace(row_node=frozen(node), row_sees=frozen(sees))
+        node, sees = _places(tree, tree.row_node[row], (seen - counts)[row] + positions(begin, counts) + 1)
+        places = tree.kv.slots_at(node, sees - 1)
+    else:
+        places = _draft_slots(tree, slots, len(row))
+    pieces = Pieces(row, parent, np.ones(len(row), np.int64), places)
+    return grafted(base, pieces, row, np.arange(len(row)))
 
 
 def with_causal_queries(tree: Tree, counts: int | IntsLike) -> Edited:
     """See Tree.with_causal_queries."""
-    prefix = tree.topology.prefix
-    seen = prefix[tree.row_node] + tree.row_sees
     each = [counts] * tree.num_rows if isinstance(counts, int) else on_host("counts", counts)
     number = int32_array("counts", each, low=0).astype(np.int64)
     if len(number) != tree.num_rows:
         raise TreeError("counts", f"{len(number)} entries", f"does not match {tree.num_rows} rows", "give one per row")
-    if (number > seen).any():
-        row = int((number > seen).argmax())
-        reason = f"exceeds the {seen[row]} tokens that row {row} sees"
-        raise TreeError(f"counts[{row}]", int(number[row]), reason, "put the queries' tokens into the tree first")
-    node = tree.row_node.astype(np.int64).repeat(number)
-    sees = positions(offsets(number), number) + (seen - number + 1).repeat(number)
-    while len(above := np.flatnonzero(sees <= prefix[node])):
-        node[above] = tree.parent[node[above]]
-    sees -= prefix[node]
+    seen = _check_enough(tree, number, "counts", "put the queries' tokens into the tree first")
+    depth = (seen - number).repeat(number) + positions(offsets(number), number) + 1
+    node, sees = _places(tree, tree.row_node.repeat(number), depth)
     return without_unseen_nodes(TreeParts(tree.parent, tree.tokens, frozen(node), frozen(sees), tree.kv))
+
+
+def _check_enough(tree: Tree, counts: Longs, argument: str, fix: str) -> Longs:
+    """The tokens that rows see. Raises TreeError where `counts` of them are more."""
+    seen = tree.topology.prefix[tree.row_node] + tree.row_sees
+    if (counts > seen).any():
+        row = int((counts > seen).argmax())
+        found = f"{counts[row]} of row {row}"
+        raise TreeError(argument, found, f"exceeds the {seen[row]} tokens that row {row} sees", fix)
+    return seen
+
+
+def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Longs]:
+    """The nodes, at or above these, in which the first `depth` tokens of their paths end, and how many of these are in
+    them.
+    """
+    node, prefix = node.astype(np.int64), tree.topology.prefix
+    while len(above := np.flatnonzero((depth <= prefix[node]) & (tree.parent[node] >= 0))):
+        node[above] = tree.parent[node[above]]
+    return node, depth - prefix[node]
 
 
 def grafted(base: TreeParts, pieces: Pieces, under: Longs, at: Longs) -> Edited:
@@ -100,15 +125,17 @@ def grafted(base: TreeParts, pieces: Pieces, under: Longs, at: Longs) -> Edited:
 
 def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[Longs, Longs]:
     """Draft tokens of every row, and all their parents, row by row."""
+    parents = on_host("parents", parents)
     if not isinstance(parents, Sequence | np.ndarray) or isinstance(parents, str):
         raise TreeError("parents", parents, "is not a list", "give one list for all rows, or one for each")
-    if not len(parents) or not isinstance(parents[0], Sequence | np.ndarray):
+    if not len(parents) or np.ndim(parents[0]) == 0:
         same = int32_array("parents", parents, low=-1, high=len(parents) - 1).astype(np.int64)  # type: ignore[arg-type]
         return np.full(rows, len(same)), np.tile(same, rows)
     if len(parents) != rows:
         raise TreeError("parents", f"{len(parents)} lists", f"does not match {rows} rows", "give one list for each row")
     listed = []
-    for row, own in enumerate(parents):
+    for row, given in enumerate(parents):
+        own = on_host(f"parents[{row}]", given)
         if not isinstance(own, Sequence | np.ndarray) or isinstance(own, str):
             raise TreeError(f"parents[{row}]", own, "is not a list", "give the parents of the row's draft tokens")
         listed.append(int32_array(f"parents[{row}]", own, low=-1, high=len(own) - 1))

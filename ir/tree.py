@@ -269,16 +269,19 @@ class Tree:
         parts, topology = edits.pruned(self, rows)
         return Tree(*parts, topology)
 
-    def with_drafts(self, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None = None) -> Tree:
+    def with_drafts(
+        self, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None = None, *, stored: bool = False
+    ) -> Tree:
         """The tree of draft tokens to verify below what each row sees, one row each in place of the rows.
 
         parents: of a row's draft tokens the place of each one's parent among them, -1 below the row; a list for every
         row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
         row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
         a row without draft tokens ends. slots: of the draft tokens in that order, flat; by default those behind all of
-        the tree's. Nodes are cut and numbered as by `appended`, and dropped where no row is below. Raises TreeError.
+        the tree's. stored: the draft tokens are in the tree already, as the last tokens that each row sees. Nodes are
+        cut and numbered as by `appended`, and dropped where no row is below. Raises TreeError.
         """
-        parts, topology = queries.with_drafts(self, parents, slots)
+        parts, topology = queries.with_drafts(self, parents, slots, stored)
         return Tree(*parts, topology)
 
     def with_causal_queries(self, counts: int | IntsLike) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -80,6 +81,24 @@ def test_drafts(tree: Tree, seed: int, most: int, chain: float, ordered: bool, g
 
 @examples(200)
 @given(
+    tree=forests(max_nodes=30, max_tokens=12, salt=83),
+    seed=st.integers(0, 2**32 - 1),
+    chain=st.sampled_from((0.5, 0.0, 1.0)),
+)
+def test_drafts_that_are_stored(tree: Tree, seed: int, chain: float) -> None:
+    source = random.Random(seed)
+    seen = [visible_slots(tree, row) for row in range(tree.num_rows)]
+    parents = [drafts(source, min(9, len(slots)), chain, ordered=False) for slots in seen]
+    made = tree.with_drafts(parents, stored=True)
+    expected = []
+    for own, slots in zip(parents, seen, strict=True):
+        prefix, last = slots[: len(slots) - len(own)], slots[len(slots) - len(own) :]
+        expected += [prefix + [last[place] for place in ancestors(own, token)] for token in range(len(own))]
+    assert [visible_slots(made, row) for row in range(made.num_rows)] == expected
+
+
+@examples(200)
+@given(
     tree=forests(max_nodes=30, max_tokens=12, salt=82),
     seed=st.integers(0, 2**32 - 1),
     same=st.sampled_from((False, True)),
@@ -117,6 +136,13 @@ def test_medusas_choices_are_the_token_tree() -> None:
     assert [visible_slots(one, row) for row in range(one.num_rows)] == [
         visible_slots(other, row) for row in range(other.num_rows)
     ]
+
+
+@pytest.mark.parametrize("form", [np.array, torch.tensor, lambda parents: [torch.tensor(own) for own in parents]])
+def test_parents_as_arrays(form: Callable[[list[list[int]]], object]) -> None:
+    tree = Tree.from_levels([1, 2], [9, 4])
+    parents = [[-1, 0, 0], [-1, 0, 1]]
+    assert tree.with_drafts(form(parents)).to_json() == tree.with_drafts(parents).to_json()
 
 
 def test_many_draft_tokens() -> None:
@@ -178,8 +204,13 @@ BAD = {
     "itself": (lambda: TREE.with_drafts([-1, 1]), ["parents[0][1] = 1", "cycle"]),
     "slots": (lambda: TREE.with_drafts([-1, 0], [20, 21, 22]), ["slots = 3 slots", "4 draft tokens"]),
     "negative slots": (lambda: TREE.with_drafts([-1], [20, -1]), ["slots[1] = -1", "outside"]),
+    "slots of stored ones": (lambda: TREE.with_drafts([-1], [20, 21], stored=True), ["slots", "contradicts stored"]),
+    "fewer stored": (lambda: TREE.with_drafts([-1] * 14, stored=True), ["parents = 14 of row 0", "13 tokens"]),
     "choices": (lambda: treegen.token_tree_parents([(0, 1)]), ["paths[0]", "parent (0,) is missing"]),
-    "too many queries": (lambda: TREE.with_causal_queries([1, 14]), ["counts[1] = 14", "13 tokens that row 1 sees"]),
+    "too many queries": (
+        lambda: TREE.with_causal_queries([1, 14]),
+        ["counts = 14 of row 1", "13 tokens that row 1 sees"],
+    ),
     "counts of too few": (lambda: TREE.with_causal_queries([1]), ["counts = 1 entries", "2 rows"]),
     "negative counts": (lambda: TREE.with_causal_queries(-1), ["counts[0] = -1", "outside"]),
 }
