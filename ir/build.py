@@ -101,23 +101,31 @@ def _families(keys: list[Any], members: list[int], begin: int, parent: int) -> l
     return [(family, begin, parent) for family in reversed(families.values())]
 
 
-def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
-    """Medusa child-rank paths: node 0 is the prefix, node 1 the root token, then one one-token node per path."""
-    numbers: dict[tuple[int, ...], int] = {(): 1}
+def token_tree_parents(paths: Iterable[Sequence[int]]) -> list[int]:
+    """The parents of a token tree in Medusa's form, for Tree.with_drafts: -1 for the root token, which is implied and
+    comes first, then for every path, a list of child ranks from the root token, the place of its parent.
+
+    The tokens are in the order of `paths`, where a parent may come after its children. Raises TreeError.
+    """
+    places: dict[tuple[int, ...], int] = {(): 0}
     given = _checked_paths(paths, "give the child ranks from the root for every token")
     listed = [tuple(int32_array(f"paths[{i}]", path, low=0).tolist()) for i, path in enumerate(given)]
     for index, path in enumerate(listed):
-        if not path or path in numbers:
+        if not path or path in places:
             reason = "is empty (the root token is implied)" if not path else "occurs twice"
             raise TreeError(f"paths[{index}]", path, reason, "list every token below the root once")
-        numbers[path] = index + 2
-    parents = [-1, 0]
+        places[path] = index + 1
     for index, path in enumerate(listed):
-        if path[:-1] not in numbers:
+        if path[:-1] not in places:
             raise TreeError(f"paths[{index}]", path, f"its parent {path[:-1]} is missing", "list the parent as well")
-        parents.append(numbers[path[:-1]])
-    tokens = [*int32_array("prefix", [prefix], low=0), *[1] * (len(parents) - 1)]
-    return Parts(parents, tokens, [(node, 1) for node in range(1, len(parents))])
+    return [-1, *(places[path[:-1]] for path in listed)]
+
+
+def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
+    """Medusa child-rank paths: node 0 is the prefix, node 1 the root token, then one one-token node per path."""
+    above = token_tree_parents(paths)
+    tokens = [*int32_array("prefix", [prefix], low=0), *[1] * len(above)]
+    return Parts([-1, *(parent + 1 for parent in above)], tokens, [(node, 1) for node in range(1, len(tokens))])
 
 
 def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:

@@ -31,7 +31,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     chosen = chosen_rows(rows, tree.num_rows)
     places = given_slots(slots, len(chosen), tokens)
     if not len(chosen):
-        return TreeParts(tree.parent, tree.tokens, tree.row_node, tree.row_sees, tree.kv), tree.topology
+        return parts_of(tree), tree.topology
     if places is None:
         first = next_slots(tree, chosen)
         _check_free(tree, chosen, first, tokens)
@@ -40,7 +40,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     node = tree.row_node[chosen]
     if own.all() and (tree.tokens[node] > 0).all():
         return longer_leaves(tree, chosen, np.full(len(chosen), tokens), places)
-    parts = _split(tree, chosen)
+    parts = split(parts_of(tree), chosen)
     parent, length, row_node, row_sees, kv = parts
     node = row_node[chosen].astype(np.int64)
     branching = np.flatnonzero(~own)
@@ -85,7 +85,11 @@ def pruned(tree: Tree, rows: IntsLike) -> Edited:
     """See Tree.pruned."""
     kept = np.ones(tree.num_rows, bool)
     kept[chosen_rows(rows, tree.num_rows)] = False
-    topology = tree.topology
+    return with_rows_kept(parts_of(tree), tree.topology, kept)
+
+
+def with_rows_kept(parts: TreeParts, topology: Topology, kept: npt.NDArray[np.bool_]) -> Edited:
+    """The tree of the rows that are kept, without nodes that none of them is at or below."""
     # A node stays if a kept row is at or below it: if there are more of them before its last rank than its first.
     before = offsets(kept[topology.row_of_rank])
     stays = before[topology.rank_hi] > before[topology.rank_lo]
@@ -94,10 +98,23 @@ def pruned(tree: Tree, rows: IntsLike) -> Edited:
         return _derived(np.array([-1]), np.array([0]), none, none, KVRuns.contiguous([0]))
     node = np.flatnonzero(stays)
     number = np.cumsum(stays) - 1
-    parent, tokens = tree.parent[node], tree.tokens[node]
+    parent, tokens = parts.parent[node], parts.tokens[node]
     parent = np.where(parent >= 0, number[parent], -1)
-    kv = tree.kv.of_ranges(node, np.zeros(len(node), np.int64), tokens)
-    return _derived(parent, tokens, number[tree.row_node[kept]], tree.row_sees[kept], kv)
+    kv = parts.kv.of_ranges(node, np.zeros(len(node), np.int64), tokens)
+    return _derived(parent, tokens, number[parts.row_node[kept]], parts.row_sees[kept], kv)
+
+
+def without_unseen_nodes(parts: TreeParts) -> Edited:
+    """The tree of these parts, without nodes that no row is at or below."""
+    topology = derive(*parts[:4])
+    if (topology.rank_hi > topology.rank_lo).all():
+        return parts, topology
+    return with_rows_kept(parts, topology, np.ones(len(parts.row_node), bool))
+
+
+def parts_of(tree: Tree) -> TreeParts:
+    """What a tree is made of."""
+    return TreeParts(tree.parent, tree.tokens, tree.row_node, tree.row_sees, tree.kv)
 
 
 def chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
@@ -172,18 +189,18 @@ def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
         raise TreeError("slots", None, reason, _GIVE_SLOTS)
 
 
-def _split(tree: Tree, rows: Longs) -> TreeParts:
+def split(parts: TreeParts, rows: Longs) -> TreeParts:
     """The same tree with nodes cut where these rows end inside of them: each then sees all of its node, or nothing.
 
     The first piece keeps the node's number; the others follow behind all nodes.
     """
-    parent, tokens, row_node, row_sees = tree.parent, tree.tokens, tree.row_node, tree.row_sees
+    parent, tokens, row_node, row_sees, runs = parts
     nodes = len(parent)
     key = _key(row_node, row_sees)
     inside = (row_sees[rows] > 0) & (row_sees[rows] < tokens[row_node[rows]])
     cuts = np.unique(key[rows[inside]])
     if not len(cuts):
-        return TreeParts(parent, tokens, row_node, row_sees, tree.kv)
+        return parts
     node, start = cuts >> 32, cuts & INT32_MAX
     number = nodes + np.arange(len(cuts))
     opens = np.append(True, node[1:] != node[:-1])
@@ -195,7 +212,7 @@ def _split(tree: Tree, rows: Longs) -> TreeParts:
     first_stop[node[opens]] = start[opens]
     begin = np.append(np.zeros(nodes, np.int64), start)
     end = np.append(first_stop, stop)
-    kv = tree.kv.of_ranges(np.append(np.arange(nodes), node), begin, end)
+    kv = runs.of_ranges(np.append(np.arange(nodes), node), begin, end)
 
     piece = np.searchsorted(cuts, key) - 1  # the last cut before a row's end
     moved = (piece >= 0) & (node[piece] == row_node)

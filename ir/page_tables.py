@@ -46,22 +46,22 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
     indptr, indices, last = (
-        int32_array(name, _on_host(name, values), low=0, high=high)
+        int32_array(name, on_host(name, values), low=0, high=high)
         for name, values, high in (
             ("kv_indptr", kv_indptr, INT32_MAX),
             ("kv_indices", kv_indices, (INT32_MAX + 1) // page_size - 1),
             ("kv_last_page_len", kv_last_page_len, page_size),
         )
     )
-    _check_table(indptr, indices, last)
-    return _tree_parts(indptr, indices, last, page_size)
+    check_table(indptr, indices, last)
+    return tree_parts(indptr, indices, last, page_size)
 
 
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> TreeParts:
     """See Tree.from_block_table."""
     positive_int("page_size", page_size, TreeError)
-    lengths = int32_array("seq_lens", _on_host("seq_lens", seq_lens), low=0).astype(np.int64)
-    table = np.asarray(_on_host("block_table", block_table))
+    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0).astype(np.int64)
+    table = np.asarray(on_host("block_table", block_table))
     if table.size == 0 and table.ndim < 2:
         table = np.empty((len(lengths), 0), np.int32)
     if table.ndim != 2 or table.dtype.kind not in "iu":
@@ -77,10 +77,10 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     used = table[np.arange(table.shape[1]) < counts[:, None]]
     last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
     indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1)
-    return _tree_parts(offsets(counts), indices, last, page_size)
+    return tree_parts(offsets(counts), indices, last, page_size)
 
 
-def _on_host(argument: str, values: Any) -> Any:
+def on_host(argument: str, values: Any) -> Any:
     """Tensors as arrays; those of a GPU are refused, since fetching them would wait for it."""
     if getattr(values, "is_cuda", False):
         raise TreeError(
@@ -89,7 +89,8 @@ def _on_host(argument: str, values: Any) -> Any:
     return values.numpy() if hasattr(values, "numpy") else values
 
 
-def _check_table(indptr: Ints, indices: Ints, last: Ints) -> None:
+def check_table(indptr: Ints, indices: Ints, last: Ints) -> None:
+    """Raises TreeError unless these are a page table in FlashInfer's form."""
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
@@ -104,7 +105,8 @@ def _check_table(indptr: Ints, indices: Ints, last: Ints) -> None:
         raise TreeError(f"kv_last_page_len[{wrong[0]}]", 0, "leaves a request's last page empty", "drop that page")
 
 
-def _tree_parts(indptr: Ints | Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
+def tree_parts(indptr: Ints | Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
+    """The tree of a page table that was checked: every shared prefix is stored once."""
     begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
     if pages.all() and len(pages):
         return _tree_of_filled(begin, pages, indices, last, page_size)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir import build, edits, page_tables, tree_json, tree_text
+from treegen.ir import build, custom_masks, edits, page_tables, queries, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -122,6 +122,32 @@ class Tree:
         seq_lens [requests]: tokens. As from_page_table. Raises TreeError.
         """
         return cls._of_parts(page_tables.from_block_table(block_table, seq_lens, page_size))
+
+    @classmethod
+    def from_custom_mask(
+        cls,
+        custom_mask: npt.ArrayLike,
+        qo_indptr: IntsLike,
+        kv_indptr: IntsLike,
+        kv_indices: IntsLike | None = None,
+        kv_last_page_len: IntsLike | None = None,
+        page_size: int = 1,
+    ) -> Tree:
+        """The tree of a batch of requests under FlashInfer's masks, one row per query.
+
+        custom_mask: for each request in turn a flat mask [queries, tokens], true where a query sees a token, in bool;
+        or as uint8 its bits, each request's from a new byte on and the lowest bit first (`segment_packbits(...,
+        bitorder="little")`). qo_indptr [requests + 1]: offsets of queries. kv_indptr: offsets of tokens in a cache
+        without pages; with kv_indices and kv_last_page_len a page table as in from_page_table.
+
+        A node's tokens need not be neighbours, and are in order of the request's. Requests share the slots that all of
+        their queries see, as far as these begin alike. Raises TreeError for a mask that no tree has, where one query
+        sees two tokens of which two others see one each; it names them, counted within the request.
+        """
+        parts, topology = custom_masks.from_custom_mask(
+            custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size
+        )
+        return cls(*parts, topology)
 
     @classmethod
     def _of_parts(cls, parts: page_tables.TreeParts) -> Tree:
@@ -241,6 +267,31 @@ class Tree:
         sum(row < i for row in rows)`. Without any row left, the tree is one root without tokens. Raises TreeError.
         """
         parts, topology = edits.pruned(self, rows)
+        return Tree(*parts, topology)
+
+    def with_drafts(
+        self, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None = None, *, stored: bool = False
+    ) -> Tree:
+        """The tree of draft tokens to verify below what each row sees, one row each in place of the rows.
+
+        parents: of a row's draft tokens the place of each one's parent among them, -1 below the row; a list for every
+        row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
+        row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
+        a row without draft tokens ends. slots: of the draft tokens in that order, flat; by default those behind all of
+        the tree's. stored: the draft tokens are in the tree already, as the last tokens that each row sees. Nodes are
+        cut and numbered as by `appended`, and dropped where no row is below. Raises TreeError.
+        """
+        parts, topology = queries.with_drafts(self, parents, slots, stored)
+        return Tree(*parts, topology)
+
+    def with_causal_queries(self, counts: int | IntsLike) -> Tree:
+        """The tree in which the last tokens that each row sees are queries: `counts` of each, or of all rows.
+
+        Every such token is a row, in order of the rows and then of tokens, that sees all up to itself: causal append,
+        or the chunk of a prefill, on a tree that has the new tokens' KV already. A row of count 0 ends. Raises
+        TreeError.
+        """
+        parts, topology = queries.with_causal_queries(self, counts)
         return Tree(*parts, topology)
 
     @property

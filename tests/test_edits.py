@@ -84,7 +84,7 @@ def test_appended_at_once_is_appended_token_by_token(tree: Tree, seed: int) -> N
     assume(tree.num_rows)
     source = random.Random(seed)
     rows = source.sample(range(tree.num_rows), source.randint(1, tree.num_rows))
-    slots = tree.kv.last_slot + 1 + np.array(source.sample(range(100), 4 * len(rows))).reshape(-1, 4)
+    slots = tree.kv.last_slot + 1 + np.array(source.sample(range(4 * tree.num_rows + 9), 4 * len(rows))).reshape(-1, 4)
     step_by_step = tree
     for step in range(4):
         step_by_step = step_by_step.appended(rows, slots=slots[:, step])

@@ -14,6 +14,7 @@ EXPECTED = {
     "explain_tree": "moves the fewest bytes",
     "own_strategy": "us estimated on",
     "page_slots": "row 0 reads pages",
+    "verify_drafts": "from masks: 8 rows, 63 unique tokens",
     "warm_cache": "and policies for 17 trees in",
 }
 

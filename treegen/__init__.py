@@ -12,6 +12,7 @@ if (_Path(__file__).parent.parent / "pyproject.toml").is_file():
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts
+from treegen.ir.build import token_tree_parents
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
@@ -21,6 +22,7 @@ from treegen.strategies import register_strategy
 if _TYPE_CHECKING:
     from treegen.compiler import compile
     from treegen.kernel import Kernel
+    from treegen.states import merge_state, merge_states
     from treegen.wrapper import TreeAttentionWrapper
 
 __all__ = [
@@ -34,8 +36,11 @@ __all__ = [
     "TreegenWarning",
     "compile",
     "kernel_counts",
+    "merge_state",
+    "merge_states",
     "register_strategy",
     "strategies",
+    "token_tree_parents",
 ]
 
 
@@ -49,6 +54,10 @@ def __getattr__(name: str) -> object:
         from treegen.kernel import Kernel
 
         return Kernel
+    if name in ("merge_state", "merge_states"):
+        from treegen import states
+
+        return getattr(states, name)
     if name == "TreeAttentionWrapper":
         from treegen.wrapper import TreeAttentionWrapper
 

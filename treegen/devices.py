@@ -27,13 +27,14 @@ def backend_for(device: torch.device, wanted: str | None) -> str:
     """
     if wanted is not None and wanted not in BACKENDS:
         raise BackendError("backend", wanted, "is unknown", f"use one of {', '.join(BACKENDS)}")
-    obstacle = _obstacle_to_triton(device)
+    obstacle = obstacle_to_triton(device)
     if wanted == "triton" and obstacle:
         raise BackendError("backend", wanted, obstacle, "use backend='torch'")
     return wanted or ("torch" if obstacle or device.type != "cuda" else "triton")
 
 
-def _obstacle_to_triton(device: torch.device) -> str | None:
+def obstacle_to_triton(device: torch.device) -> str | None:
+    """Why the triton backend cannot serve tensors on `device`; None when it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if interpreted():
@@ -61,16 +62,17 @@ def interpreted() -> bool:
 
 def current_target() -> Target:
     """The current CUDA device as a target: a shipped one by name, else made from its properties; h200 without a GPU."""
-    return _target_of(torch.cuda.current_device()) if torch.cuda.is_available() else target_from(None)
+    return target_of_device(torch.cuda.current_device()) if torch.cuda.is_available() else target_from(None)
 
 
 def devices_of(target: Target) -> list[int]:
     """The indices of all CUDA devices that are this target."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [index for index in range(count) if _target_of(index) == target]
+    return [index for index in range(count) if target_of_device(index) == target]
 
 
-def _target_of(index: int) -> Target:
+def target_of_device(index: int) -> Target:
+    """A CUDA device as a target: a shipped one, else one made from its properties."""
     properties = torch.cuda.get_device_properties(index)
     name = properties.name.lower().replace(" ", "")
     sms = properties.multi_processor_count

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_TRACE")
+"""All environment variables of treegen's own."""
+
 
 def cache_root() -> Path:
     """`TREEGEN_CACHE_DIR`, else `treegen` in the XDG cache home (~/.cache)."""

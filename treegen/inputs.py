@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from treegen.ir.errors import InputError
@@ -10,6 +12,15 @@ from treegen.ir.tree import Tree
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 """PyTorch's types by their names in Shape."""
+
+_LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
+
+
+def lse_scale(lse_base: str) -> float:
+    """The factor from a natural log-sum-exp to one of this base. Raises InputError for an unknown base."""
+    if lse_base not in _LSE_SCALE:
+        raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
+    return _LSE_SCALE[lse_base]
 
 
 def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Shape:

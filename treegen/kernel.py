@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from threading import RLock
 from typing import Literal, overload
@@ -20,7 +19,7 @@ from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation
 from treegen.ir.arrays import IntsLike
-from treegen.ir.errors import InputError, TreeError
+from treegen.ir.errors import TreeError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
@@ -35,7 +34,6 @@ from treegen.trace import stage
 from treegen.triton_backend import workspace_bytes
 from treegen.tune import tuned
 
-_LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 _KEPT = "kept from an earlier tree of the same bucket: "
 
 
@@ -181,8 +179,7 @@ class Kernel:
         lse_base: str,
     ) -> tuple[Served, Call]:
         """Checks tensors, and settles what calls with all tensors of their form have in common."""
-        if lse_base not in _LSE_SCALE:
-            raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
+        inputs.lse_scale(lse_base)
         with self._lock:
             self._fit(q, k_cache, v_cache)
             if out is not None:
@@ -207,9 +204,9 @@ class Kernel:
         scale = self._shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
         program = self._program(served, q.device)
         if isinstance(program, TorchProgram):
-            return unbound(program, scale, _LSE_SCALE[lse_base])
+            return unbound(program, scale, inputs.lse_scale(lse_base))
         with stage("bind"):
-            return program.bind(q, k_cache, v_cache, out, scale, _LSE_SCALE[lse_base])
+            return program.bind(q, k_cache, v_cache, out, scale, inputs.lse_scale(lse_base))
 
     def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)

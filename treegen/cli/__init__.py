@@ -1,5 +1,5 @@
 """The command line: explain a tree, print its kernels, account for decodings, measure policies, compare with peers,
-list what there is, generate trees, look into the policy cache.
+list what there is, generate trees, look into the policy cache, report what this machine has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from treegen.cli import bench, cache, devices, plans, trees, tuning, warming
+from treegen.cli import bench, cache, devices, doctor, plans, trees, tuning, warming
 from treegen.ir.errors import TreegenError
 
 # The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
@@ -29,6 +29,7 @@ app.command()(warming.warm)
 app.command()(bench.bench)
 app.command()(plans.strategies)
 app.command("targets")(devices.list_targets)
+app.command()(doctor.doctor)
 app.add_typer(trees.app, name="generate")
 app.add_typer(cache.app, name="cache")
 

@@ -105,18 +105,18 @@ def _cells(listed: Listed) -> tuple[str, ...]:
     if entry is None:
         return ascii(listed.name)[1:-1][:12], listed.where, "", "", "", "", "", listed.reason
     key = entry.key
-    state = _outdated(key) or "valid"
+    differing = differing_parts(key)
+    state = f"not used: other {', '.join(differing)}" if differing else "valid"
     target = key.target.partition(" (")[0]
     cells = (key.bucket, key.shape, target, _time(entry), policy_text(entry.policy), state)
     return listed.name[:12], listed.where, *cells
 
 
-def _outdated(key: PolicyKey) -> str:
-    """What of this treegen differs from the one that made an entry, so that it is not looked up; empty if nothing."""
+def differing_parts(key: PolicyKey) -> list[str]:
+    """What of this treegen differs from the one that made an entry, so that it is not looked up."""
     treegen, triton = versions()
     current = {"templates": template_digest(), "space": space_digest(), "treegen": treegen, "triton": triton}
-    differing = [name for name, value in current.items() if getattr(key, name) != value]
-    return f"not used: other {', '.join(differing)}" if differing else ""
+    return [name for name, value in current.items() if getattr(key, name) != value]
 
 
 def _time(entry: Entry) -> str:

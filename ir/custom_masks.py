@@ -1,0 +1,191 @@
+"""Attention masks, as serving engines give them for speculative tokens, become trees where they have the shape of one.
+
+A mask has it when the sets of rows that see tokens are laminar: any two of them are nested or disjoint. Every set is
+then a run of tokens that hangs below the smallest set around it. What all rows of a request see is its prefix, and
+requests whose prefixes begin with the same slots share them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen, int32_array, offsets, positive_int, ragged_ranges
+from treegen.ir.edits import Edited
+from treegen.ir.errors import TreeError
+from treegen.ir.page_tables import check_table, on_host, tree_parts
+from treegen.ir.queries import Pieces, grafted
+
+Bools = npt.NDArray[np.bool_]
+
+# Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
+_MOST_ENTRIES = 1 << 22
+
+
+class _Seen(NamedTuple):
+    """What a request's rows see. common: tokens that all see. piece: of every other token that is seen (`tokens`); of
+    pieces, their parents (-1: none), parents first; of rows, the smallest piece that they see, -1 for none.
+    """
+
+    common: Longs
+    tokens: Longs
+    piece: Longs
+    parent: Longs
+    smallest: Longs
+
+
+def from_custom_mask(
+    custom_mask: npt.ArrayLike,
+    qo_indptr: IntsLike,
+    kv_indptr: IntsLike,
+    kv_indices: IntsLike | None,
+    kv_last_page_len: IntsLike | None,
+    page_size: int,
+) -> Edited:
+    """See Tree.from_custom_mask."""
+    queries = _checked_indptr("qo_indptr", qo_indptr)
+    indptr, slots = _slots_of_requests(kv_indptr, kv_indices, kv_last_page_len, page_size)
+    if len(queries) != len(indptr):
+        reason = f"does not match {len(indptr) - 1} requests of kv_indptr"
+        raise TreeError("qo_indptr", f"{len(queries) - 1} requests", reason, "give both for the same requests")
+    rows = queries[1:] - queries[:-1]
+    seen = [_seen(mask, request) for request, mask in enumerate(_masks(custom_mask, rows, indptr[1:] - indptr[:-1]))]
+
+    common = np.array([len(one.common) for one in seen], np.int64)
+    shared = _joined([one.common for one in seen], indptr)
+    base = tree_parts(offsets(common), frozen(slots[shared]), frozen(common > 0), 1)
+    number = np.array([len(one.parent) for one in seen], np.int64)
+    first = offsets(number)
+    piece = _joined([one.piece for one in seen], first)
+    order = np.argsort(piece, kind="stable")
+    tokens = _joined([one.tokens for one in seen], indptr)[order]
+    request = np.arange(len(seen))
+    pieces = Pieces(
+        request.repeat(number),
+        _joined([one.parent for one in seen], first),
+        np.bincount(piece, minlength=int(first[-1])),
+        slots[tokens],
+    )
+    return grafted(base, pieces, request.repeat(rows), _joined([one.smallest for one in seen], first))
+
+
+def _slots_of_requests(
+    kv_indptr: IntsLike, kv_indices: IntsLike | None, kv_last_page_len: IntsLike | None, page_size: int
+) -> tuple[Longs, Longs]:
+    """Where every request's tokens begin when all are numbered, and the slots of all of them."""
+    positive_int("page_size", page_size, TreeError)
+    indptr = _checked_indptr("kv_indptr", kv_indptr)
+    if kv_indices is None:
+        if page_size != 1 or kv_last_page_len is not None:
+            given = "page_size" if page_size != 1 else "kv_last_page_len"
+            raise TreeError("kv_indices", None, f"is missing beside {given}", "give the pages of all requests")
+        return indptr, np.arange(indptr[-1])
+    pages = int32_array("kv_indices", on_host("kv_indices", kv_indices), low=0, high=(INT32_MAX + 1) // page_size - 1)
+    if kv_last_page_len is None:
+        if page_size != 1:
+            raise TreeError("kv_last_page_len", None, "is missing", f"give it, for pages of {page_size} tokens")
+        kv_last_page_len = np.ones(max(len(indptr) - 1, 0), np.int32)
+    last = int32_array("kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size).astype(
+        np.int64
+    )
+    check_table(frozen(indptr), pages, frozen(last))
+    counts = indptr[1:] - indptr[:-1]
+    tokens = np.where(counts > 0, (counts - 1) * page_size + last, 0)
+    place = ragged_ranges(indptr[:-1] * page_size, tokens)
+    return offsets(tokens), pages[place // page_size].astype(np.int64) * page_size + place % page_size
+
+
+def _checked_indptr(name: str, values: IntsLike) -> Longs:
+    indptr = int32_array(name, on_host(name, values), low=0).astype(np.int64)
+    if len(indptr) == 0 or indptr[0] != 0:
+        raise TreeError(name, indptr[:1].tolist(), "does not begin with 0", "give offsets of requests")
+    if (indptr[1:] < indptr[:-1]).any():
+        request = int((indptr[1:] < indptr[:-1]).argmax())
+        raise TreeError(f"{name}[{request + 1}]", int(indptr[request + 1]), "falls", "give ascending offsets")
+    return indptr
+
+
+def _masks(custom_mask: npt.ArrayLike, rows: Longs, tokens: Longs) -> Iterator[Bools]:
+    """The mask of every request [rows, tokens]."""
+    given: Any = on_host("custom_mask", custom_mask)
+    mask = np.asarray(given)
+    entries = rows * tokens
+    if mask.dtype not in (np.bool_, np.uint8) or mask.ndim != 1:
+        found = f"shape {mask.shape} of {mask.dtype}"
+        raise TreeError(
+            "custom_mask", found, "is no flat mask", "give bool, or uint8 for packed bits, of one dimension"
+        )
+    packed = mask.dtype == np.uint8
+    sizes = (entries + 7) // 8 if packed else entries
+    if len(mask) != sizes.sum():
+        unit = "bytes of packed bits" if packed else "entries"
+        fix = "give rows x tokens of every request" + (", or bool where it is not packed" if packed else "")
+        raise TreeError("custom_mask", f"{len(mask)} {unit}", f"does not match the {sizes.sum()} of all requests", fix)
+    ends = offsets(sizes)
+    for request, (count, width) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True)):
+        part = mask[ends[request] : ends[request + 1]]
+        if packed:
+            part = np.unpackbits(part, count=count * width, bitorder="little").view(np.bool_)
+        yield part.reshape(count, width)
+
+
+def _seen(mask: Bools, request: int) -> _Seen:
+    nothing = np.empty(0, np.int64)
+    if not len(mask):
+        return _Seen(nothing, nothing, nothing, nothing, nothing)
+    everywhere = mask.all(0)
+    tokens = np.flatnonzero(mask.any(0) & ~everywhere)
+    if not len(tokens):
+        return _Seen(np.flatnonzero(everywhere), nothing, nothing, nothing, np.full(len(mask), -1))
+    columns = mask[:, tokens]
+    # Tokens that the same rows see are a set; larger sets come first, since what is around a set is larger.
+    bits = np.ascontiguousarray(np.packbits(columns, axis=0).T)
+    _, first, member = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
+    order = np.lexsort((first, -np.count_nonzero(columns[:, first], axis=0)))
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    sets = np.ascontiguousarray(columns[:, first[order]].T)
+    parent, smallest = _nested(sets, tokens[first[order]], request)
+    return _Seen(np.flatnonzero(everywhere), tokens, number[member], parent, smallest)
+
+
+def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
+    """Of sets of rows [sets, rows], larger ones first, the smallest set around each, and of rows the smallest that they
+    are in; -1 for none. Raises TreeError where two cross, by the first `token` of each.
+    """
+    count, rows = sets.shape
+    parent, around = np.empty(count, np.int64), np.full(rows, -1)
+    step = max(1, _MOST_ENTRIES // rows)
+    for begin in range(0, count, step):
+        block = sets[begin : begin + step]
+        last = np.vstack((around, np.where(block, np.arange(begin, begin + len(block))[:, None], -1)))
+        np.maximum.accumulate(last, out=last)
+        # The last set before that each row is in: in laminar sets the same one for all rows of a set.
+        before, around = last[:-1], last[-1]
+        parent[begin : begin + len(block)] = np.where(block, before, count).min(1)
+        other = np.where(block, before, -1).max(1)
+        crossing = np.flatnonzero(other != parent[begin : begin + len(block)])
+        if len(crossing):
+            _refuse(sets, int(other[crossing[0]]), begin + int(crossing[0]), token, request)
+    return parent, around
+
+
+def _refuse(sets: Bools, one: int, other: int, token: Longs, request: int) -> None:
+    both, first, second = sets[one] & sets[other], sets[one] & ~sets[other], sets[other] & ~sets[one]
+    raise TreeError(
+        f"custom_mask of request {request}",
+        f"tokens {token[one]} and {token[other]}",
+        f"cross: row {both.argmax()} sees both, row {first.argmax()} only token {token[one]}, "
+        f"row {second.argmax()} only token {token[other]}, which no tree has",
+        "let the rows that see any two tokens be nested or disjoint",
+    )
+
+
+def _joined(parts: list[Longs], first: Longs) -> Longs:
+    """Numbers of all requests, each counted from its request's `first`; -1 stays."""
+    own = np.concatenate([np.empty(0, np.int64), *parts])
+    shift = np.repeat(first[: len(parts)], [len(part) for part in parts])
+    return np.where(own >= 0, own + shift, -1)

@@ -1,0 +1,164 @@
+"""Query trees: many rows for every request. Draft tokens that are verified, the last tokens of a prompt.
+
+A chain of tokens, each with one child at most, becomes one node with a row inside of it for every token: as deep as
+the tokens branch, not as long as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen, int32_array, offsets, positions, ragged_ranges
+from treegen.ir.edits import Edited, parts_of, split, without_unseen_nodes
+from treegen.ir.errors import TreeError
+from treegen.ir.page_tables import TreeParts, on_host
+
+if TYPE_CHECKING:
+    from treegen.ir.tree import Tree
+
+
+class Pieces(NamedTuple):
+    """Runs of new tokens below the rows of a tree.
+
+    Piece p hangs below piece `parent[p]`, or, where that is -1, below what row `row[p]` of the tree sees. It has
+    `tokens[p]` tokens, at least one; their slots are in `slots`, piece by piece.
+    """
+
+    row: Longs
+    parent: Longs
+    tokens: Longs
+    slots: Longs
+
+
+def with_drafts(
+    tree: Tree, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None, stored: bool
+) -> Edited:
+    """See Tree.with_drafts."""
+    counts, local = _listed_parents(parents, tree.num_rows)
+    row = np.arange(tree.num_rows).repeat(counts)
+    begin = offsets(counts)
+    parent = np.where(local >= 0, local + begin[row], -1)
+    _check_acyclic(parent, row, begin)
+    base = parts_of(tree)
+    if stored:
+        if slots is not None:
+            raise TreeError("slots", slots, "contradicts stored", "leave it out: the tree has these tokens' slots")
+        seen = _check_enough(tree, counts, "parents", "put the draft tokens into the tree first")
+        node, sees = _places(tree, tree.row_node, seen - counts)
+        base = base._replace(row_node=frozen(node), row_sees=frozen(sees))
+        node, sees = _places(tree, tree.row_node[row], (seen - counts)[row] + positions(begin, counts) + 1)
+        places = tree.kv.slots_at(node, sees - 1)
+    else:
+        places = _draft_slots(tree, slots, len(row))
+    pieces = Pieces(row, parent, np.ones(len(row), np.int64), places)
+    return grafted(base, pieces, row, np.arange(len(row)))
+
+
+def with_causal_queries(tree: Tree, counts: int | IntsLike) -> Edited:
+    """See Tree.with_causal_queries."""
+    each = [counts] * tree.num_rows if isinstance(counts, int) else on_host("counts", counts)
+    number = int32_array("counts", each, low=0).astype(np.int64)
+    if len(number) != tree.num_rows:
+        raise TreeError("counts", f"{len(number)} entries", f"does not match {tree.num_rows} rows", "give one per row")
+    seen = _check_enough(tree, number, "counts", "put the queries' tokens into the tree first")
+    depth = (seen - number).repeat(number) + positions(offsets(number), number) + 1
+    node, sees = _places(tree, tree.row_node.repeat(number), depth)
+    return without_unseen_nodes(TreeParts(tree.parent, tree.tokens, frozen(node), frozen(sees), tree.kv))
+
+
+def _check_enough(tree: Tree, counts: Longs, argument: str, fix: str) -> Longs:
+    """The tokens that rows see. Raises TreeError where `counts` of them are more."""
+    seen = tree.topology.prefix[tree.row_node] + tree.row_sees
+    if (counts > seen).any():
+        row = int((counts > seen).argmax())
+        found = f"{counts[row]} of row {row}"
+        raise TreeError(argument, found, f"exceeds the {seen[row]} tokens that row {row} sees", fix)
+    return seen
+
+
+def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Longs]:
+    """The nodes, at or above these, in which the first `depth` tokens of their paths end, and how many of these are in
+    them.
+    """
+    node, prefix = node.astype(np.int64), tree.topology.prefix
+    while len(above := np.flatnonzero((depth <= prefix[node]) & (tree.parent[node] >= 0))):
+        node[above] = tree.parent[node[above]]
+    return node, depth - prefix[node]
+
+
+def grafted(base: TreeParts, pieces: Pieces, under: Longs, at: Longs) -> Edited:
+    """The tree of new rows over a base and pieces below its rows, without what none of them sees: row i sees what row
+    `under[i]` of the base sees and, where `at[i]` is not -1, piece `at[i]` and all pieces above it.
+    """
+    roots = pieces.parent < 0
+    cut = split(base, np.unique(pieces.row[roots]))
+    row_node, row_sees = cut.row_node.astype(np.int64), cut.row_sees.astype(np.int64)
+    # A row that sees nothing of its node has no business below it: what it sees ends with the node above.
+    host = np.where(row_sees > 0, row_node, cut.parent[row_node])
+
+    children = np.bincount(pieces.parent[~roots], minlength=len(roots))
+    extends = ~roots & (children[pieces.parent] == 1)
+    first = np.where(extends, pieces.parent, np.arange(len(roots)))
+    before = np.where(extends, pieces.tokens[pieces.parent], 0)  # tokens of its node before a piece's own
+    while (first != first[first]).any():
+        before = before + before[first]
+        first = first[first]
+    heads = np.flatnonzero(~extends)
+    node = (len(cut.parent) + np.cumsum(~extends) - 1)[first]
+    above = np.where(roots[heads], host[pieces.row[heads]], node[pieces.parent[heads]])
+    length = np.bincount(first, pieces.tokens, len(roots)).astype(np.int64)[heads]
+
+    order = np.lexsort((before, node))
+    tokens = pieces.tokens[order]
+    slots = pieces.slots[ragged_ranges(offsets(pieces.tokens)[:-1][order], tokens)]
+    kv = cut.kv.extended(len(cut.parent) + len(heads), node[order].repeat(tokens), slots)
+
+    new_node, new_sees, below = row_node[under], row_sees[under], np.flatnonzero(at >= 0)
+    new_node[below], new_sees[below] = node[at[below]], (before + pieces.tokens)[at[below]]
+    parent, length = np.append(cut.parent, above), np.append(cut.tokens, length)
+    return without_unseen_nodes(TreeParts(frozen(parent), frozen(length), frozen(new_node), frozen(new_sees), kv))
+
+
+def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[Longs, Longs]:
+    """Draft tokens of every row, and all their parents, row by row."""
+    parents = on_host("parents", parents)
+    if not isinstance(parents, Sequence | np.ndarray) or isinstance(parents, str):
+        raise TreeError("parents", parents, "is not a list", "give one list for all rows, or one for each")
+    if not len(parents) or np.ndim(parents[0]) == 0:
+        same = int32_array("parents", parents, low=-1, high=len(parents) - 1).astype(np.int64)  # type: ignore[arg-type]
+        return np.full(rows, len(same)), np.tile(same, rows)
+    if len(parents) != rows:
+        raise TreeError("parents", f"{len(parents)} lists", f"does not match {rows} rows", "give one list for each row")
+    listed = []
+    for row, given in enumerate(parents):
+        own = on_host(f"parents[{row}]", given)
+        if not isinstance(own, Sequence | np.ndarray) or isinstance(own, str):
+            raise TreeError(f"parents[{row}]", own, "is not a list", "give the parents of the row's draft tokens")
+        listed.append(int32_array(f"parents[{row}]", own, low=-1, high=len(own) - 1))
+    return np.array([len(own) for own in listed]), np.concatenate(listed).astype(np.int64)
+
+
+def _check_acyclic(parent: Longs, row: Longs, begin: Longs) -> None:
+    ancestor = np.append(parent, -1)  # the ancestor of -1 is the last entry: -1
+    for _ in range(len(parent).bit_length()):
+        ancestor = ancestor[ancestor]
+    if (ancestor >= 0).any():
+        token = int((ancestor >= 0).argmax())
+        place, above = token - begin[row[token]], int(parent[token] - begin[row[token]])
+        raise TreeError(f"parents[{row[token]}][{place}]", above, "leads into a cycle", "let every token reach a -1")
+
+
+def _draft_slots(tree: Tree, slots: npt.ArrayLike | None, tokens: int) -> Longs:
+    if slots is None:
+        first = tree.kv.last_slot + 1
+        if first + tokens > INT32_MAX:
+            raise TreeError("slots", None, f"leave no room for {tokens} tokens behind the tree's", "give free slots")
+        return np.arange(first, first + tokens)
+    array = np.asarray(on_host("slots", slots)).reshape(-1)
+    if len(array) != tokens:
+        raise TreeError("slots", f"{len(array)} slots", f"does not match {tokens} draft tokens", "give one for each")
+    return int32_array("slots", array, low=0, high=INT32_MAX - 1).astype(np.int64)
