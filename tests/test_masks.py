@@ -74,20 +74,20 @@ def wide_tree(own: int) -> Tree:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("own", [64, 20, 5, 130])
+@pytest.mark.parametrize("own", [128, 20, 5, 258])
 def test_sixty_four_rows_in_one_tile(backend: str, own: int) -> None:
-    """Full tiles (64 tokens), packed ones (20 and 5), and both, each seen on one side of bit 32."""
+    """Full tiles (128 tokens), packed ones (20 and 5), and both, each seen on one side of bit 32."""
     tree = wide_tree(own)
     schedule = in_bits(strategies.deft_flatten(block=10_000).plan(tree, SHAPE, H200), tree)
     (item,) = schedule.work_items
     assert item.rows == 64 == schedule.classes[0].rows
-    assert item.tiles == 1 + 6 * (own // 64)
-    assert (item.block_tiles > 0) == bool(70 % 64 + own % 64)
+    assert item.tiles == 6 * (own // 128)
+    assert item.block_tiles > 0
     assert_attention(schedule, tree, backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("step", "block"), [(1, 1), (16, 16), (64, 16)])
+@pytest.mark.parametrize(("step", "block"), [(1, 1), (16, 16), (128, 16)])
 def test_rows_that_end_inside_a_node(backend: str, step: int, block: int) -> None:
     """Row i sees i + 1 steps: every word from all bits to the last alone, slot by slot, in blocks and in full tiles."""
     tree = Tree.from_parents([-1], [64 * step], rows=[(0, step * (i + 1)) for i in range(64)])
@@ -115,7 +115,7 @@ def test_unseen_runs_are_read_and_ignored(backend: str) -> None:
     unseen = [
         entry for entry in [*schedule.tiles.tolist(), *schedule.blocks.tolist()] if entry[1] and entry[2:] == [0, 0]
     ]
-    assert {length for _, length, _, _ in unseen} >= {64, 16}
+    assert {length for _, length, _, _ in unseen} >= {128, 16}
     assert_attention(schedule, tree, backend)
 
 
