@@ -20,6 +20,7 @@ IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
+_INT32 = np.dtype(np.int32)
 
 
 def int32_array(
@@ -71,9 +72,10 @@ def _is_integer(value: object) -> bool:
 
 def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
-    result: Ints = np.ascontiguousarray(array, dtype=np.int32)
-    result.setflags(write=False)
-    return result
+    if array.dtype is not _INT32 or not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array, dtype=np.int32)
+    array.setflags(write=False)
+    return array
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:
@@ -91,13 +93,17 @@ def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
 
 def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
     """The place in its row of every entry of ragged rows of these lengths, whose `offsets` are `indptr`."""
-    return np.arange(indptr[-1]) - indptr[:-1].repeat(lengths)
+    result = np.arange(indptr[-1])
+    result -= indptr[:-1].repeat(lengths)
+    return result
 
 
 def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
     """The concatenation of `range(start, start + length)` over all pairs."""
     indptr = offsets(lengths)
-    return np.arange(indptr[-1]) + (starts - indptr[:-1]).repeat(lengths)
+    result = np.arange(indptr[-1])
+    result += (starts - indptr[:-1]).repeat(lengths)
+    return result
 
 
 class LazySequence(Sequence[Entry], Generic[Entry]):

@@ -20,17 +20,60 @@ from treegen.ir.errors import TreeError
 class Spans:
     """Maximal runs of one node's visible tokens that are seen by the same rows, in depth-first order.
 
-    Span i is tokens `start[i]:stop[i]` of `node[i]` and is seen by the ranks `lo[i]:hi[i]`, never by nobody.
+    Span i is tokens `start[i]:stop[i]` of `node[i]` and is seen by the ranks `lo[i]:hi[i]`, never by nobody. `table`
+    [5, spans] has these columns, so that they can be gathered all at once.
     """
 
-    node: Ints
-    start: Ints
-    stop: Ints
-    lo: Ints
-    hi: Ints
+    table: Ints
+
+    @classmethod
+    def of(
+        cls,
+        node: npt.NDArray[Any],
+        start: npt.NDArray[Any] | int,
+        stop: npt.NDArray[Any],
+        lo: npt.NDArray[Any],
+        hi: npt.NDArray[Any],
+    ) -> Spans:
+        """Spans of these columns."""
+        table = np.empty((5, len(node)), np.int32)
+        for column, values in zip(table, (node, start, stop, lo, hi), strict=True):
+            column[:] = values
+        return cls(frozen(table))
+
+    def until(self, stop: npt.NDArray[Any]) -> Spans:
+        """The same spans with other ends."""
+        table = self.table.copy()
+        table[2] = stop
+        return Spans(frozen(table))
+
+    @property
+    def node(self) -> Ints:
+        """The node of each span."""
+        return self.table[0]
+
+    @property
+    def start(self) -> Ints:
+        """The first token of each span."""
+        return self.table[1]
+
+    @property
+    def stop(self) -> Ints:
+        """The end of each span's tokens."""
+        return self.table[2]
+
+    @property
+    def lo(self) -> Ints:
+        """The first rank that sees each span."""
+        return self.table[3]
+
+    @property
+    def hi(self) -> Ints:
+        """The end of the ranks that see each span."""
+        return self.table[4]
 
     def __len__(self) -> int:
-        return len(self.node)
+        return self.table.shape[1]
 
     @property
     def lengths(self) -> Longs:
@@ -110,9 +153,8 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
 def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
     """The same topology with nodes of other lengths, where every span is the whole of its node before and after."""
     spans = topology.spans
-    whole = Spans(spans.node, spans.start, frozen(tokens[spans.node]), spans.lo, spans.hi)
     prefix = _path_sum(_doubled_parents(parent), tokens) - tokens
-    return replace(topology, prefix=prefix, spans=whole)
+    return replace(topology, prefix=prefix, spans=spans.until(tokens[spans.node]))
 
 
 def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
@@ -120,7 +162,7 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     them, and 0 for all others.
     """
     spans = topology.spans
-    return replace(topology, spans=replace(spans, stop=frozen(spans.stop + more[spans.node])))
+    return replace(topology, spans=spans.until(spans.stop + more[spans.node]))
 
 
 def _doubled_parents(parent: Ints) -> list[Longs]:
@@ -165,8 +207,7 @@ def _whole_spans(tokens: Ints, preorder: Longs, rank_lo: Longs, rank_hi: Longs) 
     seen = (rank_hi > rank_lo) & (tokens > 0)
     if not seen.all():
         node = node[seen[node]]
-    start = np.zeros(len(node), np.int32)
-    return Spans(frozen(node), frozen(start), frozen(tokens[node]), frozen(rank_lo[node]), frozen(rank_hi[node]))
+    return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])
 
 
 def _spans(
@@ -188,6 +229,4 @@ def _spans(
     lo = np.concatenate([cut, rank_own[rest]])
     hi = np.concatenate([rank_hi[node[cut]], rank_hi[rest]])
     order = np.lexsort((start, preorder[span_node]))
-    return Spans(
-        frozen(span_node[order]), frozen(start[order]), frozen(stop[order]), frozen(lo[order]), frozen(hi[order])
-    )
+    return Spans.of(span_node[order], start[order], stop[order], lo[order], hi[order])
