@@ -30,8 +30,11 @@ def int32_array(
     low: int,
     high: int = INT32_MAX,
     error: type[TreegenError] = TreeError,
+    copy: bool = True,
 ) -> Ints:
-    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not."""
+    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
+    `copy` it may be `values` itself, for who only reads them and does not keep them.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as cause:
@@ -56,6 +59,8 @@ def int32_array(
     if array.view(np.uint32).max() > high if unsigned else array.min() < low or array.max() > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
+    if not copy and array.dtype is _INT32:
+        return array
     return frozen(array.astype(np.int32))
 
 

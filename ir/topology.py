@@ -127,14 +127,18 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
 
     rows_at = np.bincount(row_place, minlength=nodes)
     ranks = offsets(rows_at)
-    if rows_at.max() > 1:
+    if np.maximum.reduce(rows_at) > 1:
         row_order = np.lexsort((row_sees, row_place))
     else:
         row_order = np.empty(len(row_node), np.int64)
         row_order[ranks[row_place]] = np.arange(len(row_node))
-    rank_lo, rank_own, rank_hi = ranks[preorder], ranks[preorder + 1], ranks[preorder + subtree]
-    if (row_sees == tokens[row_node]).all():
-        spans = _whole_spans(tokens, preorder, rank_lo, rank_hi)
+    rank_hi = ranks[preorder + subtree]
+    if in_preorder:
+        rank_lo, rank_own = ranks[:-1], ranks[1:]
+    else:
+        rank_lo, rank_own = ranks[preorder], ranks[preorder + 1]
+    if np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees):
+        spans = _whole_spans(tokens, None if in_preorder else preorder, rank_lo, rank_hi)
     else:
         spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
     return Topology(
@@ -171,8 +175,9 @@ def _doubled_parents(parent: Ints) -> list[Longs]:
     """
     rounds: list[Longs] = []
     ancestor = np.zeros(len(parent) + 1, np.int64)
-    np.add(parent, 1, out=ancestor[1:])
-    while ancestor.any():
+    ancestor[1:] = parent
+    ancestor[1:] += 1
+    while np.count_nonzero(ancestor):
         if 1 << len(rounds) > len(parent):
             node = int((ancestor > 0).argmax()) - 1
             raise TreeError(f"parents[{node}]", int(parent[node]), "leads into a cycle", "let every node reach a root")
@@ -200,12 +205,20 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     return result
 
 
-def _whole_spans(tokens: Ints, preorder: Longs, rank_lo: Longs, rank_hi: Longs) -> Spans:
-    """The spans of nodes that no row ends inside of: all that have tokens and rows."""
-    node = np.empty_like(preorder)
-    node[preorder] = np.arange(len(preorder))
+def _whole_spans(tokens: Ints, preorder: Longs | None, rank_lo: Longs, rank_hi: Longs) -> Spans:
+    """The spans of nodes that no row ends inside of: all that have tokens and rows. preorder: None where nodes are
+    numbered so.
+    """
+    node = np.arange(len(tokens))
     seen = (rank_hi > rank_lo) & (tokens > 0)
-    if not seen.all():
+    unseen = np.count_nonzero(seen) < len(seen)
+    if preorder is None and not unseen:
+        return Spans.of(node, 0, tokens, rank_lo, rank_hi)
+    if preorder is not None:
+        in_order = np.empty_like(node)
+        in_order[preorder] = node
+        node = in_order
+    if unseen:
         node = node[seen[node]]
     return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])
 
