@@ -104,7 +104,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | N
     the plan calls for. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused
     has rows to merge, or when a row has several items that could merge its partials.
     """
-    most_rows = max(1, int(np.maximum.reduce(plan.group_rows, initial=0)))
+    most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
     if frame is None:
         sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
@@ -190,9 +190,9 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     class, larger first; of every group, or one line for all.
     """
     rows = plan.group_rows.astype(np.int64)
-    highest = heights[:, 0]
+    highest, nothing = heights[:, 0], np.zeros(len(rows), np.int64)
     if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
-        group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        group, begin = np.arange(len(rows)), nothing
     else:
         group, step = ragged(-(-rows // highest))
         highest = highest if len(heights) == 1 else highest[group]
@@ -200,7 +200,7 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
     if heights.shape[1] == 1:
-        tile = np.zeros(len(rows), np.int64)
+        tile = nothing if len(rows) == len(nothing) else np.zeros(len(rows), np.int64)
     else:
         tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
     items, counts = _Items(group, begin, rows, tile), runs.counts
