@@ -24,6 +24,11 @@ class Spans:
     [5, spans] has these columns, so that they can be gathered all at once.
     """
 
+    node: Ints
+    start: Ints
+    stop: Ints
+    lo: Ints
+    hi: Ints
     table: Ints
 
     @classmethod
@@ -39,41 +44,21 @@ class Spans:
         table = np.empty((5, len(node)), np.int32)
         for column, values in zip(table, (node, start, stop, lo, hi), strict=True):
             column[:] = values
-        return cls(frozen(table))
+        return cls._of_table(table)
+
+    @classmethod
+    def _of_table(cls, table: Ints) -> Spans:
+        node, start, stop, lo, hi = frozen(table)
+        return cls(node, start, stop, lo, hi, table)
 
     def until(self, stop: npt.NDArray[Any]) -> Spans:
         """The same spans with other ends."""
         table = self.table.copy()
         table[2] = stop
-        return Spans(frozen(table))
-
-    @property
-    def node(self) -> Ints:
-        """The node of each span."""
-        return self.table[0]
-
-    @property
-    def start(self) -> Ints:
-        """The first token of each span."""
-        return self.table[1]
-
-    @property
-    def stop(self) -> Ints:
-        """The end of each span's tokens."""
-        return self.table[2]
-
-    @property
-    def lo(self) -> Ints:
-        """The first rank that sees each span."""
-        return self.table[3]
-
-    @property
-    def hi(self) -> Ints:
-        """The end of the ranks that see each span."""
-        return self.table[4]
+        return self._of_table(table)
 
     def __len__(self) -> int:
-        return self.table.shape[1]
+        return len(self.node)
 
     @property
     def lengths(self) -> Longs:

@@ -141,7 +141,7 @@ def masked_runs(runs: Runs, rows: Longs) -> npt.NDArray[np.bool_]:
     return masked
 
 
-def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
+def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
     """The lower and the upper half, as int32 values, of 64-bit words with bits `lo:hi` set."""
     below = [
         np.where(end > 0, np.uint64(2**64 - 1) >> (64 - np.maximum(end, 1)).astype(np.uint64), np.uint64(0))
@@ -209,12 +209,12 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
         rests[:, 1] = pieces.rest
         numbers = np.concatenate((pieces.full, blocks))
         made = np.concatenate((runs.table, rests)).repeat(numbers, axis=0)
-        size: Each = np.empty(len(made), np.int32)
+        size = np.empty(len(made), np.int32)
         size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(pieces.full)
         size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
     else:
         numbers, made = blocks, runs.table.repeat(blocks, axis=0)
-        size = block if isinstance(block, int) else block.repeat(blocks).astype(np.int32)
+        size = np.int32(block) if isinstance(block, int) else block.repeat(blocks).astype(np.int32)
     # The pieces of what begins in a slot and has so many tokens, of which none are left behind the last piece.
     stop, before = made[:, 0] + made[:, 1], positions(offsets(numbers), numbers).astype(np.int32)
     before *= size

@@ -22,7 +22,6 @@ from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 from treegen.tiles import rows_per_tile
 
-
 _NO_NODES = frozen(np.empty(0))
 
 

@@ -111,15 +111,20 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
         counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
     segments = spans.table.take(span, axis=1)
     segments[3:] -= row_lo.repeat(counts)
-    np.maximum(segments[3], 0, out=segments[3])
-    np.minimum(segments[4], rows, out=segments[4])  # nor beyond a cohort of fewer rows: no span is seen there
+    node, start, stop, seen_lo, seen_hi = segments
+    np.maximum(seen_lo, 0, out=seen_lo)
+    np.minimum(seen_hi, rows, out=seen_hi)  # and not beyond a cohort of fewer rows: it ends where they all do
     return Plan.trusted(
         "by-cohort",
         np.arange(len(counts) + 1, dtype=np.int32),
         row_lo,
         row_hi,
         offsets(counts),
-        *segments,
+        node,
+        start,
+        stop,
+        seen_lo,
+        seen_hi,
         row_hi - row_lo,
     )
 
