@@ -78,12 +78,13 @@ class KVRuns:
         head[ends] = True
         first = head.nonzero()[0]
         indptr = first.searchsorted(ends)
-        length = (first[1:] - first[:-1]) * page_size
+        length = first[1:] - first[:-1]
+        length *= page_size
         missing = counts * page_size - tokens
         if np.count_nonzero(missing):
             partial = missing.nonzero()[0]
             length[indptr[partial + 1] - 1] -= missing[partial]
-        return cls(frozen(indptr), frozen(pages.take(first[:-1]) * page_size), frozen(length))
+        return cls(frozen(indptr), frozen(pages.take(first[:-1]) * np.int64(page_size)), frozen(length))
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:

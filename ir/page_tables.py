@@ -71,11 +71,13 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     if len(table) != len(lengths):
         raise TreeError("seq_lens", f"{len(lengths)} entries", f"does not match {len(table)} requests", "give one each")
     counts = -(-lengths // page_size)
-    if counts.max(initial=0) > table.shape[1]:
+    if np.maximum.reduce(counts, initial=0) > table.shape[1]:
         request = int(counts.argmax())
         reason = f"needs {counts[request]} pages, the table has room for {table.shape[1]}"
         raise TreeError(f"seq_lens[{request}]", int(lengths[request]), reason, "correct the length or the page size")
-    used = table[np.arange(table.shape[1]) < counts[:, None]]
+    width = table.shape[1]
+    everything = np.count_nonzero(counts == width) == len(counts)
+    used = table.reshape(-1) if everything else table[np.arange(width) < counts[:, None]]
     last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
     indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1, copy=False)
     return _tree_parts(offsets(counts)[:-1], counts, indices, last, page_size)
@@ -234,7 +236,7 @@ def _ordered(table: Ints, bits: int) -> tuple[Longs, Longs]:
             break
         deciding[first] = True
         deciding |= attempt == _ATTEMPTS
-        order = _order(table.T.take(deciding.nonzero()[0], axis=0), bits)
+        order = _order(table.take(deciding.nonzero()[0], axis=1).T, bits)
         ordered = table.take(order, axis=0)
     first[before == after] = width
     return order, first
@@ -249,7 +251,7 @@ def _order(columns: Ints, bits: int) -> Longs:
     order = index = np.arange(columns.shape[1])
     index_bits = len(index).bit_length()
     digits = (63 - index_bits) // bits
-    columns = np.add(columns, 1, dtype=np.int64)
+    columns = np.add(columns, 1, dtype=np.int64, order="C")
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)
         key = columns[start]
