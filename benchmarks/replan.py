@@ -4,14 +4,14 @@
 
 Medians in microseconds, on one core:
 
-- for a tree at hand that was not planned for before, by what the search finds and by cohorts of other kinds: `plan` (the
-  strategy), `lower`, `pack` (the arena, which is copied to the GPU), and the whole of them one after another;
+- for a tree at hand that was not planned for before, by what the search finds and by cohorts of other kinds: `plan`
+  (the strategy), `lower`, `pack` (the arena, which is copied to the GPU), and the whole of them one after another;
 - for its rows as requests with pages of 16 tokens, in the order of an empty cache or in any, requests in the tree's
-  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what the search
-  finds (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel (`flashinfer`,
-  where that can be imported and there is a GPU);
-- `step`: one token more for each of 256 rows of a kernel, whose slots are given, in the tables that there are. Without a
-  GPU these are on the host, as Triton's interpreter has them.
+  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what the
+  search finds (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
+  (`flashinfer`, where that can be imported and there is a GPU);
+- `step`: one token more for each of 256 rows of a kernel, whose slots are given, in the tables that there are. Without
+  a GPU these are on the host, as Triton's interpreter has them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
 _INT32 = np.dtype(np.int32)
-_UNSIGNED = {_INT32: np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
 
 
 def int32_array(
@@ -57,7 +57,7 @@ def int32_array(
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     # Negative numbers are large ones where they are taken to be unsigned.
     unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
-    if np.maximum.reduce(array.view(unsigned)) > high if unsigned else array.min() < low or array.max() > high:
+    if array.min() < low or array.max() > high if unsigned is None else array.view(unsigned).max() > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
     if not copy and array.dtype is _INT32:
