@@ -181,7 +181,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
     pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.full + pieces.blocks, 0)
+    mask_runs = np.where(masked[of_run], pieces.counts.sum(0), 0)
     return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 

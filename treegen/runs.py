@@ -46,17 +46,15 @@ class Runs(NamedTuple):
 class Pieces(NamedTuple):
     """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
 
-    full, blocks [runs]: how many there are of each; rest [runs]: tokens behind full tiles. tile_count, block_count,
-    block_tiles: of every item, the last being the tiles that its blocks are packed into.
+    counts [2, runs]: full tiles and blocks; rest [runs]: tokens behind full tiles. of_items [2, items]: full tiles and
+    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into.
     """
 
     tokens: Each
     block: Sizes
-    full: Longs
-    blocks: Longs
+    counts: Longs
     rest: Longs
-    tile_count: Longs
-    block_count: Longs
+    of_items: Longs
     block_tiles: Longs
 
 
@@ -153,24 +151,17 @@ def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
     """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
-    tokens, length, first = _each(tile_tokens, launch, runs), runs.table[:, 1].astype(np.int64), runs.indptr[:-1]
+    tokens, rest = _each(tile_tokens, launch, runs), runs.table[:, 1].astype(np.int64)
+    counts = np.empty((2, len(rest)), np.int64)
     if isinstance(tokens, int):
-        full = length >> tokens.bit_length() - 1
-        rest = np.bitwise_and(length, tokens - 1, out=length)
+        np.right_shift(rest, tokens.bit_length() - 1, out=counts[0])
+        rest &= tokens - 1
     else:
-        full, rest = np.divmod(length, tokens)
-    blocks = _ceiled(rest, _each(block, launch, runs))
-    tile_count, block_count = np.add.reduceat(full, first), np.add.reduceat(blocks, first)
-    return Pieces(
-        tokens,
-        block,
-        full,
-        blocks,
-        rest,
-        tile_count,
-        block_count,
-        _ceiled(block_count, _blocks_per_tile(tile_tokens, block, launch)),
-    )
+        np.divmod(rest, tokens, out=(counts[0], rest))
+    counts[1] = _ceiled(rest, _each(block, launch, runs))
+    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
+    block_tiles = _ceiled(of_items[1], _blocks_per_tile(tile_tokens, block, launch))
+    return Pieces(tokens, block, counts, rest, of_items, block_tiles)
 
 
 def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
@@ -182,7 +173,7 @@ def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) 
     by_token = _ceiled(np.add.reduceat(pieces.rest, runs.indptr[:-1]), _each(tile_tokens, launch))
     if not np.count_nonzero(pieces.block_tiles != by_token):
         return pieces
-    tiles = [np.bincount(launch, pieces.tile_count + packed, len(block)) for packed in (pieces.block_tiles, by_token)]
+    tiles = [np.bincount(launch, pieces.of_items[0] + packed, len(block)) for packed in (pieces.block_tiles, by_token)]
     spread = (tiles[0] > MOST_SPREAD * tiles[1]).tolist()
     if not any(spread):
         return pieces
@@ -194,23 +185,25 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
     """
-    block, blocks = _each(pieces.block, launch, runs), pieces.blocks
+    block, counts, (tile_count, block_count) = _each(pieces.block, launch, runs), pieces.counts, pieces.of_items
     places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
-    unfilled = places - pieces.block_count
+    unfilled = places - block_count
     padded = np.count_nonzero(unfilled) > 0
     if padded:  # with what an item's last run would go on with, if it did
-        blocks = blocks.copy()
-        blocks[runs.indptr[1:] - 1] += unfilled
-    tile0, block0 = offsets(pieces.tile_count), offsets(places)
+        counts = counts.copy()
+        counts[1, runs.indptr[1:] - 1] += unfilled
+    full, blocks = counts
+    tile0, block0 = offsets(tile_count), offsets(places)
     num_tiles = int(tile0[-1])
     if num_tiles:  # all tiles and then all blocks
-        rests = runs.table.copy()
-        rests[:, 0] += (pieces.full * pieces.tokens).astype(np.int32)
-        rests[:, 1] = pieces.rest
-        numbers = np.concatenate((pieces.full, blocks))
-        made = np.concatenate((runs.table, rests)).repeat(numbers, axis=0)
+        parts = np.empty((2, *runs.table.shape), np.int32)
+        parts[:] = runs.table
+        parts[1, :, 0] += (full * pieces.tokens).astype(np.int32)
+        parts[1, :, 1] = pieces.rest
+        numbers = counts.reshape(-1)
+        made = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
         size = np.empty(len(made), np.int32)
-        size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(pieces.full)
+        size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(full)
         size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
     else:
         numbers, made = blocks, runs.table.repeat(blocks, axis=0)
@@ -223,7 +216,7 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     if padded:
         made[made[:, 1] <= 0] = 0
     made = frozen(made)
-    return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], pieces.tile_count, block0[:-1], pieces.block_tiles)
+    return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
 
 
 def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -145,11 +146,8 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
     spans, topology = tree.topology.spans, tree.topology
     lo, hi = spans.lo, spans.hi
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
-        starts = np.arange(0, tree.num_rows, rows, dtype=np.int32)
-        ends = starts + rows
-        ends[-1:] = tree.num_rows
         first = lo // np.int64(rows)
-        return _Cohorts(first, (hi + np.int64(rows - 1)) // rows - first, starts, ends)
+        return _Cohorts(first, (hi + np.int64(rows - 1)) // rows - first, *_even_cohorts(tree.num_rows, rows))
     # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
     borders = np.array([0, tree.num_rows]) if borders is None else borders
     base, end = borders[:-1], borders[1:]
@@ -166,6 +164,13 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
     origin, number = base[own], offsets(counts)[own]
     first = (lo - origin) // rows
     return _Cohorts(number + first, (hi - origin + (rows - 1)) // rows - first, starts, ends)
+
+
+@lru_cache(64)
+def _even_cohorts(num_rows: int, rows: int) -> tuple[Ints, Ints]:
+    """Where cohorts of so many of all rows begin and end: the same at every step of a batch that keeps its rows."""
+    row_lo = np.arange(0, num_rows, rows)
+    return frozen(row_lo), frozen(np.minimum(row_lo + rows, num_rows))
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
