@@ -1,9 +1,17 @@
-"""Host time of planning anew for a tree at hand: from its topology to the arena, the array that is copied to the GPU.
+"""Host time of planning for the next step of a batch: what an engine waits for before it can launch.
 
     python benchmarks/replan.py [--json]
 
-Medians over trees that are each planned once, in microseconds, on one core: `plan` (the strategy), `lower`, `pack`, and
-the whole of them one after another. Strategies are what the search finds, and cohorts of other kinds.
+Medians in microseconds, on one core:
+
+- for a tree at hand that was not planned for before, by what the search finds and by cohorts of other kinds: `plan`
+  (the strategy), `lower`, `pack` (the arena, which is copied to the GPU), and the whole of them one after another;
+- for its rows as requests with pages of 16 tokens, in the order of an empty cache or in any, requests in the tree's
+  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what the
+  search finds (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
+  (`flashinfer`, where that can be imported and there is a GPU);
+- `step`: one token more for each of 256 rows of a kernel, whose slots are given, in the tables that there are. Without
+  a GPU these are on the host, as Triton's interpreter has them.
 """
 
 from __future__ import annotations
@@ -13,90 +21,183 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+
+import treegen
 from treegen import Shape, Tree
 from treegen.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies import Strategy, cohort
 from treegen.targets import Target, target_from
+from treegen.wrapper import TreeAttentionWrapper
 
 TREES = ("1,256/256,32", "1,4,16,64,256,1024/256,8,256,64,32,256")
+PAGE_SIZE = 16
 SHAPE = Shape(32, 8, 128, dtype="fp16")
 REPEATS = 201
-PARTS = ("plan", "lower", "pack", "whole")
+STEPS = 12
+"""Steps between two plans: what every plan leaves room for is more."""
+WORKSPACE_BYTES = 128 << 20
+"""FlashInfer's recommended size."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of every part for one tree and strategy."""
+    """Median microseconds of several things for one case."""
 
-    tree: str
-    strategy: str
+    case: str
     microseconds: dict[str, float]
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{part} {taken:.0f}" for part, taken in self.microseconds.items())
-        return f"{self.tree} by {self.strategy}: {parts} us"
+        return f"{self.case}: {', '.join(f'{what} {taken:.0f}' for what, taken in self.microseconds.items())} us"
 
 
-def median_us(calls: list[Callable[[], object]]) -> float:
-    """The median time of calls in microseconds, each made once."""
+def median_us(calls: Iterable[Callable[[], object]]) -> float:
+    """The median time of calls in microseconds, each made once, when the GPU, if any, has nothing to do."""
     times = []
     for call in calls:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         begin = time.perf_counter_ns()
         call()
         times.append(time.perf_counter_ns() - begin)
     return statistics.median(times) / 1e3
 
 
-def timing(text: str, strategy: Strategy, target: Target) -> Timing:
-    """The times of planning for copies of a tree, none of which was planned for before."""
+def repeated_us(call: Callable[[], object]) -> float:
+    """The median time of a call that has run before."""
+    call()
+    return median_us([call] * REPEATS)
+
+
+def arena(tree: Tree, strategy: Strategy, target: Target) -> object:
+    """What is copied to the GPU for a tree."""
+    return lower(strategy.plan(tree, SHAPE, target), tree, SHAPE, target).pack()
+
+
+def of_tree(text: str, strategy: Strategy, target: Target) -> Timing:
+    """Planning for copies of a tree, none of which was planned for before."""
     trees = [Tree.parse(text) for _ in range(REPEATS)]
     plans = [strategy.plan(tree, SHAPE, target) for tree in trees]
     schedules = [lower(plan, tree, SHAPE, target) for plan, tree in zip(plans, trees, strict=True)]
     fresh = [[Tree.parse(text) for _ in range(REPEATS)] for _ in range(2)]
-
-    def whole(tree: Tree) -> object:
-        return lower(strategy.plan(tree, SHAPE, target), tree, SHAPE, target).pack()
-
     calls: dict[str, list[Callable[[], object]]] = {
-        "plan": [lambda tree=tree: strategy.plan(tree, SHAPE, target) for tree in fresh[0]],
-        "lower": [
-            lambda plan=plan, tree=tree: lower(plan, tree, SHAPE, target)
-            for plan, tree in zip(plans, trees, strict=True)
-        ],
+        "plan": [partial(strategy.plan, tree, SHAPE, target) for tree in fresh[0]],
+        "lower": [partial(lower, plan, tree, SHAPE, target) for plan, tree in zip(plans, trees, strict=True)],
         "pack": [schedule.pack for schedule in schedules],
-        "whole": [lambda tree=tree: whole(tree) for tree in fresh[1]],
+        "whole": [partial(arena, tree, strategy, target) for tree in fresh[1]],
     }
-    return Timing(text, str(strategy), {part: median_us(calls[part]) for part in PARTS})
+    return Timing(f"{text} by {strategy}", {part: median_us(made) for part, made in calls.items()})
 
 
-def timings() -> list[Timing]:
-    """All trees by all strategies."""
-    target, made = target_from("h200"), []
+def page_ids(text: str, *, shuffled_pages: bool, shuffled_requests: bool) -> np.ndarray:
+    """The pages [requests, pages] of a tree's rows, with its lengths rounded up to whole pages."""
+    source = np.random.default_rng(0)
+    levels, tokens = ([int(number) for number in part.split(",")] for part in text.split("/"))
+    pages = Tree.from_levels(levels, [-(-count // PAGE_SIZE) for count in tokens])  # a page as a token
+    table = np.stack([pages.slots(row) for row in range(pages.num_rows)])
+    if shuffled_pages:
+        table = source.permutation(pages.kv.last_slot + 1).astype(np.int32)[table]
+    return source.permutation(table) if shuffled_requests else table
+
+
+def of_pages(text: str, strategy: Strategy, target: Target, *, shuffled_pages: bool, shuffled_requests: bool) -> Timing:
+    """Planning from page tables of a tree's rows."""
+    table = page_ids(text, shuffled_pages=shuffled_pages, shuffled_requests=shuffled_requests)
+    indptr = np.arange(len(table) + 1, dtype=np.int32) * table.shape[1]
+    indices, last = table.reshape(-1), np.full(len(table), PAGE_SIZE, np.int32)
+    lengths = np.full(len(table), PAGE_SIZE * table.shape[1], np.int32)
+    times = {
+        "from_page_table": repeated_us(lambda: Tree.from_page_table(indptr, indices, last, PAGE_SIZE)),
+        "from_block_table": repeated_us(lambda: Tree.from_block_table(table, lengths, PAGE_SIZE)),
+        "arena": repeated_us(lambda: arena(Tree.from_page_table(indptr, indices, last, PAGE_SIZE), strategy, target)),
+    }
+    parts = [torch.from_numpy(part.copy()) for part in (indptr, indices, last)]
+    heads = SHAPE.num_qo_heads, SHAPE.num_kv_heads, SHAPE.head_dim, PAGE_SIZE
+    for name, wrapper in (("wrapper", TreeAttentionWrapper()), ("flashinfer", flashinfer_wrapper())):
+        if wrapper is not None:
+            times[name] = repeated_us(partial(wrapper.plan, *parts, *heads, q_data_type=torch.float16))
+    order = ", ".join(
+        f"{name} {'shuffled' if any_order else 'in order'}"
+        for name, any_order in (("pages", shuffled_pages), ("requests", shuffled_requests))
+    )
+    return Timing(f"{text} from page tables, {order}", times)
+
+
+def flashinfer_wrapper() -> Any:
+    """FlashInfer's wrapper for the same requests, as its documentation recommends it; None where it cannot be had."""
+    if not torch.cuda.is_available():
+        return None
+    try:
+        import flashinfer
+    except ImportError:
+        return None
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+    return flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend="fa2")
+
+
+def of_steps() -> Timing:
+    """Steps of 256 rows in tables that are on a device, between plans with room for them."""
+    rows, tokens, apart = 256, 32, 64
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    shape = SHAPE if device.type == "cuda" else Shape(4, 1, 16, dtype="fp32")  # the call below is interpreted
+    leaves = 256 + apart * np.arange(rows)
+    slots = [np.arange(256), *(np.arange(first, first + tokens) for first in leaves)]
+    tree = Tree.from_parents([-1] + [0] * rows, [256] + [tokens] * rows, kv=slots)
+    kernel = treegen.compile(tree, strategy="cohort", shape=shape, backend="triton")
+    dtype = torch.float16 if shape.dtype == "fp16" else torch.float32
+    q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=dtype, device=device)
+    cache = torch.zeros(tree.kv.last_slot + apart, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
+    times = []
+    for _ in range(REPEATS // STEPS if device.type == "cuda" else 3):
+        kernel.update(tree)
+        kernel.step(leaves + tokens)
+        kernel(q, cache, cache)  # the tables are on the device from now on
+        kernel.step(leaves + tokens + 1)
+        steps = [partial(kernel.step, leaves + tokens + number) for number in range(2, STEPS)]
+        times += [median_us([step]) for step in steps]
+    return Timing(f"{rows} rows", {"step": statistics.median(times)})
+
+
+def timings() -> Iterable[Timing]:
+    """All cases."""
+    target = target_from("h200")
+    found = {text: searched(Tree.parse(text), SHAPE, target, for_any_tree=True).strategy for text in TREES}
     for text in TREES:
-        tree = Tree.parse(text)
         usual = [cohort(), cohort(split=128), cohort(apart=64), cohort(apart=64, merge="final")]
-        found = searched(tree, SHAPE, target, for_any_tree=True).strategy
-        made += [timing(text, strategy, target) for strategy in dict.fromkeys([found, *usual])]
-    return made
+        for strategy in dict.fromkeys([found[text], *usual]):
+            yield of_tree(text, strategy, target)
+    for text in TREES:
+        for pages, requests in ((False, False), (True, False), (False, True), (True, True)):
+            yield of_pages(text, found[text], target, shuffled_pages=pages, shuffled_requests=requests)
+    yield of_steps()
 
 
 def main() -> None:
-    """Prints one line per tree and strategy, or JSON."""
+    """Prints one line per case, or JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print a list of objects")
     chosen = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    made = timings()
+    torch.set_num_threads(1)
     if chosen.json:
-        print(json.dumps([{"tree": one.tree, "strategy": one.strategy, **one.microseconds} for one in made], indent=1))
+        made = [{"case": one.case, **one.microseconds} for one in timings()]
+        print(json.dumps(made, indent=1))
         return
-    for one in made:
-        print(one)
+    for one in timings():
+        print(one, flush=True)
+    if flashinfer_wrapper() is None:
+        print("flashinfer: not importable, or there is no GPU")
 
 
 if __name__ == "__main__":

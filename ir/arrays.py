@@ -20,6 +20,8 @@ IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
+_INT32 = np.dtype(np.int32)
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
 
 
 def int32_array(
@@ -29,8 +31,11 @@ def int32_array(
     low: int,
     high: int = INT32_MAX,
     error: type[TreegenError] = TreeError,
+    copy: bool = True,
 ) -> Ints:
-    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not."""
+    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
+    `copy` it may be `values` itself, for who only reads them and does not keep them.
+    """
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as cause:
@@ -51,10 +56,12 @@ def int32_array(
             raise error(f"{argument}[{index}]", values[index], f"is outside {low}..{high}", "correct the value")
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     # Negative numbers are large ones where they are taken to be unsigned.
-    unsigned = low == 0 and array.dtype == np.int32
-    if array.view(np.uint32).max() > high if unsigned else array.min() < low or array.max() > high:
+    unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
+    if array.min() < low or array.max() > high if unsigned is None else array.view(unsigned).max() > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
+    if not copy and array.dtype is _INT32:
+        return array
     return frozen(array.astype(np.int32))
 
 
@@ -71,9 +78,10 @@ def _is_integer(value: object) -> bool:
 
 def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
-    result: Ints = np.ascontiguousarray(array, dtype=np.int32)
-    result.setflags(write=False)
-    return result
+    if array.dtype is not _INT32 or not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array, dtype=np.int32)
+    array.setflags(write=False)
+    return array
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:
@@ -91,13 +99,17 @@ def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
 
 def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
     """The place in its row of every entry of ragged rows of these lengths, whose `offsets` are `indptr`."""
-    return np.arange(indptr[-1]) - indptr[:-1].repeat(lengths)
+    result = np.arange(indptr[-1])
+    result -= indptr[:-1].repeat(lengths)
+    return result
 
 
 def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
     """The concatenation of `range(start, start + length)` over all pairs."""
     indptr = offsets(lengths)
-    return np.arange(indptr[-1]) + (starts - indptr[:-1]).repeat(lengths)
+    result = np.arange(indptr[-1])
+    result += (starts - indptr[:-1]).repeat(lengths)
+    return result
 
 
 class LazySequence(Sequence[Entry], Generic[Entry]):

@@ -56,7 +56,7 @@ def from_custom_mask(
 
     common = np.array([len(one.common) for one in seen], np.int64)
     shared = _joined([one.common for one in seen], indptr)
-    base = tree_parts(offsets(common), frozen(slots[shared]), frozen(common > 0), 1)
+    base = tree_parts(offsets(common)[:-1], common, frozen(slots[shared]), frozen(common > 0), 1)
     number = np.array([len(one.parent) for one in seen], np.int64)
     first = offsets(number)
     piece = _joined([one.piece for one in seen], first)
@@ -91,8 +91,8 @@ def _slots_of_requests(
     last = int32_array("kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size).astype(
         np.int64
     )
-    check_table(frozen(indptr), pages, frozen(last))
     counts = indptr[1:] - indptr[:-1]
+    check_table(frozen(indptr), counts, pages, frozen(last))
     tokens = np.where(counts > 0, (counts - 1) * page_size + last, 0)
     place = ragged_ranges(indptr[:-1] * page_size, tokens)
     return offsets(tokens), pages[place // page_size].astype(np.int64) * page_size + place % page_size

@@ -76,13 +76,15 @@ class KVRuns:
         head = np.empty(len(pages) + 1, bool)
         np.not_equal(pages[1:] - pages[:-1], 1, out=head[1:-1])
         head[ends] = True
-        first = np.flatnonzero(head)
-        indptr = np.searchsorted(first, ends)
-        length = (first[1:] - first[:-1]) * page_size
+        first = head.nonzero()[0]
+        indptr = first.searchsorted(ends)
+        length = first[1:] - first[:-1]
+        length *= page_size
         missing = counts * page_size - tokens
-        partial = np.flatnonzero(missing)
-        length[indptr[partial + 1] - 1] -= missing[partial]
-        return cls(frozen(indptr), frozen(pages[head[:-1]] * np.int64(page_size)), frozen(length))
+        if np.count_nonzero(missing):
+            partial = missing.nonzero()[0]
+            length[indptr[partial + 1] - 1] -= missing[partial]
+        return cls(frozen(indptr), frozen(pages.take(first[:-1]) * np.int64(page_size)), frozen(length))
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:

@@ -46,15 +46,16 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
     indptr, indices, last = (
-        int32_array(name, on_host(name, values), low=0, high=high)
+        int32_array(name, on_host(name, values), low=0, high=high, copy=False)
         for name, values, high in (
             ("kv_indptr", kv_indptr, INT32_MAX),
             ("kv_indices", kv_indices, (INT32_MAX + 1) // page_size - 1),
             ("kv_last_page_len", kv_last_page_len, page_size),
         )
     )
-    check_table(indptr, indices, last)
-    return tree_parts(indptr, indices, last, page_size)
+    begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
+    check_table(indptr, pages, indices, last)
+    return tree_parts(begin, pages, indices, last, page_size)
 
 
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> TreeParts:
@@ -70,14 +71,16 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     if len(table) != len(lengths):
         raise TreeError("seq_lens", f"{len(lengths)} entries", f"does not match {len(table)} requests", "give one each")
     counts = -(-lengths // page_size)
-    if counts.max(initial=0) > table.shape[1]:
+    if np.maximum.reduce(counts, initial=0) > table.shape[1]:
         request = int(counts.argmax())
         reason = f"needs {counts[request]} pages, the table has room for {table.shape[1]}"
         raise TreeError(f"seq_lens[{request}]", int(lengths[request]), reason, "correct the length or the page size")
-    used = table[np.arange(table.shape[1]) < counts[:, None]]
+    width = table.shape[1]
+    everything = np.count_nonzero(counts == width) == len(counts)
+    used = table.reshape(-1) if everything else table[np.arange(width) < counts[:, None]]
     last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
-    indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1)
-    return tree_parts(offsets(counts), indices, last, page_size)
+    indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1, copy=False)
+    return tree_parts(offsets(counts)[:-1], counts, indices, last, page_size)
 
 
 def on_host(argument: str, values: Any) -> Any:
@@ -89,26 +92,26 @@ def on_host(argument: str, values: Any) -> Any:
     return values.numpy() if hasattr(values, "numpy") else values
 
 
-def check_table(indptr: Ints, indices: Ints, last: Ints) -> None:
-    """Raises TreeError unless these are a page table in FlashInfer's form."""
+def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
+    """Raises TreeError unless these are a page table in FlashInfer's form. pages: of every request."""
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
-    counts = indptr[1:] - indptr[:-1]
-    if counts.min(initial=0) < 0:
-        request = int((counts < 0).argmax())
+    if np.minimum.reduce(pages, initial=0) < 0:
+        request = int((pages < 0).argmax())
         raise TreeError(f"kv_indptr[{request + 1}]", int(indptr[request + 1]), "falls", "give ascending offsets")
-    if len(last) != len(counts):
-        reason = f"does not match {len(counts)} requests"
+    if len(last) != len(pages):
+        reason = f"does not match {len(pages)} requests"
         raise TreeError("kv_last_page_len", f"{len(last)} entries", reason, "give one per request")
-    if not last.all() and len(wrong := np.flatnonzero((counts > 0) & (last == 0))):
+    if np.count_nonzero(last) < len(last) and len(wrong := np.flatnonzero((pages > 0) & (last == 0))):
         raise TreeError(f"kv_last_page_len[{wrong[0]}]", 0, "leaves a request's last page empty", "drop that page")
 
 
-def tree_parts(indptr: Ints | Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
-    """The tree of a page table that was checked: every shared prefix is stored once."""
-    begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
-    if pages.all() and len(pages):
+def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
+    """The tree of a page table that was checked: every shared prefix is stored once. begin, pages: where every
+    request's pages begin in `indices`, and their number.
+    """
+    if np.count_nonzero(pages) == len(pages) > 0:
         return _tree_of_filled(begin, pages, indices, last, page_size)
     filled = np.flatnonzero(pages)
     root, row_node, row_sees = np.zeros(1, np.int64), np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
@@ -126,24 +129,24 @@ def tree_parts(indptr: Ints | Longs, indices: Ints, last: Ints, page_size: int) 
     )
 
 
-def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints, page_size: int) -> TreeParts:
+def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
     """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
     number, shared = _sorted(begin, pages, indices)
     begin, pages = begin[number], pages[number]
     distinct = pages > shared
-    alike = not distinct.all()
+    alike = np.count_nonzero(distinct) < len(distinct)
     if alike:
         begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
 
     # A node is a piece of what a request does not share with the one before, cut where later requests branch off. Its
     # key says where it ends: after how many pages of which request. By these keys nodes are in depth-first order.
-    bits = int(pages.max()).bit_length()
+    bits = int(np.maximum.reduce(pages)).bit_length()
     ends = np.arange(0, len(pages) << bits, 1 << bits) + pages
-    branches = (_owners(shared) << bits) + shared
-    keys = np.concatenate([ends, branches])
-    keys.sort()
+    places = np.concatenate([ends, (_owners(shared) << bits) + shared])  # where requests end and branch off
+    keys = np.sort(places)
     keys = keys[1:][keys[1:] != keys[:-1]]  # without 0, where roots begin
-    last_node, above = np.searchsorted(keys, ends), np.searchsorted(keys, branches, side="right") - 1
+    node = keys.searchsorted(places, side="right") - 1
+    last_node, above = node[: len(ends)], node[len(ends) :]
     first_node = np.zeros(len(pages), np.int64)
     np.add(last_node[:-1], 1, out=first_node[1:])
     parent, end, start = np.arange(-1, len(keys) - 1), keys & ((1 << bits) - 1), np.empty(len(keys), np.int64)
@@ -175,7 +178,7 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
     """
     number, shared = np.arange(len(pages)), np.zeros(len(pages), np.int64)
     place, group, left, depth = number, np.zeros(0, np.int32), pages, 0
-    bits = (max(int(indices.max()), len(pages)) + 1).bit_length()
+    bits = (max(int(np.maximum.reduce(indices)), len(pages)) + 1).bit_length()
     while longest := int(left.max(initial=0)):
         width = min(longest, 2 * int(left.sum()) // len(left) + 1, max(_NARROWEST, _ENTRIES // len(left)))
         # Neighbours have as much in common as they agree in, and no more than the second of them has left.
@@ -233,11 +236,11 @@ def _ordered(table: Ints, bits: int) -> tuple[Longs, Longs]:
         at = begin + first
         flat = ordered.reshape(-1)
         before, after = flat[at], flat[at + width]
-        if (before <= after).all():
+        if not np.count_nonzero(before > after):
             break
         deciding[first] = True
         deciding |= attempt == _ATTEMPTS
-        order = _order(table.T.take(np.flatnonzero(deciding), axis=0), bits)
+        order = _order(table.take(deciding.nonzero()[0], axis=1).T, bits)
         ordered = table.take(order, axis=0)
     first[before == after] = width
     return order, first
@@ -252,7 +255,7 @@ def _order(columns: Ints, bits: int) -> Longs:
     order = index = np.arange(columns.shape[1])
     index_bits = len(index).bit_length()
     digits = (63 - index_bits) // bits
-    columns = np.add(columns, 1, dtype=np.int64)
+    columns = np.add(columns, 1, dtype=np.int64, order="C")
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)
         key = columns[start]
@@ -270,12 +273,12 @@ def _owners(shared: Longs) -> Longs:
     that share as much.
     """
     owner = np.zeros(len(shared), np.int64)
-    changes = np.flatnonzero(shared[1:] != shared[:-1])
+    changes = (shared[1:] != shared[:-1]).nonzero()[0]
     owner[changes + 1] = changes
     np.maximum.accumulate(owner, out=owner)
-    owner[shared == 0] = 0
+    owner *= shared > 0
     least = np.maximum(shared, 1)
-    far = np.flatnonzero(shared[owner] >= least)
+    far = (shared[owner] >= least).nonzero()[0]
     while len(far):
         owner[far] = owner[owner[far]]
         far = far[shared[owner[far]] >= least[far]]

@@ -172,12 +172,25 @@ class Plan:
         merge: Merge = "reduce",
     ) -> Plan:
         """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, and unchecked."""
-        arrays = (row_indptr, row_lo, row_hi, segment_indptr, node, start, stop, seen_lo, seen_hi, group_rows)
-        stage = np.zeros(len(group_rows), np.int32) if stage is None else stage
-        options = {"tiles": tiles, "mask": mask, "blocks": blocks, "stage": frozen(stage), "merge": merge}
-        return unchecked(
-            cls, {"strategy": strategy, **dict(zip(_COLUMNS, map(frozen, arrays), strict=True)), **options}
-        )
+        fields = {
+            "strategy": strategy,
+            "row_indptr": frozen(row_indptr),
+            "row_lo": frozen(row_lo),
+            "row_hi": frozen(row_hi),
+            "segment_indptr": frozen(segment_indptr),
+            "node": frozen(node),
+            "start": frozen(start),
+            "stop": frozen(stop),
+            "seen_lo": frozen(seen_lo),
+            "seen_hi": frozen(seen_hi),
+            "group_rows": frozen(group_rows),
+            "tiles": tiles,
+            "mask": mask,
+            "blocks": blocks,
+            "stage": frozen(np.zeros(len(group_rows), np.int32) if stage is None else stage),
+            "merge": merge,
+        }
+        return unchecked(cls, fields)
 
     def changed(self, **options: Any) -> Plan:
         """The same groups with other options (strategy, tiles, mask, blocks, stage, merge), unchecked."""
@@ -304,7 +317,6 @@ class Plan:
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
-_COLUMNS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "group_rows")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
 
 

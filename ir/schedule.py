@@ -174,9 +174,9 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        return 1 + max(
-            (int(slots.max()) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1
-        )
+        if not len(self.merge_slots) and not len(self.epilogue_slots):
+            return 0
+        return 1 + max(int(self.merge_slots.max(initial=-1)), int(self.epilogue_slots.max(initial=-1)))
 
     @property
     def num_stages(self) -> int:

@@ -20,7 +20,8 @@ from treegen.ir.errors import TreeError
 class Spans:
     """Maximal runs of one node's visible tokens that are seen by the same rows, in depth-first order.
 
-    Span i is tokens `start[i]:stop[i]` of `node[i]` and is seen by the ranks `lo[i]:hi[i]`, never by nobody.
+    Span i is tokens `start[i]:stop[i]` of `node[i]` and is seen by the ranks `lo[i]:hi[i]`, never by nobody. `table`
+    [5, spans] has these columns, so that they can be gathered all at once.
     """
 
     node: Ints
@@ -28,6 +29,33 @@ class Spans:
     stop: Ints
     lo: Ints
     hi: Ints
+    table: Ints
+
+    @classmethod
+    def of(
+        cls,
+        node: npt.NDArray[Any],
+        start: npt.NDArray[Any] | int,
+        stop: npt.NDArray[Any],
+        lo: npt.NDArray[Any],
+        hi: npt.NDArray[Any],
+    ) -> Spans:
+        """Spans of these columns."""
+        table = np.empty((5, len(node)), np.int32)
+        for column, values in zip(table, (node, start, stop, lo, hi), strict=True):
+            column[:] = values
+        return cls._of_table(table)
+
+    @classmethod
+    def _of_table(cls, table: Ints) -> Spans:
+        node, start, stop, lo, hi = frozen(table)
+        return cls(node, start, stop, lo, hi, table)
+
+    def until(self, stop: npt.NDArray[Any]) -> Spans:
+        """The same spans with other ends."""
+        table = self.table.copy()
+        table[2] = stop
+        return self._of_table(table)
 
     def __len__(self) -> int:
         return len(self.node)
@@ -84,14 +112,18 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
 
     rows_at = np.bincount(row_place, minlength=nodes)
     ranks = offsets(rows_at)
-    if rows_at.max() > 1:
+    if np.maximum.reduce(rows_at) > 1:
         row_order = np.lexsort((row_sees, row_place))
     else:
         row_order = np.empty(len(row_node), np.int64)
         row_order[ranks[row_place]] = np.arange(len(row_node))
-    rank_lo, rank_own, rank_hi = ranks[preorder], ranks[preorder + 1], ranks[preorder + subtree]
-    if (row_sees == tokens[row_node]).all():
-        spans = _whole_spans(tokens, preorder, rank_lo, rank_hi)
+    rank_hi = ranks[preorder + subtree]
+    if in_preorder:
+        rank_lo, rank_own = ranks[:-1], ranks[1:]
+    else:
+        rank_lo, rank_own = ranks[preorder], ranks[preorder + 1]
+    if np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees):
+        spans = _whole_spans(tokens, None if in_preorder else preorder, rank_lo, rank_hi)
     else:
         spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
     return Topology(
@@ -110,9 +142,8 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
 def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
     """The same topology with nodes of other lengths, where every span is the whole of its node before and after."""
     spans = topology.spans
-    whole = Spans(spans.node, spans.start, frozen(tokens[spans.node]), spans.lo, spans.hi)
     prefix = _path_sum(_doubled_parents(parent), tokens) - tokens
-    return replace(topology, prefix=prefix, spans=whole)
+    return replace(topology, prefix=prefix, spans=spans.until(tokens[spans.node]))
 
 
 def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
@@ -120,7 +151,7 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     them, and 0 for all others.
     """
     spans = topology.spans
-    return replace(topology, spans=replace(spans, stop=frozen(spans.stop + more[spans.node])))
+    return replace(topology, spans=spans.until(spans.stop + more[spans.node]))
 
 
 def _doubled_parents(parent: Ints) -> list[Longs]:
@@ -129,8 +160,9 @@ def _doubled_parents(parent: Ints) -> list[Longs]:
     """
     rounds: list[Longs] = []
     ancestor = np.zeros(len(parent) + 1, np.int64)
-    np.add(parent, 1, out=ancestor[1:])
-    while ancestor.any():
+    ancestor[1:] = parent
+    ancestor[1:] += 1
+    while np.count_nonzero(ancestor):
         if 1 << len(rounds) > len(parent):
             node = int((ancestor > 0).argmax()) - 1
             raise TreeError(f"parents[{node}]", int(parent[node]), "leads into a cycle", "let every node reach a root")
@@ -158,15 +190,22 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     return result
 
 
-def _whole_spans(tokens: Ints, preorder: Longs, rank_lo: Longs, rank_hi: Longs) -> Spans:
-    """The spans of nodes that no row ends inside of: all that have tokens and rows."""
-    node = np.empty_like(preorder)
-    node[preorder] = np.arange(len(preorder))
+def _whole_spans(tokens: Ints, preorder: Longs | None, rank_lo: Longs, rank_hi: Longs) -> Spans:
+    """The spans of nodes that no row ends inside of: all that have tokens and rows. preorder: None where nodes are
+    numbered so.
+    """
+    node = np.arange(len(tokens))
     seen = (rank_hi > rank_lo) & (tokens > 0)
-    if not seen.all():
+    unseen = np.count_nonzero(seen) < len(seen)
+    if preorder is None and not unseen:
+        return Spans.of(node, 0, tokens, rank_lo, rank_hi)
+    if preorder is not None:
+        in_order = np.empty_like(node)
+        in_order[preorder] = node
+        node = in_order
+    if unseen:
         node = node[seen[node]]
-    start = np.zeros(len(node), np.int32)
-    return Spans(frozen(node), frozen(start), frozen(tokens[node]), frozen(rank_lo[node]), frozen(rank_hi[node]))
+    return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])
 
 
 def _spans(
@@ -188,6 +227,4 @@ def _spans(
     lo = np.concatenate([cut, rank_own[rest]])
     hi = np.concatenate([rank_hi[node[cut]], rank_hi[rest]])
     order = np.lexsort((start, preorder[span_node]))
-    return Spans(
-        frozen(span_node[order]), frozen(start[order]), frozen(stop[order]), frozen(lo[order]), frozen(hi[order])
-    )
+    return Spans.of(span_node[order], start[order], stop[order], lo[order], hi[order])

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, forests, schedule_counts, visible_slot_counts
 from treegen import Shape, Tree, oracle, strategies
-from treegen.capacity import WantedLimits, layout_of
+from treegen.capacity import layout_of
 from treegen.ir.arena import SURPLUS_MERGE
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.schedule import Schedule
+from treegen.limits import WantedLimits
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.targets import target_from

@@ -241,3 +241,15 @@ def test_time_grows_with_the_pages_and_not_with_their_square() -> None:
         return min(times)
 
     assert seconds(16_000) < 40 * seconds(1_000)
+
+
+def test_the_callers_arrays_stay_the_callers() -> None:
+    """An engine writes the next step's table into the same buffers."""
+    made = requests(4, 9, 16, 5, 0.6, 30)
+    indptr, indices, last = (np.array(part, np.int32) for part in csr(made, 16))
+    table, lengths = (np.array(part, np.int32) for part in blocks(made, padding=0))
+    trees = Tree.from_page_table(indptr, indices, last, 16), Tree.from_block_table(table, lengths, 16)
+    for part in (indptr, indices, last, table, lengths):
+        part[:] = 3
+    for tree in trees:
+        check(tree, made, 16)

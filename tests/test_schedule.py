@@ -485,3 +485,16 @@ def test_columns_by_name() -> None:
     schedule = schedule_of("200(20,30)")
     assert schedule.column("rows").tolist() == [item.rows for item in schedule.work_items]
     assert schedule.column("group").tolist() == [item.group for item in schedule.work_items]
+
+
+@pytest.mark.parametrize("lengths", [(70, 33), (64, 64), (3, 1)])
+def test_slots_may_reach_the_highest_number(lengths: tuple[int, int]) -> None:
+    """Tables are made in 32 bits, in which the end of the last run may not fit."""
+    first = 2**31 - 1 - sum(lengths)
+    runs = [[(first, lengths[0])], [(first + lengths[0], lengths[1])]]
+    tree = Tree.from_parents([-1, 0], lengths, kv=KVRuns.from_runs(lengths, runs))
+    shape, strategy = Shape(4, 2, 16), strategies.cohort()
+    schedule = lower(strategy.plan(tree, shape, H200), tree, shape, H200)
+    entries = np.concatenate([schedule.tiles, schedule.blocks]).astype(np.int64)
+    read = [slot for begin, length in entries[:, :2] for slot in range(begin, begin + length)]
+    assert sorted(read) == list(range(first, first + sum(lengths)))

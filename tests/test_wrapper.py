@@ -126,8 +126,8 @@ def test_results_go_where_they_are_wanted() -> None:
     ("options", "argument"),
     [
         ({"kv_layout": "HDN"}, "kv_layout"),
-        ({"use_cuda_graph": True}, "use_cuda_graph"),
         ({"paged_kv_indices_buffer": torch.empty(1)}, "paged_kv_indices_buffer"),
+        ({"max_items": 7}, "max_items"),
         ({"backend": "trtllm-gen"}, "backend"),
         ({"jit_args": [1]}, "jit_args"),
     ],

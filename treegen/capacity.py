@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.ir.arena import Capacity
-from treegen.ir.arrays import frozen, positive_int
+from treegen.ir.arrays import frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.plan import Mask, Merge, Plan
 from treegen.ir.schedule import Schedule, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
+from treegen.limits import Limits, WantedLimits
 from treegen.lower import BIT_MASKS, Frame, lower
 from treegen.runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
@@ -33,36 +34,6 @@ _FEWEST = 16
 """Rows and items that a limit which is not given allows, at least."""
 _LEAST_RUNS = 1024
 """Entries of a table of runs, at least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the trees of a kernel of fixed capacity may need at most. max_rows: query rows; max_items: work items of one
-    launch; max_slots: slots of partial results (each `num_qo_heads * (head_dim_v + 1)` floats of device memory).
-    """
-
-    max_rows: int
-    max_items: int
-    max_slots: int
-
-
-@dataclass(frozen=True, slots=True)
-class WantedLimits:
-    """The limits that a caller declares; None for what follows from the first tree."""
-
-    max_rows: int | None
-    max_items: int | None
-    max_slots: int | None
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) is not None:
-                positive_int(name, getattr(self, name), InputError)
-
-    @property
-    def any(self) -> bool:
-        """Whether the caller declares any."""
-        return any(getattr(self, name) is not None for name in self.__slots__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +65,8 @@ class Layout:
     Room that no limit names: every tile class takes `max_items` items, every merge `max_rows` rows. Full tiles, packed
     runs and listed rows: twice what `max_items` items like the first tree's would take (a run counted twice, so that it
     can grow), at least four times what the first tree takes, and at least 1,024 runs and `max_rows` rows. Lists of
-    slots have room for all slots, twice where results are merged between stages.
+    slots have room for all slots, twice where results are merged between stages. Where page tables are bounded
+    (limits.PageBounds), there is also room for all tiles and runs that these may hold.
     """
 
     choice: Choice
@@ -156,7 +128,8 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
     """The layout that follows from the first tree and the limits that are declared.
 
     Of limits that are not given, rows are twice the tree's, items and slots twice what it needs, and more in proportion
-    where max_rows is; there are at least 16 rows and items, and a slot per row. Raises StrategyError for a strategy
+    where max_rows is; there are at least 16 rows and items, and a slot per row. Where page tables are bounded, limits
+    follow from these bounds instead. Raises StrategyError for a strategy
     that runs unfused; the first tree has to fit, as all others (Layout.lowered).
     """
     plan = planned(choice.strategy, tree, shape, target)
@@ -172,14 +145,23 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
     listed = len(first.rows) - tree.num_rows
     growing = int(runs[first.column("group")].sum())
     demand = _Demand(max(most, 1), len(first.tiles) + growing, len(first.blocks) + growing, listed)
-    max_rows = wanted.max_rows or max(_HEADROOM * tree.num_rows, _FEWEST)
-    growth = max(_HEADROOM, max_rows / max(tree.num_rows, 1)) if tree.num_rows else _HEADROOM
+    if wanted.pages is None:
+        max_rows = wanted.max_rows or max(_HEADROOM * tree.num_rows, _FEWEST)
+        growth = max(_HEADROOM, max_rows / max(tree.num_rows, 1)) if tree.num_rows else _HEADROOM
+        bound = Limits(
+            max_rows,
+            max(math.ceil(growth * most), _FEWEST),
+            max(math.ceil(growth * first.size.slots), max_rows),
+        )
+    else:
+        bound = wanted.pages.limits(choice.strategy, frame.sizes, shape)
     limits = Limits(
-        max_rows,
-        wanted.max_items or max(math.ceil(growth * most), _FEWEST),
-        wanted.max_slots or max(math.ceil(growth * first.size.slots), max_rows),
+        wanted.max_rows or bound.max_rows, wanted.max_items or bound.max_items, wanted.max_slots or bound.max_slots
     )
     room = _room(limits, demand, first, plan, _merges(choice.strategy), shape)
+    if wanted.pages is not None:
+        tiles, blocks = wanted.pages.entries(frame.sizes, limits.max_items)
+        room = replace(room, tiles=max(room.tiles, tiles), blocks=max(room.blocks, blocks))
     layout = Layout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
     layout.lowered(tree, shape, target)
     return layout

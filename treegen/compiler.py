@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from treegen.capacity import WantedLimits
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError, TreeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
+from treegen.limits import WantedLimits
 from treegen.strategies import Strategy, strategy_from
 from treegen.targets import Target
 from treegen.tune import check_tuning

@@ -116,7 +116,7 @@ class Growth:
         """Whether slots [rows, tokens] are those behind the last ones of all rows, after so many common steps."""
         if given is None:
             return True
-        return bool((given == self._room.slot[:, None] + np.arange(common, common + tokens)).all())
+        return not np.count_nonzero(self._slots[common : common + tokens] != given.T)
 
     def _take_some(self, number: Longs, tokens: int, given: Longs | None, programs: Collection[Program]) -> bool:
         """See take: for rows that go apart."""

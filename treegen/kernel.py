@@ -12,7 +12,6 @@ import torch
 from treegen import inputs, op, oracle
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
-from treegen.capacity import Limits, WantedLimits
 from treegen.devices import backend_for, default_device
 from treegen.emit import emit
 from treegen.environment import checks_inputs
@@ -24,6 +23,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
+from treegen.limits import Limits, WantedLimits
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree
 from treegen.served import Program, Served

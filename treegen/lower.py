@@ -104,7 +104,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | N
     the plan calls for. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused
     has rows to merge, or when a row has several items that could merge its partials.
     """
-    most_rows = max(1, int(plan.group_rows.max())) if len(plan) else 1
+    most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
     if frame is None:
         sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
@@ -190,9 +190,9 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     class, larger first; of every group, or one line for all.
     """
     rows = plan.group_rows.astype(np.int64)
-    highest = heights[:, 0]
+    highest, nothing = heights[:, 0], np.zeros(len(rows), np.int64)
     if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
-        group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+        group, begin = np.arange(len(rows)), nothing
     else:
         group, step = ragged(-(-rows // highest))
         highest = highest if len(heights) == 1 else highest[group]
@@ -200,7 +200,7 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
     if heights.shape[1] == 1:
-        tile = np.zeros(len(rows), np.int64)
+        tile = nothing if len(rows) == len(nothing) else np.zeros(len(rows), np.int64)
     else:
         tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
     items, counts = _Items(group, begin, rows, tile), runs.counts
@@ -219,7 +219,7 @@ def _in_launch_order(
     num_stages = 1 if frame is None else frame.stages
     if frame is not None:
         items = items._replace(tile=items.tile + plan.stage[items.group].astype(np.int64) * sizes)
-    elif plan.stage.any():
+    elif np.count_nonzero(plan.stage):
         stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
         items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
     work = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
@@ -302,7 +302,7 @@ def _tabulate_classes(
     pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
     masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    of_runs = runs.indptr[bounds].tolist()
+    of_runs = [0, len(masked)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
     classes = []
     for tile, block, begin, end in zip(sizes, pieces.block, of_runs[:-1], of_runs[1:], strict=True):
         is_masked = np.count_nonzero(masked[begin:end]) > 0
@@ -327,6 +327,8 @@ def _results(
 ) -> _Results:
     """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
     rows = items.rows
+    if int(np.add.reduce(rows)) == num_rows and not np.count_nonzero(plan.row_lo[1:] < plan.row_hi[:-1]):
+        return _Results(-1, no_merges(rows[:0], num_stages), NO_EPILOGUE)  # every row has one item
     entry = ragged_ranges(row0, rows)
     row = row_table[entry]
     items_of_row = np.bincount(row, minlength=num_rows)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
+from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
 from treegen.ir.tree import Tree
@@ -29,7 +30,7 @@ class Runs(NamedTuple):
     """
 
     indptr: Longs
-    table: Longs
+    table: Ints
 
     @property
     def counts(self) -> Longs:
@@ -45,17 +46,16 @@ class Runs(NamedTuple):
 class Pieces(NamedTuple):
     """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
 
-    counts [2, runs]: full tiles and blocks; ends: where every run's tiles begin when all are numbered, and behind them
-    its blocks; of_items [2, items] and first [2, items]: the same two of items. rest [runs]: tokens.
+    counts [2, runs]: full tiles and blocks; rest [runs]: tokens behind full tiles. of_items [2, items]: full tiles and
+    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into.
     """
 
     tokens: Each
     block: Sizes
     counts: Longs
     rest: Longs
-    ends: Longs
     of_items: Longs
-    first: Longs
+    block_tiles: Longs
 
 
 class Tables(NamedTuple):
@@ -72,26 +72,46 @@ class Tables(NamedTuple):
 def runs_of_groups(plan: Plan, tree: Tree) -> Runs:
     """Every segment cut at the borders of its node's KV runs. Those that nobody in the group sees are seen by 0:0."""
     kv, indptr, length = tree.kv, plan.segment_indptr.astype(np.int64), plan.stop - plan.start
-    table = np.empty((len(length), len(RUN_FIELDS)), np.int64)
+    table = np.empty((len(length), len(RUN_FIELDS)), np.int32)
     table[:, 1], table[:, 2], table[:, 3] = length, plan.seen_lo, plan.seen_hi
     seen = plan.seen_hi > plan.seen_lo
     if np.count_nonzero(seen) < len(seen):
         table[~seen, 2:] = 0
-    first_run = kv.indptr[plan.node]
     if len(kv.start) == np.count_nonzero(tree.tokens):  # every node that has tokens is one run
-        table[:, 0] = kv.start[first_run] + plan.start
+        run = plan.node if len(kv.start) == len(tree.tokens) else kv.indptr.take(plan.node)
+        np.add(kv.start.take(run), plan.start, out=table[:, 0])
         return Runs(indptr, table)
+    first_run = kv.indptr.take(plan.node)
+    if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(plan.node)):
+        return _cut_runs(Runs(indptr, table), kv, first_run, plan.start)
+    counts = kv.indptr.take(plan.node + 1) - first_run
+    return Runs(offsets(counts)[indptr], _on_runs(table, kv, first_run, counts))
+
+
+def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
+    """The runs of segments that may begin and end inside of runs, `start` tokens behind the one that their node begins
+    with.
+    """
     ends = offsets(kv.length)  # token coordinates through all nodes; runs cover them without gaps
-    begin = ends[first_run] + plan.start
-    end = begin + length
+    begin = ends[first_run] + start
+    end = begin + segments.table[:, 1]
     first = ends.searchsorted(begin, "right") - 1
-    counts = ends.searchsorted(end) - first
+    last = ends.searchsorted(end)
+    table, places = _on_runs(segments.table, kv, first, last - first), offsets(last - first)
+    before = begin - ends[first]
+    table[places[:-1], 0] += before
+    table[places[:-1], 1] -= before
+    table[places[1:] - 1, 1] -= ends[last] - end
+    return Runs(places[segments.indptr], table)
+
+
+def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints) -> Ints:
+    """A table of segments as one of so many whole runs each, from run `first` on."""
     run = ragged_ranges(first, counts)
-    from_token = np.maximum(begin.repeat(counts), ends[run])
-    table = table.repeat(counts, axis=0)
-    table[:, 0] = kv.start[run] + from_token - ends[run]
-    table[:, 1] = np.minimum(end.repeat(counts), ends[run + 1]) - from_token
-    return Runs(offsets(counts)[indptr], table)
+    table = segments.repeat(counts, axis=0)
+    table[:, 0] = kv.start.take(run)
+    table[:, 1] = kv.length.take(run)
+    return table
 
 
 def runs_of_items(runs: Runs, group: Longs, begin: Longs, rows: Longs) -> Runs:
@@ -119,7 +139,7 @@ def masked_runs(runs: Runs, rows: Longs) -> npt.NDArray[np.bool_]:
     return masked
 
 
-def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
+def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
     """The lower and the upper half, as int32 values, of 64-bit words with bits `lo:hi` set."""
     below = [
         np.where(end > 0, np.uint64(2**64 - 1) >> (64 - np.maximum(end, 1)).astype(np.uint64), np.uint64(0))
@@ -130,28 +150,30 @@ def bit_words(lo: Longs, hi: Longs) -> tuple[Longs, Longs]:
 
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
-    """The runs cut into tiles and blocks of these tokens. launch: of every item."""
-    tokens, length = _each(tile_tokens, launch, runs), runs.table[:, 1].copy()
-    full = length >> tokens.bit_length() - 1 if isinstance(tokens, int) else length // tokens
-    rest = length - full * tokens
-    counts = np.array((full, _ceiled(rest, _each(block, launch, runs))))
-    ends = offsets(counts.reshape(-1))
-    first = ends[np.array((runs.indptr, runs.indptr + len(length)))]
-    return Pieces(tokens, block, counts, rest, ends, first[:, 1:] - first[:, :-1], first[:, :-1])
+    """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
+    tokens, rest = _each(tile_tokens, launch, runs), runs.table[:, 1].astype(np.int64)
+    counts = np.empty((2, len(rest)), np.int64)
+    if isinstance(tokens, int):
+        np.right_shift(rest, tokens.bit_length() - 1, out=counts[0])
+        rest &= tokens - 1
+    else:
+        np.divmod(rest, tokens, out=(counts[0], rest))
+    counts[1] = _ceiled(rest, _each(block, launch, runs))
+    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
+    block_tiles = _ceiled(of_items[1], _blocks_per_tile(tile_tokens, block, launch))
+    return Pieces(tokens, block, counts, rest, of_items, block_tiles)
 
 
 def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
     """The same in blocks of `usual` tokens, or of 1 (a slot per token) in launches where packing in blocks of that size
-    makes a quarter more tiles, full ones counted. No item is without runs.
+    makes a quarter more tiles, full ones counted.
     """
     block = tuple([min(usual, tokens) for tokens in tile_tokens])
     pieces = pieces_of(runs, launch, tile_tokens, block)
-    of_item, (full, blocks) = _each(tile_tokens, launch), pieces.of_items
-    by_block = _ceiled(blocks * _each(block, launch), of_item)
-    by_token = _ceiled(np.add.reduceat(pieces.rest, runs.indptr[:-1]), of_item)
-    if not np.count_nonzero(by_block != by_token):
+    by_token = _ceiled(np.add.reduceat(pieces.rest, runs.indptr[:-1]), _each(tile_tokens, launch))
+    if not np.count_nonzero(pieces.block_tiles != by_token):
         return pieces
-    tiles = [np.bincount(launch, full + packed, len(block)) for packed in (by_block, by_token)]
+    tiles = [np.bincount(launch, pieces.of_items[0] + packed, len(block)) for packed in (pieces.block_tiles, by_token)]
     spread = (tiles[0] > MOST_SPREAD * tiles[1]).tolist()
     if not any(spread):
         return pieces
@@ -160,41 +182,48 @@ def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) 
 
 
 def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> Tables:
-    """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another. Arguments as of
-    `pieces_of`.
+    """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
+    up. Arguments as of `pieces_of`.
     """
-    count, tokens, (full, blocks) = len(runs.table), pieces.tokens, pieces.counts
-    block = _each(pieces.block, launch, runs)
-    # All tiles and then all blocks: piece number `step` of a part that begins in a slot and has so many tokens.
-    parts = np.empty((2, *runs.table.shape), np.int64)
-    parts[:] = runs.table
-    parts[0, :, 1] = full * tokens
-    parts[1, :, 0] += parts[0, :, 1]
-    parts[1, :, 1] = pieces.rest
-    numbers, num_tiles = pieces.counts.reshape(-1), int(pieces.ends[count])
-    table = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
-    size = np.empty(len(table), np.int64)
-    size[:num_tiles] = tokens if isinstance(tokens, int) else tokens.repeat(full)
-    size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
-    before = positions(pieces.ends, numbers) * size
-    table[:, 0] += before
-    table[:, 1] = np.minimum(table[:, 1] - before, size)
-    made = frozen(table)
-    tiles, packed = made[:num_tiles], made[num_tiles:]
+    block, counts, (tile_count, block_count) = _each(pieces.block, launch, runs), pieces.counts, pieces.of_items
+    places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
+    unfilled = places - block_count
+    padded = np.count_nonzero(unfilled) > 0
+    if padded:  # with what an item's last run would go on with, if it did
+        counts = counts.copy()
+        counts[1, runs.indptr[1:] - 1] += unfilled
+    full, blocks = counts
+    tile0, block0 = offsets(tile_count), offsets(places)
+    num_tiles = int(tile0[-1])
+    if num_tiles:  # all tiles and then all blocks
+        parts = np.empty((2, *runs.table.shape), np.int32)
+        parts[:] = runs.table
+        parts[1, :, 0] += (full * pieces.tokens).astype(np.int32)
+        parts[1, :, 1] = pieces.rest
+        numbers = counts.reshape(-1)
+        made = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
+        size = np.empty(len(made), np.int32)
+        size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(full)
+        size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
+    else:
+        numbers, made = blocks, runs.table.repeat(blocks, axis=0)
+        size = np.int32(block) if isinstance(block, int) else block.repeat(blocks).astype(np.int32)
+    # The pieces of what begins in a slot and has so many tokens, of which none are left behind the last piece.
+    stop, before = made[:, 0] + made[:, 1], positions(offsets(numbers), numbers).astype(np.int32)
+    before *= size
+    made[:, 0] += before
+    np.minimum(stop - made[:, 0], size, out=made[:, 1])
+    if padded:
+        made[made[:, 1] <= 0] = 0
+    made = frozen(made)
+    return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
 
-    tile_count, block_count = pieces.of_items
-    per_tile = _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, pieces.block, strict=True)]), launch)
-    block_tiles = _ceiled(block_count, per_tile)
-    block0 = offsets(block_tiles * per_tile)
-    if block0[-1] > len(packed):
-        # Gathered, with nothing where there is no block: NumPy gathers rows faster than it scatters them.
-        shift = block0[:-1] - (pieces.first[1] - num_tiles)
-        source = np.full(block0[-1], -1)
-        source[np.arange(len(packed)) + shift.repeat(block_count)] = np.arange(len(packed))
-        packed = packed.take(source, axis=0)
-        packed[source < 0] = 0
-        packed = frozen(packed)
-    return Tables(tiles, packed, pieces.first[0], tile_count, block0[:-1], block_tiles)
+
+def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:
+    """Blocks that a tile of every item holds."""
+    if len(block) == 1:
+        return tile_tokens[0] // block[0]
+    return _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, block, strict=True)]), launch)
 
 
 def _each(values: Sizes, owner: Longs, runs: Runs | None = None) -> Each:
@@ -207,7 +236,13 @@ def _each(values: Sizes, owner: Longs, runs: Runs | None = None) -> Each:
 
 def _ceiled(values: Longs, by: Each) -> Longs:
     """Values divided by powers of two, rounded up."""
-    return values + (by - 1) >> by.bit_length() - 1 if isinstance(by, int) else -(-values // by)
+    if not isinstance(by, int):
+        return -(-values // by)
+    if by == 1:
+        return values
+    ceiled = values + (by - 1)
+    ceiled >>= by.bit_length() - 1
+    return ceiled
 
 
 def table(first: Longs, *others: Each) -> Ints:

@@ -9,13 +9,14 @@ import numpy.typing as npt
 import torch
 
 from treegen.bound import Call
-from treegen.capacity import Layout, WantedLimits, layout_of, planned
+from treegen.capacity import Layout, layout_of, planned
 from treegen.growth import Growth
 from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.limits import WantedLimits
 from treegen.lower import lower
 from treegen.room import with_room
 from treegen.strategies import Choice

@@ -55,6 +55,9 @@ class Target:
     constants_of: str
     grid: CostGrid | None = None
 
+    def __hash__(self) -> int:  # what is looked up by target, at every plan, seldom knows two of a name
+        return hash(self.name)
+
     @property
     def sm_flops_per_us(self) -> float:
         """Floating-point operations of one SM in a microsecond, at most."""

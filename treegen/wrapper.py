@@ -4,16 +4,19 @@ layer. What requests share is found from their page tables.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
 
 from treegen.compiler import compile as compile_tree
+from treegen.devices import resolve_target
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
-from treegen.strategies import Strategy
+from treegen.limits import PageBounds, WantedLimits
+from treegen.strategies import Strategy, strategy_from
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
@@ -29,6 +32,16 @@ class TreeAttentionWrapper:
     So that calls written for FlashInfer are served as they stand, some arguments are taken that only concern its
     kernels: float_workspace_buffer (here scratch memory is allocated on the stream of a call), use_tensor_cores,
     backend "auto" or "fa2", and plan's non_blocking change nothing. All others are served or refused.
+
+    use_cuda_graph: batches are planned between replays of a graph that was captured from `run`, and replays see the
+    latest. The lengths of the buffers, all three of which are then needed, are the batch size (of
+    paged_kv_last_page_len_buffer, one less than of paged_kv_indptr_buffer) and the most pages of a batch, a page that
+    requests share counted for each (of paged_kv_indices_buffer); nothing is written to them. The first `plan` settles
+    the shape and, for "auto", the strategy, and makes a kernel of fixed capacity; call `run` once before capturing.
+    What any page table that fits the buffers may need follows from their lengths (limits.PageBounds): every one is
+    served by strategies without partial results, and by `cohort` and `query`, which "auto" mostly takes. Others may
+    need more, as InputError then says, before anything changes for replays. max_items and max_slots (as of
+    treegen.compile): instead of what follows, for less memory where these bounds are far away, or for more.
 
     A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. Raises
     InputError for what is not supported.
@@ -47,6 +60,8 @@ class TreeAttentionWrapper:
         jit_args: object = None,
         *,
         strategy: str | Strategy = "auto",
+        max_items: int | None = None,
+        max_slots: int | None = None,
     ) -> None:
         if kv_layout not in _LAYOUTS:
             raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(_LAYOUTS)}")
@@ -55,14 +70,15 @@ class TreeAttentionWrapper:
             "paged_kv_indices_buffer": paged_kv_indices_buffer,
             "paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer,
         }
-        for name, value in {"use_cuda_graph": use_cuda_graph or None, **buffers}.items():
-            if value is not None:
-                reason = "is for plans of a fixed capacity, which the wrapper does not make"
-                raise InputError(name, "given", reason, "leave it out, and capture run() anew after every plan()")
+        self._sizes = _buffer_sizes(buffers) if use_cuda_graph else None
+        for name, value in {**buffers, "max_items": max_items, "max_slots": max_slots}.items():
+            if value is not None and not use_cuda_graph:
+                raise InputError(name, "given", "is for use_cuda_graph", "give use_cuda_graph=True, or leave it out")
         if backend not in ("auto", "fa2"):
             raise InputError("backend", backend, "is another library's", "leave it at auto")
         if jit_args is not None:
             raise InputError("jit_args", type(jit_args).__name__, "are another library's", "leave them out")
+        self._wanted = WantedLimits(None, max_items, max_slots)
         self._layout, self._strategy = kv_layout, strategy
         self._kernel: Kernel | None = None
         self._settings: tuple[Shape, float | None] | None = None
@@ -92,8 +108,9 @@ class TreeAttentionWrapper:
         """Plans for a batch of requests with one query row each; see Tree.from_page_table for the page table.
 
         Tables on a GPU are copied to the host, which waits for it: pass host copies where there are any. A plan for
-        another batch of the same shape reuses all kernels. Raises TreeError for a page table that is none, ShapeError
-        for an attention shape and InputError for options that are not supported.
+        another batch of the same shape reuses all kernels; with use_cuda_graph there are no others. Raises TreeError
+        for a page table that is none, ShapeError for an attention shape and InputError for options that are not
+        supported, or a batch that does not fit what graphs were captured for.
         """
         _refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
         _refuse("window_left", window_left, (-1,), "mask nothing")
@@ -112,14 +129,37 @@ class TreeAttentionWrapper:
             kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
             page_size=page_size,
         )
+        if self._sizes is not None:
+            self._check_graph(self._sizes, len(kv_indptr) - 1, len(kv_indices), (shape, sm_scale))
         tree = Tree.from_page_table(_on_host(kv_indptr), _on_host(kv_indices), _on_host(kv_last_page_len), page_size)
-        if self._kernel is None or self._settings != (shape, sm_scale):
-            self._kernel = compile_tree(tree, strategy=self._strategy, shape=shape, sm_scale=sm_scale)
-            self._settings = shape, sm_scale
-        else:
+        if self._kernel is not None and self._settings == (shape, sm_scale):
             self._kernel.update(tree)
+        else:
+            self._kernel = self._compiled(tree, shape, sm_scale)
+            self._settings = shape, sm_scale
 
     begin_forward = plan
+
+    def _check_graph(
+        self, sizes: tuple[int, int], requests: int, pages: int, settings: tuple[Shape, float | None]
+    ) -> None:
+        """Raises InputError for a batch that captured graphs cannot serve."""
+        if requests != sizes[0]:
+            reason = f"do not match the {sizes[0]} of the buffers, for which graphs are captured"
+            raise InputError("kv_indptr", f"{requests} requests", reason, "fill up with requests without pages")
+        if pages > sizes[1]:
+            reason = f"exceed the {sizes[1]} of paged_kv_indices_buffer"
+            raise InputError("kv_indices", f"{pages} pages", reason, "make another wrapper with a larger buffer")
+        if self._settings not in (None, settings):
+            reason = "differs from the first plan's, for which graphs are captured"
+            raise InputError("shape, sm_scale", settings, reason, "make another wrapper")
+
+    def _compiled(self, tree: Tree, shape: Shape, sm_scale: float | None) -> Kernel:
+        """A kernel for the first batch; with use_cuda_graph one of a capacity for all that fit the buffers."""
+        if self._sizes is None:
+            return compile_tree(tree, strategy=self._strategy, shape=shape, sm_scale=sm_scale)
+        wanted = replace(self._wanted, pages=PageBounds(*self._sizes, shape.page_size))
+        return Kernel(tree, strategy_from(self._strategy), shape, resolve_target(None), None, sm_scale, wanted=wanted)
 
     def run(
         self,
@@ -200,6 +240,23 @@ class TreeAttentionWrapper:
         if self._kernel is None:
             raise InputError("kernel", "no plan", "there is no plan yet", "call plan() first")
         return self._kernel
+
+
+def _buffer_sizes(buffers: dict[str, torch.Tensor | None]) -> tuple[int, int]:
+    """Requests, and pages of all of them, that page tables in these buffers may have."""
+    lengths = []
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, torch.Tensor) or buffer.dim() != 1:
+            found = f"shape {tuple(buffer.shape)}" if isinstance(buffer, torch.Tensor) else type(buffer).__name__
+            raise InputError(name, found, "is no flat tensor, as use_cuda_graph needs it", "allocate it so")
+        lengths.append(len(buffer))
+    indptr, indices, last_page_len = lengths
+    if last_page_len == 0:
+        raise InputError("paged_kv_last_page_len_buffer", "no entries", "holds no request", "allocate one for each")
+    if indptr != last_page_len + 1:
+        reason = f"does not match {last_page_len} entries of paged_kv_last_page_len_buffer"
+        raise InputError("paged_kv_indptr_buffer", f"{indptr} entries", reason, "give one entry more than there")
+    return last_page_len, indices
 
 
 def _refuse(name: str, value: object, allowed: tuple[object, ...], fix: str) -> None:

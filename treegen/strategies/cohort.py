@@ -6,6 +6,7 @@ They are also treegen's policies: few numbers that say how to plan any tree. `au
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
@@ -20,6 +21,8 @@ from treegen.strategies.passes import cut_context, cut_every
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 from treegen.tiles import rows_per_tile
+
+_NO_NODES = frozen(np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Cohort(Strategy):
         merge = {} if self.merge == "reduce" else {"merge": self.merge}
         return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}, **merge}
 
+    @cached_property
+    def _text(self) -> str:
+        return str(self)
+
     @property
     def traffic(self) -> Traffic | None:
         """See Strategy."""
@@ -76,7 +83,7 @@ class Cohort(Strategy):
     def cut_nodes(self, tree: Tree) -> Ints:
         """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
         if self.apart is not None or not self.cut:
-            return frozen(np.empty(0)) if self.apart is None else nodes_below(tree, self.apart)
+            return _NO_NODES if self.apart is None else nodes_below(tree, self.apart)
         cut = int32_array("cut", self.cut, low=0, high=len(tree.parent) - 1, error=StrategyError)
         if (tree.parent[cut] < 0).any() or len(set(self.cut)) < len(cut):
             raise StrategyError("cut", self.cut, "names a root, or a node twice", "name nodes that have a parent")
@@ -95,7 +102,7 @@ class Cohort(Strategy):
         plan = by_cohort(trees, rows, cut, borders)
         stage = _is_lowest(plan, trees, cut) if self.merge == "final" else plan.stage
         tiles = () if self.tile is None else (self.tile,)
-        plan = plan.changed(strategy=str(self), tiles=tiles, stage=stage, merge=self.merge)
+        plan = plan.changed(strategy=self._text, tiles=tiles, stage=stage, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
         if self.split is not None:

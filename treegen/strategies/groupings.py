@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -99,74 +100,77 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     its own, which begin with the node's first row. borders: ranks at which groups begin anew, the first and the last
     rank's end included, none of them inside a tree's rows.
     """
-    spans = tree.topology.spans
-    cohorts = cohorts_of(tree, rows, cut, borders)
-    order = cohorts.of.argsort(kind="stable")
-    span = cohorts.span[order]
-    counts = np.bincount(cohorts.of, minlength=len(cohorts.row_lo))
-    row_lo, row_hi = cohorts.row_lo, cohorts.row_hi
+    spans, cohorts = tree.topology.spans, _cohorts_of(tree, rows, cut, borders)
+    first, pairs, row_lo, row_hi = cohorts
+    # Pairs of a span and a cohort that reads it, span by span, are sorted by cohorts.
+    of = (first - offsets(pairs)[:-1]).repeat(pairs)
+    of += np.arange(len(of))
+    span = np.arange(len(pairs)).repeat(pairs)[of.argsort(kind="stable")]
+    counts = np.bincount(of, minlength=len(row_lo))
     if np.count_nonzero(counts) < len(counts):
         alive = counts.nonzero()[0]
         counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
-    first = row_lo.repeat(counts)
+    segments = spans.table.take(span, axis=1)
+    segments[3:] -= row_lo.repeat(counts)
+    node, start, stop, seen_lo, seen_hi = segments
+    np.maximum(seen_lo, 0, out=seen_lo)
+    np.minimum(seen_hi, rows, out=seen_hi)  # and not beyond a cohort of fewer rows: it ends where they all do
     return Plan.trusted(
         "by-cohort",
-        np.arange(len(counts) + 1),
+        np.arange(len(counts) + 1, dtype=np.int32),
         row_lo,
         row_hi,
         offsets(counts),
-        spans.node[span],
-        spans.start[span],
-        spans.stop[span],
-        np.maximum(spans.lo[span] - first, 0),
-        np.minimum(spans.hi[span], row_hi.repeat(counts)) - first,
+        node,
+        start,
+        stop,
+        seen_lo,
+        seen_hi,
         row_hi - row_lo,
     )
 
 
-class Cohorts(NamedTuple):
-    """Pairs of a span and a cohort that reads it, by span, and the ranks `row_lo:row_hi` of every cohort. Some cohorts
-    may have no span.
+class _Cohorts(NamedTuple):
+    """The ranks `row_lo:row_hi` of every cohort, and the cohorts that read every span: `pairs` of them from `first` on.
+    Some cohorts may have no span.
     """
 
-    span: Longs
-    of: Longs
+    first: Longs
+    pairs: Longs
     row_lo: Longs | Ints
     row_hi: Longs | Ints
 
 
-def cohorts_of(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Cohorts:
-    """The groups of `by_cohort` as arrays, without a plan."""
+def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) -> _Cohorts:
+    """The groups of `by_cohort`, and who reads what."""
     spans, topology = tree.topology.spans, tree.topology
+    lo, hi = spans.lo, spans.hi
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
-        starts = np.arange(0, tree.num_rows, rows, dtype=np.int32)
-        ends = starts + rows
-        ends[-1:] = tree.num_rows
-        first, last = (spans.lo // rows).astype(np.int64), ((spans.hi - 1) // rows).astype(np.int64)
-    else:
-        # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
-        borders = np.array([0, tree.num_rows]) if borders is None else borders
-        base, end = borders[:-1], borders[1:]
-        own = base.searchsorted(spans.lo, "right") - 1
-        if cut is not None and len(cut):
-            cut = cut[topology.preorder[cut].argsort()]
-            below = fragments_of(tree, cut)[spans.node]
-            own = np.where(below > 0, len(base) - 1 + below, own)
-            base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
-        counts = -((base - end) // rows)
-        before = offsets(counts)
-        fragment, step = ragged(counts)
-        starts = base[fragment] + step * rows
-        ends = np.minimum(starts + rows, end[fragment])
-        origin, number = base[own], before[own]
-        first = number + (spans.lo - origin) // rows
-        last = number + (spans.hi - 1 - origin) // rows
-    pairs = last - first + 1
-    indptr = offsets(pairs)
-    if indptr[-1] == len(pairs):
-        return Cohorts(np.arange(len(first)), first, starts, ends)
-    span = np.arange(len(pairs)).repeat(pairs)
-    return Cohorts(span, np.arange(indptr[-1]) + (first - indptr[:-1]).repeat(pairs), starts, ends)
+        first = lo // np.int64(rows)
+        return _Cohorts(first, (hi + np.int64(rows - 1)) // rows - first, *_even_cohorts(tree.num_rows, rows))
+    # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
+    borders = np.array([0, tree.num_rows]) if borders is None else borders
+    base, end = borders[:-1], borders[1:]
+    own = base.searchsorted(lo, "right") - 1
+    if cut is not None and len(cut):
+        cut = cut[topology.preorder[cut].argsort()]
+        below = fragments_of(tree, cut)[spans.node]
+        own = np.where(below > 0, len(base) - 1 + below, own)
+        base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
+    counts = -((base - end) // rows)
+    fragment, step = ragged(counts)
+    starts = base[fragment] + step * rows
+    ends = np.minimum(starts + rows, end[fragment])
+    origin, number = base[own], offsets(counts)[own]
+    first = (lo - origin) // rows
+    return _Cohorts(number + first, (hi - origin + (rows - 1)) // rows - first, starts, ends)
+
+
+@lru_cache(64)
+def _even_cohorts(num_rows: int, rows: int) -> tuple[Ints, Ints]:
+    """Where cohorts of so many of all rows begin and end: the same at every step of a batch that keeps its rows."""
+    row_lo = np.arange(0, num_rows, rows)
+    return frozen(row_lo), frozen(np.minimum(row_lo + rows, num_rows))
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
