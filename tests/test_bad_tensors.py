@@ -78,7 +78,7 @@ def test_a_refused_call_loses_nothing() -> None:
         ({"backend": "cuda"}, BackendError, ["backend = cuda", "triton, torch"]),
         ({"target": "h800x"}, BackendError, ["target = h800x", "h200"]),
         ({"shape": (32, 8, 128)}, InputError, ["shape", "treegen.Shape"]),
-        ({"sm_scale": math.nan}, InputError, ["sm_scale = nan", "not finite"]),
+        ({"sm_scale": math.nan}, InputError, ["sm_scale = nan", "not a finite number"]),
     ],
 )
 def test_bad_compile_arguments(arguments: dict[str, object], expected: type[TreegenError], pieces: list[str]) -> None:
