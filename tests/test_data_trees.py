@@ -87,7 +87,9 @@ def test_templates_give_the_trees_of_the_recording(data_dir: Path, name: str) ->
             assert tree.tokens.sum() == tree.unique_tokens
 
 
-@pytest.mark.parametrize(("name", "part"), PARTS)
+@pytest.mark.parametrize(
+    ("name", "part"), [pytest.param(*each, marks=[pytest.mark.full] if each[1] % 2 else []) for each in PARTS]
+)
 def test_reasoning_trees_obey_the_law(data_dir: Path, name: str, part: int) -> None:
     """Every tree at two of its five steps, every other one also as searched; the full sweep takes all of them."""
     for index, template in enumerate(templates(data_dir, name, part)):

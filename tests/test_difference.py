@@ -230,6 +230,7 @@ def test_many_kinds_are_told_without_depths() -> None:
     assert "; and 29 more nodes of depths 1-29 likewise\n" in text
 
 
+@pytest.mark.full
 def test_a_tree_of_a_thousand_leaves_gives_a_short_text() -> None:
     tree = Tree.parse("1,4,16,64,256,1024/256,8,256,64,32,256")
     names = strategy_names()

@@ -202,7 +202,7 @@ EXACT: dict[str, int] = {}
 FIXED = {"max_rows": 16}
 NAMED = ("deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits"))
 USUAL = [*((each, options, "torch") for each in NAMED for options in (EXACT, FIXED))]
-USUAL += [("deft-node", FIXED, "triton"), (NAMED[1], EXACT, "triton")]
+USUAL += [(NAMED[1], EXACT, "triton")]
 SLOW = [(each, options, "triton") for each in NAMED for options in (EXACT, FIXED)]
 SLOW = [pytest.param(*case, marks=pytest.mark.full) for case in SLOW if case not in USUAL]
 
