@@ -22,7 +22,8 @@ import treegen
 from treegen import emit, one_loop, tiles, triton_backend
 from treegen import lower as lowering
 from treegen.devices import current_target
-from treegen.ir.arrays import Longs
+from treegen.ir import arena
+from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
 from treegen.kernel_meter import KernelMeter
 from treegen.runs import Pieces, Runs, pieces_of
@@ -55,6 +56,13 @@ class Optimisation:
 def by_token(runs: Runs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
     """Rests of runs in blocks of a token."""
     return pieces_of(runs, launch, tokens, (1,) * len(tokens))
+
+
+def listed(items: Ints, rows: Ints) -> Ints:
+    """The items as if no rows followed one another."""
+    found = items.copy()
+    found[:, -1] = -1
+    return found
 
 
 def without(option: str) -> Plans:
@@ -97,8 +105,15 @@ OPTIMISATIONS = (
         "dependent launches", (1.12, 1.0, 1.0, 1.0, 1.08),
         ((triton_backend, "depends_on_launches", lambda capability: False),),
     ),
-    Optimisation("a block per head where few rows merge", (1.05, 1.0, 1.0, 1.0, 1.02), ((emit, "_FEW_MERGES", 0),)),
-    Optimisation("pipelined merges", (1.08, 1.0, 1.0, 1.0, 1.0), ((emit, "_MERGE_STAGES", 1),)),
+    Optimisation(
+        "a block per head where few rows merge", (1.05, 1.0, 1.0, 1.0, 1.02),
+        ((emit, "_MERGE_FORMS", {math.inf: emit._MERGE_FORMS[math.inf]}),),
+    ),
+    Optimisation(
+        "a row's partials merged at once, against one by one", (1.1, 1.0, 1.0, 1.0, 1.02),
+        ((emit, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in emit._MERGE_FORMS.items()}),),
+    ),
+    Optimisation("rows found without a list", (1.04, 1.05, 1.0, 1.0, 1.02), ((arena, "_with_first_rows", listed),)),
     Optimisation(
         "partials in fp32, against fp16", (0.99, 1.0, 1.0, 1.0, 0.97),
         plans=lambda strategy, shape: [(strategy, replace(shape, partial_dtype="fp16"))],

@@ -7,7 +7,7 @@ the tokens branch, not as long as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -129,7 +129,7 @@ def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[
     if not isinstance(parents, Sequence | np.ndarray) or isinstance(parents, str):
         raise TreeError("parents", parents, "is not a list", "give one list for all rows, or one for each")
     if not len(parents) or np.ndim(parents[0]) == 0:
-        same = int32_array("parents", parents, low=-1, high=len(parents) - 1).astype(np.int64)  # type: ignore[arg-type]
+        same = int32_array("parents", cast("IntsLike", parents), low=-1, high=len(parents) - 1).astype(np.int64)
         return np.full(rows, len(same)), np.tile(same, rows)
     if len(parents) != rows:
         raise TreeError("parents", f"{len(parents)} lists", f"does not match {rows} rows", "give one list for each row")

@@ -16,6 +16,7 @@ from treegen.ir.errors import PerformanceWarning
 from treegen.strategies import (
     Strategy,
     cascade,
+    cohort,
     deft_flatten,
     deft_node,
     deft_node_chunk,
@@ -142,6 +143,16 @@ def test_two_runs_are_bit_identical(backend: str) -> None:
     second, second_lse = kernel(q, k, v, return_lse=True)
     assert torch.equal(first, second)
     assert torch.equal(first_lse, second_lse)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("sm_scale", [0.0, 1e-30, 50.0])
+@pytest.mark.parametrize("strategy", [cohort(), cohort(split=32)], ids=str)
+def test_any_scale_that_is_not_negative(backend: str, sm_scale: float, strategy: Strategy) -> None:
+    """Scores are compared before they are scaled: rows that see nothing of a tile stay apart at any scale."""
+    tree = Tree.parse("90(20,9*3)")
+    kernel = treegen.compile(tree, strategy=strategy, backend=backend, sm_scale=sm_scale)
+    assert kernel.verify(*tensors(tree, 137, 1, (2, 1), 64, torch.float32, pad_pages=False)).passed
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])

@@ -129,8 +129,8 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
 
     Of limits that are not given, rows are twice the tree's, items and slots twice what it needs, and more in proportion
     where max_rows is; there are at least 16 rows and items, and a slot per row. Where page tables are bounded, limits
-    follow from these bounds instead. Raises StrategyError for a strategy
-    that runs unfused; the first tree has to fit, as all others (Layout.lowered).
+    follow from these bounds instead. Raises StrategyError for a strategy that runs unfused; the first tree has to fit,
+    as all others (Layout.lowered).
     """
     plan = planned(choice.strategy, tree, shape, target)
     exact = lower(plan, tree, shape, target)

@@ -190,9 +190,9 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     class, larger first; of every group, or one line for all.
     """
     rows = plan.group_rows.astype(np.int64)
-    highest, nothing = heights[:, 0], np.zeros(len(rows), np.int64)
+    highest = heights[:, 0]
     if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
-        group, begin = np.arange(len(rows)), nothing
+        group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
     else:
         group, step = ragged(-(-rows // highest))
         highest = highest if len(heights) == 1 else highest[group]
@@ -200,7 +200,7 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
     if heights.shape[1] == 1:
-        tile = nothing if len(rows) == len(nothing) else np.zeros(len(rows), np.int64)
+        tile = np.zeros(len(rows), np.int64)
     else:
         tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
     items, counts = _Items(group, begin, rows, tile), runs.counts

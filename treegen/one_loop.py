@@ -16,7 +16,7 @@ from treegen.tiles import MOST_UNROLLED
 
 MOST_TILES = 7
 """Tiles of the longest item up to which one loop pays. Measured on an H200 (fp16, head dim 128, FastTree's smallest
-trees, tiles of 64 rows, cold L2): 3 to 9 % less time up to 7 tiles, 5 % less to 4 % more at 8 to 12, and 11 to 34 %
+trees, tiles of 64 rows, cold L2): 3 to 9 % less time up to 7 tiles, 4 % less to 7 % more at 8 to 12, and 11 to 34 %
 more from 16 on.
 """
 

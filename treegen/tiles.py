@@ -24,7 +24,7 @@ SMALL_ROWS = 16
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
-# The same registers and shared memory where both head dims are at most 64.
+# Where both head dims are at most 64, twice the tokens take the same registers and shared memory.
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
@@ -71,9 +71,10 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         candidates = _SMALL_FP32 if small else _LARGE_FP32
     elif small:
         candidates = _SMALL
+    elif target.capability < _HOPPER:
+        candidates = _LARGE_BEFORE_HOPPER
     else:
         candidates = _LARGE_NARROW if padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 else _LARGE
-        candidates = candidates if target.capability >= _HOPPER else _LARGE_BEFORE_HOPPER
     if padded(shape.head_dim_v) > 128:
         # Twice the accumulator: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
