@@ -194,12 +194,17 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
     kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
     q, k, v = tensors(SINGLE)
     kernel(q, k, v)
+    # The table of the tree before is kept, so that the next cannot take its address.
+    before = kernel._served.programs["triton", q.device].table
     grown = Tree.parse("5*3")
     kernel.update(grown)
     with pytest.raises(InputError, match="2 rows"):
         kernel(q, k, v)
     kernel(*tensors(grown))
-    assert launched[0].arguments["items"] != launched[1].arguments["items"]
+    after = kernel._served.programs["triton", q.device].table
+    for each, table in zip(launched, (before, after), strict=True):
+        assert 0 <= each.arguments["items"] - table.data_ptr() < table.numel() * table.element_size()
+    assert before.data_ptr() != after.data_ptr()
 
 
 @pytest.mark.parametrize("strategy", ["deft-node", "query", "cascade"])
