@@ -25,7 +25,7 @@ SURPLUS_MERGE = -(2**31)
 class Capacity:
     """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
     slots, thread blocks with lists of work, and work, row entries with slots that epilogues merge, and those slots;
-    and of the partial buffer: slots.
+    positions of rows; and of the partial buffer: slots.
     """
 
     items: tuple[int, ...]
@@ -39,6 +39,7 @@ class Capacity:
     work: int = 0
     epilogue_rows: int = 0
     epilogue_slots: int = 0
+    positions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Arena:
     work: int
     epilogue_indptr: int
     epilogue_slots: int
+    positions: int
     items: tuple[int, ...]
     merge_rows: tuple[int, ...]
     merge_indptr: tuple[int, ...]
@@ -85,6 +87,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         (schedule.work, room.work),
         (schedule.epilogue_indptr, room.epilogue_rows + 1),
         (schedule.epilogue_slots, room.epilogue_slots + 1),
+        (schedule.row_positions, room.positions),
     ]
     begin = 0
     for count, most in zip(size.items, room.items, strict=True):
@@ -104,8 +107,8 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     for place, (values, _) in zip(places, sections, strict=True):
         if values.size:
             array[place : place + values.size] = values.reshape(-1)
-    of_items, of_merges = places[8:], places[8 + len(size.items) :]
-    rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots = places[:8]
+    of_items, of_merges = places[9:], places[9 + len(size.items) :]
+    rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, positions = places[:9]
     for place, count, most in zip(of_merges, size.merges, room.merges, strict=False):
         if most > count:
             array[place + count : place + most] = SURPLUS_MERGE
@@ -122,6 +125,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         work,
         epilogue_indptr,
         epilogue_slots,
+        positions,
         tuple(of_items[: len(size.items)]),
         tuple(of_merges[: len(size.merges)]),
         tuple(of_merges[len(size.merges) :]),

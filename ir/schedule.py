@@ -21,6 +21,8 @@ ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0
 RUN_FIELDS = ("slot", "length", "lo", "hi")
 """Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a
 class with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
+POSITIONED_RUN_FIELDS = (*RUN_FIELDS, "position")
+"""The same where scores depend on positions (treegen.scoring): with that of the run's first token."""
 MOST_BIT_ROWS = 64
 """Rows of an item in a class with bit masks, at most."""
 TileMask: TypeAlias = Literal["none", "interval", "bits", "dense"]
@@ -91,7 +93,8 @@ class Schedule:
     Items of class c are `items[class_indptr[c]:class_indptr[c + 1]]` (columns ITEM_FIELDS). An item's rows are
     `rows[row0:row0 + rows]`, indices into the caller's q and out. It walks `tiles[tile0:tile0 + tiles]`, runs of
     exactly the class's tokens, then `block_tiles` tiles of `blocks_per_tile` entries of `blocks` each from `block0`
-    (columns RUN_FIELDS). Row i of a partial item writes partial slot `slot0 + i`. Caller's row `merge_rows[j]` is the
+    (columns RUN_FIELDS, or POSITIONED_RUN_FIELDS of a schedule that has `row_positions`, of all rows in the caller's
+    order). Row i of a partial item writes partial slot `slot0 + i`. Caller's row `merge_rows[j]` is the
     merge of the slots `merge_slots[merge_indptr[j]:merge_indptr[j + 1]]`, in this order; an empty list gives out 0,
     lse -inf. `merge_rows[j] = -1 - slot` merges into that partial slot instead, for a later stage to read.
 
@@ -121,6 +124,7 @@ class Schedule:
     work: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     epilogue_indptr: Ints = field(default_factory=lambda: frozen(np.zeros(1)))
     epilogue_slots: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    row_positions: Ints = field(default_factory=lambda: frozen(np.empty(0)))
 
     def __post_init__(self) -> None:
         for name, all_of in (("stage_indptr", self.classes), ("merge_stage_indptr", self.merge_rows)):
@@ -128,7 +132,7 @@ class Schedule:
                 object.__setattr__(self, name, np.array([0, len(all_of)]))
         for name in _ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name)))
-        for name, width in (("items", len(ITEM_FIELDS)), ("tiles", len(RUN_FIELDS)), ("blocks", len(RUN_FIELDS))):
+        for name, width in (("items", len(ITEM_FIELDS)), ("tiles", self.run_width), ("blocks", self.run_width)):
             if getattr(self, name).ndim != 2 or getattr(self, name).shape[1] != width:
                 raise PlanError(name, f"shape {getattr(self, name).shape}", f"needs {width} columns", "add the columns")
         indptr = self.class_indptr
@@ -165,6 +169,11 @@ class Schedule:
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
         return self.items[:, ITEM_FIELDS.index(name)]
+
+    @property
+    def run_width(self) -> int:
+        """Columns of `tiles` and `blocks`."""
+        return len(POSITIONED_RUN_FIELDS if len(self.row_positions) else RUN_FIELDS)
 
     @property
     def work_items(self) -> Sequence[WorkItem]:
@@ -214,6 +223,7 @@ class Schedule:
             len(self.work),
             len(self.epilogue_indptr) - 1,
             len(self.epilogue_slots),
+            len(self.row_positions),
         )
 
     def pack(self, capacity: Capacity | None = None) -> Arena:
@@ -264,8 +274,9 @@ class Schedule:
         except TypeError as cause:
             raise FormatError("schedule.classes", value["classes"], str(cause), "give tile classes") from cause
         arrays = {name: checked_ints(f"schedule.{name}", value[name]) for name in _FLAT}
-        for name, width in _TABLES.items():
-            rows = value[name]
+        run_width = len(POSITIONED_RUN_FIELDS if len(arrays["row_positions"]) else RUN_FIELDS)
+        for name in _TABLES:
+            rows, width = value[name], len(ITEM_FIELDS) if name == "items" else run_width
             if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == width for row in rows):
                 raise FormatError(
                     f"schedule.{name}", rows, f"is not a list of rows with {width} columns", "complete the rows"
@@ -281,9 +292,9 @@ def _lengths(indptr: Ints) -> tuple[int, ...]:
     return tuple(map(sub, ends[1:], ends))
 
 
-_TABLES = {"items": len(ITEM_FIELDS), "tiles": len(RUN_FIELDS), "blocks": len(RUN_FIELDS)}
+_TABLES = ("items", "tiles", "blocks")
 _FLAT = (
     "class_indptr", "rows", "merge_rows", "merge_indptr", "merge_slots", "stage_indptr", "merge_stage_indptr",
-    "work_indptr", "work", "epilogue_indptr", "epilogue_slots",
+    "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "row_positions",
 )  # fmt: skip
 _ARRAYS = (*_FLAT, *_TABLES)

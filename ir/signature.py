@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from treegen.ir.arrays import Ints
 from treegen.ir.topology import Topology
@@ -29,6 +29,23 @@ def signature(parent: Ints, tokens: Ints, topology: Topology, row_sees: Ints) ->
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreCode:
+    """What stage-1 kernels do to scores before the softmax, as Triton: `before` the loops, and in them `lines` that end
+    in the new `score` and in whether it is seen (`mask`), each empty where it stays as it is.
+
+    captured: of every tensor that is read, its type in loads and its dimensions. positions: whether rows and tokens
+    need theirs.
+    """
+
+    before: tuple[str, ...]
+    lines: tuple[str, ...]
+    score: str
+    mask: str
+    captured: tuple[tuple[str, int], ...]
+    positions: bool
+
+
+@dataclass(frozen=True, slots=True)
 class KernelKey:
     """Everything that a stage-1 kernel is specialised for; nothing of the tree.
 
@@ -36,7 +53,8 @@ class KernelKey:
     by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
     rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
     whether thread blocks work off lists. merging: whether items join partials of earlier stages before they write.
-    full: whether there are full tiles, in a loop of their own.
+    full: whether there are full tiles, in a loop of their own. scoring: what is done to scores. sinks: whether every
+    head has a sink, which takes its share of the softmax.
     """
 
     dtype: str
@@ -54,16 +72,19 @@ class KernelKey:
     full: bool
     warps: int
     stages: int
+    scoring: ScoreCode | None = None
+    sinks: bool = False
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module."""
-        return json.dumps({"kernel": "partial_attention", **asdict(self)}, sort_keys=True)
+        return _text("partial_attention", self)
 
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
     """Everything that a stage-2 kernel is specialised for. heads: heads per block, and parts: partials of each at a
-    time, powers of two. staged: whether it also merges into partial slots, for a later stage to read.
+    time, powers of two. staged: whether it also merges into partial slots, for a later stage to read. sinks: see
+    KernelKey.
     """
 
     dtype: str
@@ -72,7 +93,15 @@ class MergeKey:
     parts: int
     staged: bool
     warps: int
+    sinks: bool = False
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module."""
-        return json.dumps({"kernel": "merge", **asdict(self)}, sort_keys=True)
+        return _text("merge", self)
+
+
+def _text(kernel: str, key: KernelKey | MergeKey) -> str:
+    """A key as JSON, without what is left at its default."""
+    given = {f.name: getattr(key, f.name) for f in fields(key) if getattr(key, f.name) != f.default}
+    values = {name: asdict(value) if isinstance(value, ScoreCode) else value for name, value in given.items()}
+    return json.dumps({"kernel": kernel, **values}, sort_keys=True)

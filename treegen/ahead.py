@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from treegen.arguments import (
+    Extra,
     MergeTables,
     Tables,
     Tensors,
@@ -94,13 +95,24 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     arguments: tuple[Any, ...]
     if isinstance(source.key, KernelKey):
         tables = Tables(table, table, table, table, (table, table), (table, table))
-        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, early=False)
+        extra = _extra(source.key, table)
+        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, early=False, extra=extra)
         options = partial_options(source.key, interpreted=False, dependent=depends_on_launches(architecture))
     else:
-        arguments = merge_arguments(shape, tensors, MergeTables(table, table, table), _SCALE)
+        extra = Extra(sinks=_Contiguous("torch.float32", (_ANY,)))
+        arguments = merge_arguments(source.key, shape, tensors, MergeTables(table, table, table), _SCALE, extra)
         options = merge_options(source.key, dependent=depends_on_launches(architecture))
     with _device_of(architecture), expected_compiles():
         return kernel.warmup(*arguments, grid=(1,), **options)
+
+
+def _extra(key: KernelKey, table: _Contiguous) -> Extra:
+    """Stand-ins for what kernels with scoring take besides."""
+    captured: list[Any] = []
+    for kind, dims in () if key.scoring is None else key.scoring.captured:
+        tensor = _Contiguous(f"torch.{kind}", (_ANY,) * dims)
+        captured += [tensor, *tensor.shape, *map(tensor.stride, range(dims))]
+    return Extra(table, _Contiguous("torch.float32", (_ANY,)), tuple(captured))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,19 @@ class MergeTables(NamedTuple):
     slots: TensorLike
 
 
+class Extra(NamedTuple):
+    """What kernels with scoring take besides: the table of the rows' positions, the heads' sinks, and captured tensors,
+    each with its sizes and strides. Those that a kernel does not take are left out.
+    """
+
+    positions: TensorLike | None = None
+    sinks: TensorLike | None = None
+    captured: tuple[Any, ...] = ()
+
+
+NO_EXTRA = Extra()
+
+
 def partial_arguments(
     key: KernelKey,
     shape: Shape,
@@ -69,6 +82,7 @@ def partial_arguments(
     lse_scale: float,
     *,
     early: bool,
+    extra: Extra = NO_EXTRA,
 ) -> tuple[Any, ...]:
     """The positional arguments of `partial_attention`; scales as in TritonProgram. early: whether a dependent launch
     that follows may begin as soon as this one has.
@@ -83,10 +97,15 @@ def partial_arguments(
         out.stride(0), out.stride(1),
         sm_scale / math.log(2), lse_scale * math.log(2),
         int(early),
+        *((extra.positions,) if key.scoring is not None and key.scoring.positions else ()),
+        *((extra.sinks,) if key.sinks else ()),
+        *(extra.captured if key.scoring is not None else ()),
     )  # fmt: skip
 
 
-def merge_arguments(shape: Shape, tensors: Tensors, tables: MergeTables, lse_scale: float) -> tuple[Any, ...]:
+def merge_arguments(
+    key: MergeKey, shape: Shape, tensors: Tensors, tables: MergeTables, lse_scale: float, extra: Extra = NO_EXTRA
+) -> tuple[Any, ...]:
     """The positional arguments of `merge`."""
     out = tensors.out
     return (
@@ -95,6 +114,7 @@ def merge_arguments(shape: Shape, tensors: Tensors, tables: MergeTables, lse_sca
         shape.num_qo_heads,
         out.stride(0), out.stride(1),
         lse_scale * math.log(2),
+        *((extra.sinks,) if key.sinks else ()),
     )  # fmt: skip
 
 

@@ -17,14 +17,13 @@ from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.plan import Mask, Merge, Plan
 from treegen.ir.schedule import Schedule, TileMask
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
-from treegen.ir.verify import verify
 from treegen.limits import Limits, WantedLimits
 from treegen.lower import BIT_MASKS, Frame, lower
 from treegen.runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
 from treegen.targets import Target
 from treegen.unseeing import with_unseeing_items
+from treegen.view import View
 
 _HEADROOM = 2
 """What a limit that is not given leaves room for: so many times what the first tree needs."""
@@ -78,19 +77,20 @@ class Layout:
     _blocks: int
     _demand: _Demand
 
-    def lowered(self, tree: Tree, shape: Shape, target: Target) -> tuple[Plan, Schedule]:
+    def lowered(self, view: View, shape: Shape, target: Target) -> tuple[Plan, Schedule]:
         """The plan of another tree, and its schedule in this layout.
 
         Raises InputError that names the limit which the tree exceeds, and PlanError for a tree that calls for launches
         which are not there.
         """
-        if tree.num_rows > self.limits.max_rows:
-            raise _exceeded("max_rows", self.limits.max_rows, f"{tree.num_rows} rows", tree.num_rows)
-        plan = planned(self.choice.strategy, tree, shape, target)
+        rows = view.tree.num_rows
+        if rows > self.limits.max_rows:
+            raise _exceeded("max_rows", self.limits.max_rows, f"{rows} rows", rows)
+        plan = view.planned(self.choice.strategy, shape, target)
         if (plan.mask, plan.merge) != (self._mask, self._merge):
             value, reason = f"{plan.mask}, {plan.merge}", f"differs from {self._mask}, {self._merge} of the first tree"
             raise PlanError("mask, merge", value, reason, "let the strategy keep them, or compile another kernel")
-        plan, schedule = _framed(plan, tree, shape, target, self.frame, self._blocks)
+        plan, schedule = _framed(plan, view, shape, target, self.frame, self._blocks)
         self._check(schedule)
         return plan, schedule
 
@@ -124,7 +124,7 @@ class Layout:
                 raise PlanError("tree", f"{wanted} merges", reason, "compile a kernel for such trees")
 
 
-def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, target: Target) -> Layout:
+def layout_of(wanted: WantedLimits, choice: Choice, view: View, shape: Shape, target: Target) -> Layout:
     """The layout that follows from the first tree and the limits that are declared.
 
     Of limits that are not given, rows are twice the tree's, items and slots twice what it needs, and more in proportion
@@ -132,13 +132,13 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
     follow from these bounds instead. Raises StrategyError for a strategy that runs unfused; the first tree has to fit,
     as all others (Layout.lowered).
     """
-    plan = planned(choice.strategy, tree, shape, target)
-    exact = lower(plan, tree, shape, target)
+    tree, plan = view.tree, view.planned(choice.strategy, shape, target)
+    exact = lower(plan, tree, shape, target, positions=view.positions)
     if not all(tile.fused for tile in exact.classes):
         reason = "runs unfused, with operations that follow the tree"
         raise StrategyError("strategy", str(choice.strategy), reason, "name another one, or declare no capacity")
     frame = _frame(plan, exact)
-    first_plan, first = _framed(plan, tree, shape, target, frame, plan.blocks)
+    first_plan, first = _framed(plan, view, shape, target, frame, plan.blocks)
     most = max(first.size.items)
     runs = np.zeros(len(first_plan), np.int64)
     runs[: len(plan)] = runs_of_groups(plan, tree).counts
@@ -163,16 +163,8 @@ def layout_of(wanted: WantedLimits, choice: Choice, tree: Tree, shape: Shape, ta
         tiles, blocks = wanted.pages.entries(frame.sizes, limits.max_items)
         room = replace(room, tiles=max(room.tiles, tiles), blocks=max(room.blocks, blocks))
     layout = Layout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
-    layout.lowered(tree, shape, target)
+    layout.lowered(view, shape, target)
     return layout
-
-
-def planned(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> Plan:
-    """A strategy's plan, verified unless treegen's own tests hold the strategy to the law."""
-    plan = strategy.plan(tree, shape, target)
-    if not strategy.proven:
-        verify(plan, tree)
-    return plan
 
 
 def _merges(strategy: Strategy) -> bool:
@@ -195,7 +187,7 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
     return Frame((*sizes * (stages - 1), *last), stages)
 
 
-def _framed(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame, blocks: int) -> tuple[Plan, Schedule]:
+def _framed(plan: Plan, view: View, shape: Shape, target: Target, frame: Frame, blocks: int) -> tuple[Plan, Schedule]:
     """The plan and its schedule in a frame. Under "final" merge the plan's last stage is the frame's."""
     latest = int(plan.stage.max(initial=0))
     if latest >= frame.stages:
@@ -205,7 +197,8 @@ def _framed(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame, 
         plan = replace(plan, stage=frozen(np.where(plan.stage == latest, frame.stages - 1, plan.stage)))
     if plan.blocks > blocks:
         plan = replace(plan, blocks=blocks)
-    return with_unseeing_items(plan, lower(plan, tree, shape, target, frame), shape)
+    schedule = lower(plan, view.tree, shape, target, frame, view.positions)
+    return with_unseeing_items(plan, schedule, shape)
 
 
 def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> Capacity:
@@ -230,6 +223,7 @@ def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: 
         work=limits.max_items * lanes if tile.dealt else 0,
         epilogue_rows=rows if final else 0,
         epilogue_slots=slots if final else 0,
+        positions=limits.max_rows if len(first.row_positions) else 0,
     )
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError, TreeError
@@ -10,6 +14,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
+from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.targets import Target
 from treegen.tune import check_tuning
@@ -23,6 +28,12 @@ def compile(
     target: str | Target | None = None,
     backend: str | None = None,
     sm_scale: float | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    logits_soft_cap: float | None = None,
+    window_left: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
     autotune: bool = False,
     max_rows: int | None = None,
     max_items: int | None = None,
@@ -35,6 +46,16 @@ def compile(
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
     the scores' factor, 0 or more, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the
     current GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
+
+    score_mod(score, b, h, q_idx, kv_idx) returns what becomes of a score (already times sm_scale), and mask_mod(b, h,
+    q_idx, kv_idx) whether a row sees a token, as in PyTorch's FlexAttention: b is the row's number, h the query head,
+    q_idx and kv_idx the depths of row and token along the row's path, from 0. Both are traced once, on symbols: they
+    may use arithmetic, comparisons, torch.where and functions like torch.tanh, numbers, and single entries of tensors,
+    whose later values count; an index that is out of bounds takes the last entry. logits_soft_cap: `cap * tanh(score /
+    cap)`, None or 0 for none. alibi_slopes [num_qo_heads]: `slopes[h] * (kv_idx - q_idx)` is added. The cap comes
+    first, then slopes, then score_mod, then masks. window_left: a row sees its own token and so many before it, -1 for
+    all; what no row sees is not read. sinks [num_qo_heads]: a score for every head that takes part in each row's
+    softmax and in its lse, without a value.
 
     max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
     fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that
@@ -49,8 +70,12 @@ def compile(
     if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale) and sm_scale >= 0):
         reason = "is not a finite number of at least 0"
         raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for others), or None")
+    options = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
+    if shape is not None:
+        options.check(shape)
+    scoring = Scoring.of(options)
     wanted = WantedLimits(max_rows, max_items, max_slots)
     made, on_target = strategy_from(strategy), resolve_target(target)
     if autotune:
         check_tuning(made, on_target)
-    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, wanted if wanted.any else None)
+    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, wanted if wanted.any else None, scoring)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jinja2
 
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
-from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
-from treegen.ir.signature import KernelKey, MergeKey
+from treegen.ir.signature import KernelKey, MergeKey, ScoreCode
 from treegen.one_loop import in_one_loop
 from treegen.tiles import MOST_UNROLLED, padded, rows_per_tile
 
@@ -38,7 +38,8 @@ class PartialContext:
     blocks_per_tile: int
     unrolled: bool
     full: bool
-    run_fields: tuple[str, ...]
+    run_width: int
+    run_fields: tuple[tuple[str, int], ...]
     masked: bool
     bits: bool
     dealt: bool
@@ -54,6 +55,11 @@ class PartialContext:
     dim_mask: bool
     dim_v_mask: bool
     precision: str
+    scoring: ScoreCode | None
+    extra: tuple[str, ...]
+    unspecialized: tuple[str, ...]
+    positions: bool
+    sinks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,15 @@ class MergeContext:
     head_dim_v: int
     dim_v: int
     dim_v_mask: bool
+    sinks: bool
 
 
-def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
-    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot."""
+def kernel_key(
+    tile: TileClass, shape: Shape, page_size: int = 1, scoring: ScoreCode | None = None, *, sinks: bool = False
+) -> KernelKey:
+    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. scoring, sinks: see
+    KernelKey.
+    """
     return KernelKey(
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype,
@@ -87,6 +98,8 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
         full=tile.full,
         warps=tile.warps,
         stages=tile.stages,
+        scoring=scoring,
+        sinks=sinks,
     )
 
 
@@ -108,10 +121,11 @@ _MERGE_FORMS = {
 }
 
 
-def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int) -> MergeKey:
+def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int, sinks: bool = False) -> MergeKey:
     """The key of the stage-2 kernel for so many merged rows of at most `longest` partials."""
     forms = next(forms for most, forms in _MERGE_FORMS.items() if rows * shape.num_qo_heads <= most)
-    return _merge_key(shape, staged, next((form for form in forms if form.parts >= longest), forms[-1]))
+    form = next((form for form in forms if form.parts >= longest), forms[-1])
+    return _merge_key(shape, staged, form, sinks=sinks)
 
 
 def merge_keys(shape: Shape) -> list[MergeKey]:
@@ -120,35 +134,48 @@ def merge_keys(shape: Shape) -> list[MergeKey]:
     return list(dict.fromkeys(_merge_key(shape, staged, form) for staged in (False, True) for form in forms))
 
 
-def _merge_key(shape: Shape, staged: bool, form: MergeForm) -> MergeKey:
+def _merge_key(shape: Shape, staged: bool, form: MergeForm, *, sinks: bool = False) -> MergeKey:
     heads = min(form.heads, 1 << (shape.num_qo_heads - 1).bit_length())
     warps = max(1, heads * form.parts * padded(shape.head_dim_v) // _MERGED_BY_WARP)
-    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps)
+    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps, sinks)
 
 
-def emit(schedule: Schedule, shape: Shape, page_size: int = 1, capacity: Capacity | None = None) -> list[Source]:
+def emit(
+    schedule: Schedule,
+    shape: Shape,
+    page_size: int = 1,
+    capacity: Capacity | None = None,
+    scoring: ScoreCode | None = None,
+    *,
+    sinks: bool = False,
+) -> list[Source]:
     """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
 
-    A class that runs unfused has none. capacity: see merge_key_of.
+    A class that runs unfused has none. capacity: see merge_key_of; scoring, sinks: see KernelKey.
     """
     classes = (in_one_loop(schedule) if capacity is None else schedule).classes
-    keys = (kernel_key(tile, shape, page_size) for tile in classes if tile.fused)
+    keys = (kernel_key(tile, shape, page_size, scoring, sinks=sinks) for tile in classes if tile.fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
-    merges = (merge_key_of(schedule, shape, stage, capacity) for stage, merged in enumerate(rows) if merged)
+    merges = (
+        merge_key_of(schedule, shape, stage, capacity, sinks=sinks) for stage, merged in enumerate(rows) if merged
+    )
     return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
 
 
-def merge_key_of(schedule: Schedule, shape: Shape, stage: int, capacity: Capacity | None = None) -> MergeKey:
+def merge_key_of(
+    schedule: Schedule, shape: Shape, stage: int, capacity: Capacity | None = None, *, sinks: bool = False
+) -> MergeKey:
     """The key of the kernel that merges behind a stage of a schedule. capacity: of launches that do not follow the
     schedule; lists of any length then may come.
     """
     staged = schedule.num_stages > 1
     if capacity is not None:
-        return merge_key(shape, staged=staged, rows=capacity.merges[stage], longest=capacity.merge_slots)
+        rows, longest = capacity.merges[stage], capacity.merge_slots
+        return merge_key(shape, staged=staged, rows=rows, longest=longest, sinks=sinks)
     bounds = schedule.merge_indptr[schedule.merge_stage_indptr[stage] : schedule.merge_stage_indptr[stage + 1] + 1]
     longest = int((bounds[1:] - bounds[:-1]).max(initial=0))
-    return merge_key(shape, staged=staged, rows=len(bounds) - 1, longest=longest)
+    return merge_key(shape, staged=staged, rows=len(bounds) - 1, longest=longest, sinks=sinks)
 
 
 @cache
@@ -156,6 +183,10 @@ def emit_partial(key: KernelKey) -> Source:
     """The stage-1 module for a key."""
     heads = min(key.group, key.tile_rows)
     blocks_per_tile = key.tile_tokens // key.block_tokens
+    positions = key.scoring is not None and key.scoring.positions
+    captured = _captured_arguments(key.scoring)
+    run_fields = POSITIONED_RUN_FIELDS if positions else RUN_FIELDS
+    unread = ("lo", "hi") if key.mask == "none" else ()
     context = PartialContext(
         rows=key.tile_rows,
         tokens=key.tile_tokens,
@@ -163,7 +194,8 @@ def emit_partial(key: KernelKey) -> Source:
         blocks_per_tile=blocks_per_tile,
         unrolled=blocks_per_tile <= MOST_UNROLLED,
         full=key.full,
-        run_fields=("slot", "length") if key.mask == "none" else ("slot", "length", "lo", "hi"),
+        run_width=len(run_fields),
+        run_fields=tuple((name, column) for column, name in enumerate(run_fields) if name not in unread),
         masked=key.mask != "none",
         bits=key.mask == "bits",
         dealt=key.dealt,
@@ -179,6 +211,11 @@ def emit_partial(key: KernelKey) -> Source:
         dim_mask=padded(key.head_dim) != key.head_dim,
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
+        scoring=key.scoring,
+        extra=(*(("row_positions",) if positions else ()), *(("sinks",) if key.sinks else ()), *captured),
+        unspecialized=("early", *(name for name in captured if "_s" in name)),
+        positions=positions,
+        sinks=key.sinks,
     )
     assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows
     return _render("partial_attention", key, context)
@@ -189,8 +226,19 @@ def emit_merge(key: MergeKey) -> Source:
     """The stage-2 module for a key."""
     dim_v = padded(key.head_dim_v)
     masked = dim_v != key.head_dim_v
-    context = MergeContext(key.heads, key.parts, key.staged, SURPLUS_MERGE, key.head_dim_v, dim_v, masked)
+    context = MergeContext(key.heads, key.parts, key.staged, SURPLUS_MERGE, key.head_dim_v, dim_v, masked, key.sinks)
     return _render("merge", key, context)
+
+
+def _captured_arguments(scoring: ScoreCode | None) -> tuple[str, ...]:
+    """The names of every captured tensor, and of its sizes and strides, in the order of arguments.score_arguments."""
+    if scoring is None:
+        return ()
+    names = []
+    for number, (_, dims) in enumerate(scoring.captured):
+        names.append(f"captured_{number}")
+        names += [f"captured_{number}_{what}_{axis}" for what in ("size", "stride") for axis in range(dims)]
+    return tuple(names)
 
 
 def _render(kernel: str, key: KernelKey | MergeKey, context: PartialContext | MergeContext) -> Source:

@@ -24,6 +24,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.limits import Limits, WantedLimits
+from treegen.scoring.scoring import Scoring
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree
 from treegen.served import Program, Served
@@ -33,6 +34,7 @@ from treegen.torch_backend import TorchProgram
 from treegen.trace import stage
 from treegen.triton_backend import workspace_bytes
 from treegen.tune import tuned
+from treegen.view import View
 
 _KEPT = "kept from an earlier tree of the same bucket: "
 
@@ -67,8 +69,10 @@ class Kernel:
         sm_scale: float | None,
         autotune: bool = False,
         wanted: WantedLimits | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         self._autotune = autotune
+        self._scoring = scoring
         self._strategy = strategy
         self._target = target
         self._wanted_backend = backend
@@ -90,12 +94,13 @@ class Kernel:
             with stage("tune"):
                 tuned(tree, self._shape, self._target)
         with stage("choose"):
-            choice = kept or self._strategy.choose(tree, self._shape, self._target)
+            seen = tree if kept else View.of(tree, self._scoring).tree
+            choice = kept or self._strategy.choose(seen, self._shape, self._target)
         if self._wanted is None:
-            return Served.of(tree, choice, self._shape, self._target, grows=self._grows)
+            return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)
         if choice.strategy != self._strategy and not serves_any_tree(choice.strategy):
-            choice = searched(tree, self._shape, self._target, for_any_tree=True)
-        return Served.first(tree, self._wanted, choice, self._shape, self._target, grows=self._grows)
+            choice = searched(seen, self._shape, self._target, for_any_tree=True)
+        return Served.first(tree, self._wanted, choice, self._shape, self._target, self._scoring, grows=self._grows)
 
     @overload
     def __call__(
@@ -182,6 +187,8 @@ class Kernel:
         inputs.lse_scale(lse_base)
         with self._lock:
             self._fit(q, k_cache, v_cache)
+            if self._scoring is not None:
+                self._scoring.check(self._shape, q.device)
             if out is not None:
                 inputs.check_output(out, q, self._shape.head_dim_v)
             served = self._served
@@ -259,14 +266,15 @@ class Kernel:
         on the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new
         tokens. Any slots will do, with less room where they do not follow one another. `plan`, `schedule` and what
         follows from them are made for the grown tree when they are asked for; the launches stay those of the last plan.
-        On the torch backend the tables are made anew every time.
+        On the torch backend the tables are made anew every time. Where scores depend on positions, every step plans
+        anew.
 
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
         with self._lock:
             if not self._served.take(rows, tokens, slots):
                 tree = self.tree.appended(rows, tokens, slots)
-                self._grows = True
+                self._grows = self._scoring is None or not self._scoring.positions
                 self.update(tree)
 
     def step(self, slots: npt.ArrayLike | None = None) -> None:
@@ -331,7 +339,10 @@ class Kernel:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
-        expected_out, expected_lse = oracle.reference(self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale)
+        options = None if self._scoring is None else self._scoring.options
+        expected_out, expected_lse = oracle.reference(
+            self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale, options=options
+        )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
         return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])
 
@@ -390,21 +401,24 @@ class Kernel:
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
         layout = self._served.layout
-        emitted = emit(self.schedule, self._shape, capacity=None if layout is None else layout.room)
+        scoring, room = self._scoring, None if layout is None else layout.room
+        code, sinks = (None, False) if scoring is None else (scoring.code, scoring.sinks is not None)
+        emitted = emit(self.schedule, self._shape, capacity=room, scoring=code, sinks=sinks)
         return "\n\n".join(source.text for source in emitted)
 
     @property
     def estimate(self) -> Estimate:
         """What the plan reads, writes and computes."""
         served = self._current()
-        return account(served.plan, served.schedule, served.tree, self._shape, self._target)
+        return account(served.plan, served.schedule, served.view.tree, self._shape, self._target)
 
     def explain(self) -> str:
         """The tree, the plan and its account as text."""
         served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
-        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, served.tree, shape, target)
-        return str(Explanation(served.tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+        tree = served.view.tree
+        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target)
+        return str(Explanation(tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
 
 
 def _do_nothing(*_: object) -> None:

@@ -14,6 +14,7 @@ from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Mask, Plan
+from treegen.ir.positions import Positions
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -75,6 +76,9 @@ class _Work(NamedTuple):
 _NO_WORK = _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
 
 
+_NO_POSITIONS = frozen(np.empty(0))
+
+
 class _Items(NamedTuple):
     """Row tiles: rows `begin:begin + rows` of a group, in the tile class `tile` of all that its groups may have."""
 
@@ -95,21 +99,29 @@ class Counts(NamedTuple):
     mask_runs: Longs
 
 
-def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | None = None) -> Schedule:
+def lower(
+    plan: Plan,
+    tree: Tree,
+    shape: Shape,
+    target: Target,
+    frame: Frame | None = None,
+    positions: Positions | None = None,
+) -> Schedule:
     """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
 
     An item whose rows have no other item writes final output, any other writes partial slots that are merged. Under
     "final" merge, items of the plan's last stage do not count those before: they merge their partials and write final
     output. frame: the classes to take as they are, with the plan's stages as they are numbered, instead of those that
-    the plan calls for. Raises ShapeError when no tile class fits the shape, and PlanError when a plan that runs unfused
-    has rows to merge, or when a row has several items that could merge its partials.
+    the plan calls for. positions: of the tree, for kernels whose scores depend on them. Raises ShapeError when no tile
+    class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
+    that could merge its partials.
     """
     most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
     if frame is None:
         sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
         sizes, tokens, heights = _sized(frame.sizes, plan.mask, shape)
-    items, runs = _cut(plan, runs_of_groups(plan, tree), heights)
+    items, runs = _cut(plan, runs_of_groups(plan, tree, positions), heights)
     items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_stages * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
@@ -144,6 +156,7 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | N
         work=dealt.entries,
         epilogue_indptr=results.epilogue.indptr,
         epilogue_slots=results.epilogue.slots,
+        row_positions=_NO_POSITIONS if positions is None else positions.row,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from treegen.ir.arrays import offsets, ragged
-from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
+from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.tiles import MOST_UNROLLED
 
 MOST_TILES = 7
@@ -51,7 +51,8 @@ def _as_blocks(items: np.ndarray, schedule: Schedule, tile: TileClass, blocks: n
     table[: len(blocks)] = blocks
     item, step = ragged(columns["tiles"] * per_tile)
     run = schedule.tiles[columns["tile0"][item] + step // per_tile]
-    run[:, 0] += step % per_tile * tile.block
+    for column in (0, *range(len(RUN_FIELDS), run.shape[1])):  # slot and, where there is one, position
+        run[:, column] += step % per_tile * tile.block
     run[:, 1] = tile.block
     table[begin[item] + step] = run
     behind = begin[:-1] + columns["tiles"] * per_tile

@@ -10,6 +10,7 @@ import torch
 from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
+from treegen.scoring.scoring import ScoreOptions, with_sinks
 
 
 def reference(
@@ -20,13 +21,15 @@ def reference(
     *,
     sm_scale: float | None = None,
     rows: IntsLike | None = None,
+    options: ScoreOptions | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
     q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or `[pages, page_size, ...]`. Returns
     float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
-    caller's numbers of those to compute, by default all; the results then hold these alone, in the order given. Raises
-    InputError for a row that the tree does not have.
+    caller's numbers of those to compute, by default all; the results then hold these alone, in the order given.
+    options: what is done to scores, by functions that are called, and not traced. Raises InputError for a row that the
+    tree does not have.
     """
     keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
     heads, head_dim = q.shape[1:]
@@ -35,15 +38,34 @@ def reference(
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
     out = torch.zeros(len(chosen), heads, values.shape[2], dtype=torch.float64, device=q.device)
     lse = torch.full((len(chosen), heads), -math.inf, dtype=torch.float64, device=q.device)
+    sinks = None if options is None else options.sinks
     for place, row in enumerate(chosen):
         slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
         if len(slots) == 0:
+            if sinks is not None:
+                lse[place] = sinks.double()
             continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
         scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
+        if options is not None:
+            scores = _scored(scores.flatten(0, 1), row, options).unflatten(0, (kv_heads, -1))
         lse[place] = scores.logsumexp(-1).flatten()
-        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values[slots].double()).flatten(0, 1)
+        weights = torch.exp(scores - lse[place].view(kv_heads, -1, 1).clamp(min=torch.finfo(torch.float64).min))
+        out[place] = torch.einsum("hgt,thd->hgd", weights, values[slots].double()).flatten(0, 1)
+        if sinks is not None:
+            out[place], lse[place] = with_sinks(out[place], lse[place], sinks)
     return out, lse
+
+
+def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tensor:
+    """Scores [heads, tokens] of a row over its path, as the options make them."""
+    heads, tokens = scores.shape
+    head = torch.arange(heads, device=scores.device)[:, None]
+    position, row_number = torch.tensor(tokens - 1, device=scores.device), torch.tensor(row, device=scores.device)
+    token = torch.arange(tokens, device=scores.device)[None, :]
+    scores = torch.as_tensor(options.score(scores, row_number, head, position, token)).expand(heads, tokens).double()
+    seen = options.mask(row_number, head, position, token)
+    return scores if seen is None else torch.where(seen, scores, -math.inf)
 
 
 def _chosen(rows: IntsLike, tree: Tree) -> list[int]:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
 from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import RUN_FIELDS
+from treegen.ir.positions import Positions
+from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS
 from treegen.ir.tree import Tree
 
 MOST_SPREAD = 1.25
@@ -26,7 +27,7 @@ Sizes: TypeAlias = tuple[int, ...]
 
 class Runs(NamedTuple):
     """Runs of KV slots by owner (a group, later an item): owner i has the rows `indptr[i]:indptr[i + 1]` of `table`,
-    whose columns are RUN_FIELDS.
+    whose columns are RUN_FIELDS, or POSITIONED_RUN_FIELDS.
     """
 
     indptr: Longs
@@ -69,11 +70,13 @@ class Tables(NamedTuple):
     block_tiles: Longs
 
 
-def runs_of_groups(plan: Plan, tree: Tree) -> Runs:
+def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -> Runs:
     """Every segment cut at the borders of its node's KV runs. Those that nobody in the group sees are seen by 0:0."""
     kv, indptr, length = tree.kv, plan.segment_indptr.astype(np.int64), plan.stop - plan.start
-    table = np.empty((len(length), len(RUN_FIELDS)), np.int32)
+    table = np.empty((len(length), len(RUN_FIELDS if positions is None else POSITIONED_RUN_FIELDS)), np.int32)
     table[:, 1], table[:, 2], table[:, 3] = length, plan.seen_lo, plan.seen_hi
+    if positions is not None:
+        table[:, 4] = positions.node[plan.node] + plan.start
     seen = plan.seen_hi > plan.seen_lo
     if np.count_nonzero(seen) < len(seen):
         table[~seen, 2:] = 0
@@ -97,20 +100,31 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     end = begin + segments.table[:, 1]
     first = ends.searchsorted(begin, "right") - 1
     last = ends.searchsorted(end)
-    table, places = _on_runs(segments.table, kv, first, last - first), offsets(last - first)
     before = begin - ends[first]
+    table, places = _on_runs(segments.table, kv, first, last - first, before), offsets(last - first)
     table[places[:-1], 0] += before
     table[places[:-1], 1] -= before
+    if table.shape[1] > len(RUN_FIELDS):
+        table[places[:-1], 4] += before
     table[places[1:] - 1, 1] -= ends[last] - end
     return Runs(places[segments.indptr], table)
 
 
-def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints) -> Ints:
-    """A table of segments as one of so many whole runs each, from run `first` on."""
+def _on_runs(
+    segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, before: Longs | None = None
+) -> Ints:
+    """A table of segments as one of so many whole runs each, from run `first` on. before: tokens of that run that are
+    ahead of the segment's position, if any.
+    """
     run = ragged_ranges(first, counts)
     table = segments.repeat(counts, axis=0)
     table[:, 0] = kv.start.take(run)
     table[:, 1] = kv.length.take(run)
+    if table.shape[1] > len(RUN_FIELDS):
+        ends = offsets(kv.length)
+        table[:, 4] += (ends[run] - ends[first].repeat(counts)).astype(np.int32)
+        if before is not None:
+            table[:, 4] -= before.repeat(counts).astype(np.int32)
     return table
 
 
@@ -198,10 +212,13 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     if num_tiles:  # all tiles and then all blocks
         parts = np.empty((2, *runs.table.shape), np.int32)
         parts[:] = runs.table
-        parts[1, :, 0] += (full * pieces.tokens).astype(np.int32)
+        behind = (full * pieces.tokens).astype(np.int32)
+        parts[1, :, 0] += behind
+        if parts.shape[2] > len(RUN_FIELDS):
+            parts[1, :, 4] += behind
         parts[1, :, 1] = pieces.rest
         numbers = counts.reshape(-1)
-        made = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
+        made = parts.reshape(-1, parts.shape[2]).repeat(numbers, axis=0)
         size = np.empty(len(made), np.int32)
         size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(full)
         size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
@@ -212,6 +229,8 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     stop, before = made[:, 0] + made[:, 1], positions(offsets(numbers), numbers).astype(np.int32)
     before *= size
     made[:, 0] += before
+    if made.shape[1] > len(RUN_FIELDS):
+        made[:, 4] += before
     np.minimum(stop - made[:, 0], size, out=made[:, 1])
     if padded:
         made[made[:, 1] <= 0] = 0

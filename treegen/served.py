@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.bound import Call
-from treegen.capacity import Layout, layout_of, planned
+from treegen.capacity import Layout, layout_of
 from treegen.growth import Growth
 from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
@@ -19,11 +19,13 @@ from treegen.ir.tree import Tree
 from treegen.limits import WantedLimits
 from treegen.lower import lower
 from treegen.room import with_room
+from treegen.scoring.scoring import Scoring
 from treegen.strategies import Choice
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
 from treegen.trace import stage
 from treegen.triton_backend import TritonProgram
+from treegen.view import View
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 
@@ -36,50 +38,84 @@ class Served:
     """A tree, the choice of a strategy, its plan and schedule, and what serves them. Calls read it without a lock:
     another tree is another Served, in the kernel's place for this one.
 
-    layout: of a kernel of fixed capacity, whose programs and calls go from tree to tree; else they are of this tree
-    alone. growth: what rows have gained since, where there is room for it in the tables.
+    view: what the plan is of; scoring: what is done to scores. layout: of a kernel of fixed capacity, whose programs
+    and calls go from tree to tree; else they are of this tree alone. growth: what rows have gained since, where there
+    is room for it in the tables.
     programs: by backend and device; calls: by the form of tensors and the base of the lse.
     """
 
     tree: Tree
+    view: View
     choice: Choice
     plan: Plan
     schedule: Schedule
+    scoring: Scoring | None = None
     layout: Layout | None = None
     growth: Growth | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
     calls: dict[tuple[object, str], Call] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: Tree, choice: Choice, shape: Shape, target: Target, *, grows: bool = False) -> Served:
+    def of(
+        cls,
+        tree: Tree,
+        choice: Choice,
+        shape: Shape,
+        target: Target,
+        scoring: Scoring | None = None,
+        *,
+        grows: bool = False,
+    ) -> Served:
         """A tree with the plan that the choice makes of it; `grows` leaves room for rows to grow."""
+        view = View.of(tree, scoring)
         with stage("plan"):
-            plan = planned(choice.strategy, tree, shape, target)
+            plan = view.planned(choice.strategy, shape, target)
         with stage("lower"):
-            schedule = lower(plan, tree, shape, target)
-        return cls(tree, choice, plan, schedule, growth=_growth(tree, schedule, None) if grows else None)
+            schedule = lower(plan, view.tree, shape, target, positions=view.positions)
+        return cls(tree, view, choice, plan, schedule, scoring, growth=_growth(tree, schedule, None) if grows else None)
 
     @classmethod
-    def in_layout(cls, tree: Tree, layout: Layout, shape: Shape, target: Target, *, grows: bool = False) -> Served:
+    def in_layout(
+        cls,
+        tree: Tree,
+        layout: Layout,
+        shape: Shape,
+        target: Target,
+        scoring: Scoring | None = None,
+        *,
+        grows: bool = False,
+    ) -> Served:
         """A tree in a layout that holds more. Raises InputError or PlanError for one that exceeds it."""
+        view = View.of(tree, scoring)
         with stage("plan and lower"):
-            plan, schedule = layout.lowered(tree, shape, target)
-        return cls(tree, layout.choice, plan, schedule, layout, _growth(tree, schedule, layout) if grows else None)
+            plan, schedule = layout.lowered(view, shape, target)
+        growth = _growth(tree, schedule, layout) if grows else None
+        return cls(tree, view, layout.choice, plan, schedule, scoring, layout, growth)
 
     @classmethod
     def first(
-        cls, tree: Tree, wanted: WantedLimits, choice: Choice, shape: Shape, target: Target, *, grows: bool = False
+        cls,
+        tree: Tree,
+        wanted: WantedLimits,
+        choice: Choice,
+        shape: Shape,
+        target: Target,
+        scoring: Scoring | None = None,
+        *,
+        grows: bool = False,
     ) -> Served:
         """The first tree of a fixed capacity. Raises as capacity.layout_of does."""
         with stage("layout"):
-            layout = layout_of(wanted, choice, tree, shape, target)
-            return cls.in_layout(tree, layout, shape, target, grows=grows)
+            layout = layout_of(wanted, choice, View.of(tree, scoring), shape, target)
+            return cls.in_layout(tree, layout, shape, target, scoring, grows=grows)
 
     def successor(self, tree: Tree, shape: Shape, target: Target, *, grows: bool = False) -> Served:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
         assert self.layout is not None
         made = replace(
-            self.in_layout(tree, self.layout, shape, target, grows=grows), programs=self.programs, calls=self.calls
+            self.in_layout(tree, self.layout, shape, target, self.scoring, grows=grows),
+            programs=self.programs,
+            calls=self.calls,
         )
         for program in self.programs.values():
             program.load(made.launched)
@@ -98,8 +134,8 @@ class Served:
         """What is served, as a plan of the tree that it has grown to."""
         tree = self.grown
         if self.layout is None:
-            return Served.of(tree, self.choice, shape, target)
-        return Served.in_layout(tree, self.layout, shape, target)
+            return Served.of(tree, self.choice, shape, target, self.scoring)
+        return Served.in_layout(tree, self.layout, shape, target, self.scoring)
 
     @property
     def launched(self) -> Schedule:
@@ -109,10 +145,10 @@ class Served:
     def make_program(self, backend: str, shape: Shape, device: torch.device) -> Program:
         """A new program for the schedule."""
         if backend != "triton":
-            return TorchProgram(self.launched, shape, device)
+            return TorchProgram(self.launched, shape, device, self.scoring)
         if self.layout is None:
-            return TritonProgram(self.launched, shape, device)
-        return TritonProgram(self.launched, shape, device, self.layout.room, self.layout.limits.max_rows)
+            return TritonProgram(self.launched, shape, device, scoring=self.scoring)
+        return TritonProgram(self.launched, shape, device, self.layout.room, self.layout.limits.max_rows, self.scoring)
 
     def keep_call(self, form: tuple[object, ...], lse_base: str, call: Call) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""

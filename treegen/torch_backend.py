@@ -16,6 +16,7 @@ from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
+from treegen.scoring.scoring import Scoring, with_sinks
 from treegen.unfused import unfused_parts
 
 _BATCH_ELEMENTS = 1 << 22
@@ -25,15 +26,16 @@ _BATCH_ELEMENTS = 1 << 22
 class TorchProgram:
     """A schedule prepared for execution on one device."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device) -> None:
+    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device, scoring: Scoring | None = None) -> None:
         self._shape = shape
+        self._scoring = scoring
         self._device = device
         self.load(schedule)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule."""
         self._schedule = schedule
-        self._unfused = unfused_parts(schedule, self._shape, self._device)
+        self._unfused = unfused_parts(schedule, self._shape, self._device, self._scoring)
         self._stages = [
             ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
             for classes, merges in schedule.stages
@@ -93,17 +95,30 @@ class TorchProgram:
                     results = torch.cat([result[:, None], part_out[earlier].float()], 1)
                     result, log_sum = _merged(results, torch.cat([log_sum[:, None], part_lse[earlier]], 1))
                 final = slot < 0
-                out[row[final]] = result[final].to(out.dtype)
-                lse[row[final]] = log_sum[final] * lse_scale
+                self._write(row[final], result[final], log_sum[final], out, lse, lse_scale)
                 part_out[slot[~final]] = result[~final].to(dtype)
                 part_lse[slot[~final]] = log_sum[~final]
             if len(merge_rows):
                 merged, total = _merged(part_out[merge_table].float(), part_lse[merge_table])
                 final = merge_rows >= 0
-                out[merge_rows[final]] = merged[final].to(out.dtype)
-                lse[merge_rows[final]] = total[final] * lse_scale
+                self._write(merge_rows[final], merged[final], total[final], out, lse, lse_scale)
                 part_out[-1 - merge_rows[~final]] = merged[~final].to(dtype)
                 part_lse[-1 - merge_rows[~final]] = total[~final]
+
+    def _write(
+        self,
+        rows: torch.Tensor,
+        result: torch.Tensor,
+        log_sum: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        lse_scale: float,
+    ) -> None:
+        """Writes the final output of rows."""
+        if self._scoring is not None and self._scoring.sinks is not None:
+            result, log_sum = with_sinks(result, log_sum, self._scoring.sinks)
+        out[rows] = result.to(out.dtype)
+        lse[rows] = log_sum * lse_scale
 
     def _attend(
         self, batch: dict[str, torch.Tensor], q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float
@@ -114,6 +129,10 @@ class TorchProgram:
         query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
         key, value = keys[batch["kv"]].float(), values[batch["kv"]].float()
         scores = torch.einsum("irhgd,ithd->ihrgt", query, key) * sm_scale
+        if self._scoring is not None:
+            head = torch.arange(kv_heads * group, device=q.device).view(1, kv_heads, 1, group, 1)
+            row, position = (batch[name][:, None, :, None, None] for name in ("row", "position"))
+            scores = self._scoring.scores(scores, row, head, position, batch["depth"][:, None, None, None, :])
         scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
         log_sum = torch.logsumexp(scores, -1)
         weights = torch.exp(scores - _finite(log_sum)[..., None])
@@ -136,8 +155,9 @@ def _finite(log_sum: torch.Tensor) -> torch.Tensor:
 
 
 def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
-    """Index arrays of batches of items: row, live and slot [items, rows]; kv [items, tokens]; sees [items, rows,
-    tokens]; earlier [items, rows, most partials], slots to merge before the result is written, padded as in `_merges`.
+    """Index arrays of batches of items: row, live, slot and position [items, rows]; kv and depth [items, tokens]; sees
+    [items, rows, tokens]; earlier [items, rows, most partials], slots to merge before the result is written, padded as
+    in `_merges`.
     """
     table = schedule.items[items.start : items.stop].astype(np.int64)
     row0, rows, tile0, tiles, block0, block_tiles, slot0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
@@ -174,14 +194,15 @@ def _batch(
     schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs, tile: TileClass
 ) -> dict[str, np.ndarray]:
     slot, length, lo, hi = (runs[:, column] for column in range(4))
+    depth = runs[:, 4] if runs.shape[1] > 4 else slot
     owner = np.repeat(np.arange(len(entries)), entries)
     run, step = ragged(length)
     counts = np.bincount(owner, length, len(entries)).astype(np.int64)
     item = owner[run]
     place = np.arange(len(item)) - offsets(counts)[item]
     width, height = int(counts.max(initial=0)), int(rows.max(initial=0))
-    kv, lowest, highest = (np.zeros((len(entries), width), np.int64) for _ in range(3))
-    kv[item, place] = slot[run] + step
+    kv, depths, lowest, highest = (np.zeros((len(entries), width), np.int64) for _ in range(4))
+    kv[item, place], depths[item, place] = slot[run] + step, depth[run] + step
     lowest[item, place], highest[item, place] = lo[run], hi[run]
     number = np.arange(height)
     live = number[None, :] < rows[:, None]
@@ -196,7 +217,9 @@ def _batch(
         "row": row,
         "live": live,
         "slot": np.where(slot0[:, None] < 0, -1, slot0[:, None] + number[None, :]),
+        "position": schedule.row_positions[row] if len(schedule.row_positions) else row,
         "kv": kv,
+        "depth": depths,
         "sees": sees,
         "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & tile.merging),
     }

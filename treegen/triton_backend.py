@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from treegen.arguments import (
+    NO_EXTRA,
+    Extra,
     MergeTables,
     Tables,
     Tensors,
@@ -32,10 +34,11 @@ from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning
-from treegen.ir.schedule import RUN_FIELDS, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
 from treegen.one_loop import in_one_loop
+from treegen.scoring.scoring import Scoring
 from treegen.trace import stage
 from treegen.unfused import unfused_parts
 
@@ -67,6 +70,7 @@ class TritonProgram:
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
     good: `load` gives it other schedules. `table` is the arena on the device; treegen.growth makes runs longer there.
+    scoring: what is done to scores.
     """
 
     def __init__(
@@ -76,12 +80,17 @@ class TritonProgram:
         device: torch.device,
         capacity: Capacity | None = None,
         most_rows: int | None = None,
+        scoring: Scoring | None = None,
     ) -> None:
         schedule = in_one_loop(schedule) if capacity is None else schedule
         self._schedule = schedule
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
-        self._merge_keys = [merge_key_of(schedule, shape, s, capacity) for s in range(schedule.num_stages)]
+        self._scoring = scoring
+        self._sinks = scoring is not None and scoring.sinks is not None
+        self._merge_keys = [
+            merge_key_of(schedule, shape, s, capacity, sinks=self._sinks) for s in range(schedule.num_stages)
+        ]
         self._capacity = capacity or schedule.size
         self._workspace: torch.Tensor | None = None
         if most_rows is not None:
@@ -97,7 +106,10 @@ class TritonProgram:
         self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
         self._work = table[arena.work_indptr :], table[arena.work :]
         self._epilogue = table[arena.epilogue_indptr :], table[arena.epilogue_slots :]
-        self._unfused = unfused_parts(schedule, shape, device)
+        self._extra = NO_EXTRA
+        if scoring is not None:
+            self._extra = Extra(table[arena.positions :], scoring.sinks, tuple(scoring.arguments()))
+        self._unfused = unfused_parts(schedule, shape, device, scoring)
         on_gpu = device.type == "cuda" and not interpreted()
         self._dependent = on_gpu and depends_on_launches(capability_of(device))
 
@@ -115,7 +127,7 @@ class TritonProgram:
         of_item = per_tile[np.searchsorted(given.class_indptr, item, side="right") - 1]
         moved = (now[item] - told[item]).astype(np.int64) * of_item  # behind full tiles that are told as blocks
         first = self._schedule.column("block0")[item].astype(np.int64)
-        places: Longs = self._blocks_at + (first + moved + entry) * len(RUN_FIELDS)
+        places: Longs = self._blocks_at + (first + moved + entry) * self._schedule.run_width
         return places
 
     def __call__(
@@ -184,25 +196,29 @@ class TritonProgram:
         """Every launch: the kernel, its grid, and its positional and keyword arguments."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
+        code = None if self._scoring is None else self._scoring.code
         last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(tile, shape, page_size)
+                key = kernel_key(tile, shape, page_size, code, sinks=self._sinks)
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
                 tables = Tables(self._items[c], *self._tables, self._work, self._epilogue)
                 early = not tile.merging and c < last_merging
-                arguments = partial_arguments(key, shape, tensors, tables, sm_scale, lse_scale, early=early)
+                arguments = partial_arguments(
+                    key, shape, tensors, tables, sm_scale, lse_scale, early=early, extra=self._extra
+                )
                 options = partial_options(key, interpreted=_is_interpreted(kernel), dependent=self._dependent)
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
                 merging = self._merge_keys[stage_number]
-                arguments = merge_arguments(shape, tensors, MergeTables(*self._merges[stage_number]), lse_scale)
+                merge_tables = MergeTables(*self._merges[stage_number])
+                arguments = merge_arguments(merging, shape, tensors, merge_tables, lse_scale, self._extra)
                 grid = (merges * -(-shape.num_qo_heads // merging.heads),)
                 options = merge_options(merging, dependent=self._dependent)
                 yield _module(emit_merge(merging)).merge, grid, arguments, options

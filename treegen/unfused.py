@@ -13,6 +13,7 @@ import torch
 from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
+from treegen.scoring.scoring import Scoring, with_sinks
 
 _MOST_SCORES = 1 << 30
 """Scores that are materialised at a time, at most, unless one KV head alone has more."""
@@ -21,7 +22,15 @@ _MOST_SCORES = 1 << 30
 class UnfusedPart:
     """One item on one device: its rows, its KV slots, and which row sees which slot."""
 
-    def __init__(self, schedule: Schedule, tile: TileClass, item: WorkItem, shape: Shape, device: torch.device) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        tile: TileClass,
+        item: WorkItem,
+        shape: Shape,
+        device: torch.device,
+        scoring: Scoring | None,
+    ) -> None:
         blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
         runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
@@ -35,6 +44,12 @@ class UnfusedPart:
         self._slots = torch.from_numpy(ragged_ranges(runs[:, 0], runs[:, 1])).to(device)
         hidden = torch.from_numpy(~sees[seeing]).to(device)
         self._mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)
+        self._scoring = scoring
+        if scoring is not None and scoring.positions:
+            depths = ragged_ranges(runs[:, 4], runs[:, 1]), schedule.row_positions[rows[seeing]].astype(np.int64)
+            self._token_positions, self._row_positions = (torch.from_numpy(each).to(device) for each in depths)
+        else:
+            self._token_positions, self._row_positions = self._slots, self._rows
 
     def __call__(
         self,
@@ -48,7 +63,10 @@ class UnfusedPart:
     ) -> None:
         """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
-        out[self._blind], lse[self._blind] = 0, -math.inf
+        blind = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
+        if self._scoring is not None and self._scoring.sinks is not None:
+            blind = self._scoring.sinks.float().expand_as(blind) * lse_scale
+        out[self._blind], lse[self._blind] = 0, blind
         group, heads = self._shape.group, self._shape.num_kv_heads
         at_once = max(1, _MOST_SCORES // max(1, group * self._mask.numel()))
         for head in range(0, heads, at_once):
@@ -57,18 +75,33 @@ class UnfusedPart:
             query = q[self._rows, of_heads].float().view(len(self._rows), -1, group, q.shape[2])
             scores = torch.einsum("rhgd,thd->hgrt", query, keys[self._slots, chosen].float())
             scores = scores * sm_scale
+            if self._scoring is not None:
+                scores = self._scored(scores, of_heads)
             scores = scores + self._mask
             log_sum = torch.logsumexp(scores, -1)
-            weights = torch.exp(scores - log_sum[..., None])
-            result = torch.einsum("hgrt,thd->rhgd", weights, values[self._slots, chosen].float())
-            out[self._rows, of_heads] = result.flatten(1, 2).to(out.dtype)
-            lse[self._rows, of_heads] = log_sum.flatten(0, 1).T * lse_scale
+            shift = log_sum if self._scoring is None else log_sum.clamp(min=torch.finfo(log_sum.dtype).min)
+            weights = torch.exp(scores - shift[..., None])
+            result = torch.einsum("hgrt,thd->rhgd", weights, values[self._slots, chosen].float()).flatten(1, 2)
+            log_sum = log_sum.flatten(0, 1).T
+            if self._scoring is not None and self._scoring.sinks is not None:
+                result, log_sum = with_sinks(result, log_sum, self._scoring.sinks[of_heads])
+            out[self._rows, of_heads] = result.to(out.dtype)
+            lse[self._rows, of_heads] = log_sum * lse_scale
+
+    def _scored(self, scores: torch.Tensor, of_heads: slice) -> torch.Tensor:
+        """Scores [KV heads, group, rows, tokens] of these query heads, as the scoring makes them."""
+        assert self._scoring is not None
+        head = torch.arange(of_heads.start, of_heads.stop, device=scores.device).view(*scores.shape[:2], 1, 1)
+        rows, positions = self._rows[:, None], self._row_positions[:, None]
+        return self._scoring.scores(scores, rows, head, positions, self._token_positions)
 
 
-def unfused_parts(schedule: Schedule, shape: Shape, device: torch.device) -> list[UnfusedPart]:
+def unfused_parts(
+    schedule: Schedule, shape: Shape, device: torch.device, scoring: Scoring | None = None
+) -> list[UnfusedPart]:
     """The items of all classes with a dense mask; they write final output, so they may run before anything else."""
     return [
-        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device)
+        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scoring)
         for c, tile in enumerate(schedule.classes)
         if not tile.fused
         for index in range(schedule.class_indptr[c], schedule.class_indptr[c + 1])

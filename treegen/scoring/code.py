@@ -1,0 +1,105 @@
+"""Code: expressions as lines of Triton, in the terms of templates/partial_attention.py.jinja.
+
+Symbols there: `raw` [M, N], the score as it comes; `b`, `h`, `q_idx` [M, 1]; `kv_idx` [1, N]. Lines that depend on
+neither score nor token stand before the loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import sympy
+
+from treegen.ir.signature import ScoreCode
+from treegen.scoring.expressions import QUERY, SCORE, TOKEN, computed
+
+_OPERATORS = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "whole_div": "//", "whole_mod": "%",
+    "and": "&", "or": "|", "xor": "^", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+_CALLS = {
+    "where": "tl.where", "minimum": "tl.minimum", "maximum": "tl.maximum", "abs": "tl.abs", "floor": "tl.floor",
+    "ceil": "tl.ceil", "exp": "tl.exp", "log": "tl.log", "sqrt": "tl.sqrt", "rsqrt": "tl.rsqrt", "sin": "tl.sin",
+    "cos": "tl.cos", "erf": "tl.erf",
+}  # fmt: skip
+_FORMS = {
+    "not": "({0} == 0)",
+    "power": "tl.exp2({1} * tl.log2({0}))",
+    "sigmoid": "(1.0 / (1.0 + tl.exp(-({0}))))",
+    "tanh": "(2.0 / (1.0 + tl.exp(-2.0 * ({0}))) - 1.0)",
+    "float": "{0}.to(tl.float32)",
+    "floor_mod": "((({0} % {1}) + {1}) % {1})",
+    "floor_div": "(({0} - ((({0} % {1}) + {1}) % {1})) // {1})",
+}
+
+
+class _Lines:
+    """An algebra of Triton expressions: values are text, compound ones in brackets."""
+
+    def __init__(self, loads: tuple[str, ...], before: frozenset[sympy.Basic], named: frozenset[sympy.Basic]) -> None:
+        self._loads, self._before, self._named = loads, before, named
+        self.before: list[str] = []
+        self.inside: list[str] = []
+
+    def symbol(self, name: str) -> str:
+        """The template's name for it."""
+        return "raw" if name == SCORE.name else name
+
+    def constant(self, value: float | bool) -> str:
+        """A literal."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        return f"({value!r})" if value < 0 else repr(value)
+
+    def call(self, name: str, *arguments: str) -> str:
+        """A call as Triton writes it."""
+        if name in _OPERATORS:
+            return f"({arguments[0]} {_OPERATORS[name]} {arguments[1]})"
+        if name in _CALLS:
+            return f"{_CALLS[name]}({', '.join(arguments)})"
+        return _FORMS[name].format(*arguments)
+
+    def load(self, number: int, indices: tuple[str, ...], wrapped: tuple[bool, ...]) -> str:
+        """A load that stays inside the tensor."""
+        places = []
+        for axis, (index, wraps) in enumerate(zip(indices, wrapped, strict=True)):
+            size = f"captured_{number}_size_{axis}"
+            inside = f"tl.where({index} < 0, {index} + {size}, {index})" if wraps else index
+            places.append(f"tl.minimum(tl.maximum({inside}, 0), {size} - 1) * captured_{number}_stride_{axis}")
+        return f"tl.load({' + '.join([f'captured_{number}', *places])}).to(tl.{self._loads[number]})"
+
+    def kept(self, expression: sympy.Basic, value: str) -> str:
+        """A name for what is used more than once, or can be computed before the loops."""
+        if expression not in self._named and expression not in self._before:
+            return value
+        ahead = expression in self._before or not expression.free_symbols & {SCORE, TOKEN}
+        name = f"ahead_{len(self.before)}" if ahead else f"part_{len(self.inside)}"
+        (self.before if ahead else self.inside).append(f"{name} = {value}")
+        return name
+
+
+def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tuple[tuple[str, int], ...]) -> ScoreCode:
+    """The code of a new score and of a mask, each None where there is none. captured: as in ScoreCode."""
+    both = [each for each in (score, mask) if each is not None]
+    uses = Counter(node for each in both for node in sympy.preorder_traversal(each))
+    named = frozenset(node for node, times in uses.items() if times > 1 and not node.is_Atom)
+    lines = _Lines(tuple(kind for kind, _ in captured), frozenset(_ahead(both)), named)
+    known: dict[sympy.Basic, str] = {}
+    texts = ["" if each is None else computed(each, lines, known) for each in (score, mask)]
+    if score is not None and not score.has(SCORE, TOKEN):
+        texts[0] = f"(raw * 0.0 + {texts[0]})"
+    positions = any(each.has(QUERY, TOKEN) for each in both)
+    return ScoreCode(tuple(lines.before), tuple(lines.inside), texts[0], texts[1], captured, positions)
+
+
+def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
+    """The largest compound parts that depend on neither score nor token."""
+    for expression in expressions:
+        if expression.is_Atom or expression.is_number:
+            continue
+        if not expression.has(SCORE, TOKEN):
+            yield expression
+        else:
+            yield from _ahead(list(expression.args))

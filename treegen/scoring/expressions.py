@@ -1,0 +1,230 @@
+"""Expressions: what functions compute of scores and places, as sympy trees, and how to walk them."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+import sympy
+from sympy.core.logic import fuzzy_and
+from sympy.logic.boolalg import BooleanAtom, BooleanFunction
+
+SCORE = sympy.Symbol("score", real=True)
+BATCH, HEAD, QUERY, TOKEN = (
+    sympy.Symbol(name, integer=True, nonnegative=True) for name in ("b", "h", "q_idx", "kv_idx")
+)
+"""Row number in the caller's order; query head; positions of query and token, their depth along the row's path."""
+
+
+class Where(sympy.Function):
+    """Where(condition, a, b): a where the condition holds, else b."""
+
+    nargs = 3
+
+    @classmethod
+    def eval(cls, condition: sympy.Basic, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
+        """Simpler forms."""
+        if condition in (sympy.true, sympy.false):
+            return a if condition == sympy.true else b
+        return a if a == b else None
+
+    def _eval_is_integer(self) -> bool | None:
+        return fuzzy_and(each.is_integer for each in self.args[1:])
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return fuzzy_and(each.is_nonnegative for each in self.args[1:])
+
+
+class FloorDivision(sympy.Function):
+    """Division rounded towards minus infinity, of whole numbers or others."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
+        """The quotient of numbers."""
+        return sympy.floor(a / b) if a.is_Number and b.is_Number else None
+
+    def _eval_is_integer(self) -> bool | None:
+        return fuzzy_and(each.is_integer for each in self.args)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
+
+
+class FloorRemainder(sympy.Function):
+    """a - FloorDivision(a, b) * b, with the sign of b."""
+
+    nargs = 2
+
+    @classmethod
+    def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
+        """The remainder of numbers."""
+        return a - sympy.floor(a / b) * b if a.is_Number and b.is_Number else None
+
+    def _eval_is_integer(self) -> bool | None:
+        return fuzzy_and(each.is_integer for each in self.args)
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[1].is_positive else None
+
+
+class Sigmoid(sympy.Function):
+    """1 / (1 + exp(-x))."""
+
+    nargs = 1
+
+    @classmethod
+    def eval(cls, x: sympy.Basic) -> sympy.Basic | None:
+        """Its value of a number."""
+        return 1 / (1 + sympy.exp(-x)) if x.is_Number else None
+
+
+class Load(sympy.Function):
+    """Load(k, i, j, ...): the entry at i, j, ... of the captured tensor number k."""
+
+    is_real = True
+
+
+class WholeLoad(Load):
+    """The same of a tensor of whole numbers."""
+
+    is_integer = True
+
+
+def is_truth(expression: sympy.Basic) -> bool:
+    """Whether an expression is true or false, and no number."""
+    return isinstance(expression, BooleanFunction | BooleanAtom | sympy.core.relational.Relational)
+
+
+T = TypeVar("T")
+
+
+class Algebra(Protocol[T]):
+    """What an expression is computed in: text, or tensors. Arguments of `call` are computed already."""
+
+    def symbol(self, name: str) -> T:
+        """A symbol's value."""
+
+    def constant(self, value: float | bool) -> T:
+        """A number: int, float (also infinite) or bool."""
+
+    def call(self, name: str, *arguments: T) -> T:
+        """One of: add, sub, mul, div, power, floor_div, floor_mod (of whole numbers), whole_div, whole_mod (of whole
+        numbers that are not negative), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor,
+        ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of whole numbers).
+        """
+
+    def load(self, number: int, indices: tuple[T, ...], wrapped: tuple[bool, ...]) -> T:
+        """An entry of a captured tensor; `wrapped` indices may be negative, and then count from the end."""
+
+    def kept(self, expression: sympy.Basic, value: T) -> T:
+        """What stands for the value of a compound expression from now on."""
+
+
+_CALLS: dict[type, str] = {
+    Where: "where", Sigmoid: "sigmoid",
+    sympy.Not: "not", sympy.And: "and", sympy.Or: "or", sympy.Xor: "xor",
+    sympy.StrictLessThan: "lt", sympy.LessThan: "le", sympy.StrictGreaterThan: "gt", sympy.GreaterThan: "ge",
+    sympy.Equality: "eq", sympy.Unequality: "ne",
+    sympy.Min: "minimum", sympy.Max: "maximum", sympy.Abs: "abs", sympy.floor: "floor", sympy.ceiling: "ceil",
+    sympy.exp: "exp", sympy.log: "log", sympy.tanh: "tanh", sympy.sin: "sin", sympy.cos: "cos", sympy.erf: "erf",
+}  # fmt: skip
+_JOINING = frozenset({"and", "or", "xor", "minimum", "maximum"})
+_OF_FLOATS = frozenset({"floor", "ceil", "exp", "log", "tanh", "sigmoid", "sin", "cos", "erf"})
+_ROOTS = {sympy.Rational(1, 2): "sqrt", -sympy.Rational(1, 2): "rsqrt"}
+_MOST_MULTIPLIED = 8
+"""Whole powers up to which a power is written as products."""
+
+
+def computed(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    """An expression's value in an algebra. known: of expressions that were computed before; it gains others."""
+    if expression in known:
+        return known[expression]
+    if isinstance(expression, sympy.Symbol):
+        return algebra.symbol(expression.name)
+    if expression in (sympy.true, sympy.false):
+        return algebra.constant(bool(expression))
+    if isinstance(expression, sympy.Integer):
+        return algebra.constant(int(expression))
+    if expression.is_number and not expression.has(Load):
+        return algebra.constant(float(expression))
+    known[expression] = value = algebra.kept(expression, _compound(expression, algebra, known))
+    return value
+
+
+def _compound(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    if isinstance(expression, Load):
+        number, *indices = expression.args
+        values = tuple(computed(index, algebra, known) for index in indices)
+        return algebra.load(int(number), values, tuple(not index.is_nonnegative for index in indices))
+    if isinstance(expression, sympy.Pow):
+        return _power(expression.base, expression.exp, algebra, known)
+    if isinstance(expression, FloorDivision | FloorRemainder):
+        return _floored(expression, algebra, known)
+    if isinstance(expression, sympy.Mul):
+        return _product(expression, algebra, known)
+    if isinstance(expression, sympy.Add):
+        return _sum(expression, algebra, known)
+    name, arguments = _CALLS[type(expression)], expression.args
+    if name not in _JOINING:
+        values = [computed(argument, algebra, known) for argument in arguments]
+        if name in _OF_FLOATS and arguments[0].is_integer:
+            values[0] = algebra.call("float", values[0])
+        return algebra.call(name, *values)
+    first, *others = sorted(arguments, key=sympy.default_sort_key)
+    value = computed(first, algebra, known)
+    for argument in others:
+        value = algebra.call(name, value, computed(argument, algebra, known))
+    return value
+
+
+def _sum(expression: sympy.Add, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    terms = sorted(expression.args, key=lambda term: (term.could_extract_minus_sign(), sympy.default_sort_key(term)))
+    value = computed(terms[0], algebra, known)
+    for term in terms[1:]:
+        if term.could_extract_minus_sign():
+            value = algebra.call("sub", value, computed(-term, algebra, known))
+        else:
+            value = algebra.call("add", value, computed(term, algebra, known))
+    return value
+
+
+def _product(expression: sympy.Mul, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    factors = expression.as_ordered_factors()
+    below = [factor for factor in factors if isinstance(factor, sympy.Pow) and factor.exp == -1]
+    first, *others = [factor for factor in factors if factor not in below] or [sympy.Integer(1)]
+    value = computed(first, algebra, known)
+    for factor in others:
+        value = algebra.call("mul", value, computed(factor, algebra, known))
+    for factor in below:
+        value = algebra.call("div", value, computed(factor.base, algebra, known))
+    return value
+
+
+def _power(base: sympy.Basic, exponent: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    value = computed(base, algebra, known)
+    if exponent == -1:
+        return algebra.call("div", algebra.constant(1.0), value)
+    if exponent.is_Integer and 2 <= abs(exponent) <= _MOST_MULTIPLIED:
+        product = value
+        for _ in range(abs(int(exponent)) - 1):
+            product = algebra.call("mul", product, value)
+        return product if exponent > 0 else algebra.call("div", algebra.constant(1.0), product)
+    if base.is_integer:
+        value = algebra.call("float", value)
+    if exponent in _ROOTS:
+        return algebra.call(_ROOTS[exponent], value)
+    return algebra.call("power", value, computed(exponent, algebra, known))
+
+
+def _floored(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    divides, (a, b) = isinstance(expression, FloorDivision), expression.args
+    values = computed(a, algebra, known), computed(b, algebra, known)
+    if a.is_integer and b.is_integer:
+        if a.is_nonnegative and b.is_positive:
+            return algebra.call("whole_div" if divides else "whole_mod", *values)
+        return algebra.call("floor_div" if divides else "floor_mod", *values)
+    quotient = algebra.call("floor", algebra.call("div", *values))
+    if divides:
+        return quotient
+    return algebra.call("sub", values[0], algebra.call("mul", quotient, values[1]))

@@ -1,0 +1,158 @@
+"""Scoring: what a kernel was told to do to its scores, checked, traced, and in the forms that backends take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape
+from treegen.ir.signature import ScoreCode
+
+if TYPE_CHECKING:
+    import sympy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreOptions:
+    """What `treegen.compile` takes of scores, where each argument is explained."""
+
+    score_mod: Callable[..., Any] | None = None
+    mask_mod: Callable[..., Any] | None = None
+    logits_soft_cap: float | None = None
+    alibi_slopes: torch.Tensor | None = None
+    window_left: int = -1
+    sinks: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        cap = self.logits_soft_cap
+        if cap is not None and not (isinstance(cap, int | float) and math.isfinite(cap) and cap >= 0):
+            reason = "is not a finite number of at least 0"
+            raise InputError("logits_soft_cap", cap, reason, "give such a number, or None for no cap")
+        if type(self.window_left) is not int or self.window_left < -1:
+            fix = "give the tokens before a row's own that it sees, or -1 for all"
+            raise InputError("window_left", self.window_left, "is not a whole number of at least -1", fix)
+        for name in ("alibi_slopes", "sinks"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
+                raise InputError(name, type(value).__name__, "is not a tensor of floats", "give one [num_qo_heads]")
+
+    @property
+    def any(self) -> bool:
+        """Whether scores are not left as they are."""
+        return any(
+            getattr(self, field.name) is not field.default and getattr(self, field.name) != field.default
+            for field in fields(self)
+        )
+
+    def score(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """The new score: soft-cap, then ALiBi, then score_mod."""
+        if self.logits_soft_cap:
+            score = self.logits_soft_cap * torch.tanh(score / self.logits_soft_cap)
+        if self.alibi_slopes is not None:
+            score = score + self.alibi_slopes[h] * (kv_idx - q_idx)
+        return score if self.score_mod is None else self.score_mod(score, b, h, q_idx, kv_idx)
+
+    def mask(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        """Whether a row sees a token of its path; None where it sees all."""
+        seen = None if self.mask_mod is None else self.mask_mod(b, h, q_idx, kv_idx)
+        if self.window_left < 0:
+            return seen
+        inside = q_idx - kv_idx <= self.window_left
+        return inside if seen is None else inside & seen
+
+    def check(self, shape: Shape) -> None:
+        """Raises InputError unless there is an entry for every head."""
+        for name in ("alibi_slopes", "sinks"):
+            value = getattr(self, name)
+            if value is not None and tuple(value.shape) != (shape.num_qo_heads,):
+                reason = f"does not match {shape.num_qo_heads} query heads"
+                raise InputError(name, f"shape {tuple(value.shape)}", reason, "give a number for each")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """Options traced. score and mask: expressions, None where nothing is done; captured: the tensors that they read;
+    code: None where both are None. Other values of these tensors, written into them, count from the next call on.
+    """
+
+    options: ScoreOptions
+    score: sympy.Basic | None
+    mask: sympy.Basic | None
+    captured: tuple[torch.Tensor, ...]
+    code: ScoreCode | None
+
+    @classmethod
+    def of(cls, options: ScoreOptions) -> Scoring | None:
+        """Traces the functions; None where scores are left as they are. Raises InputError for what cannot be traced."""
+        if not options.any:
+            return None
+        from treegen.scoring.code import score_code
+        from treegen.scoring.expressions import BATCH, HEAD, QUERY, SCORE, TOKEN
+        from treegen.scoring.tracing import traced, traced_truth
+
+        captured: list[torch.Tensor] = []
+        places = (BATCH, HEAD, QUERY, TOKEN)
+        score = traced("score_mod", options.score, (SCORE, *places), captured)
+        mask = None
+        if options.mask_mod is not None or options.window_left >= 0:
+            mask = traced_truth("mask_mod", options.mask, places, captured)
+        changed = None if score == SCORE else score
+        kinds = tuple(("float32" if each.is_floating_point() else "int32", each.dim()) for each in captured)
+        code = None if changed is None and mask is None else score_code(changed, mask, kinds)
+        return cls(options, changed, mask, tuple(captured), code)
+
+    @property
+    def positions(self) -> bool:
+        """Whether kernels need those of rows and tokens."""
+        return self.code is not None and self.code.positions
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        """A score for every query head that takes part in each row's softmax, without a value."""
+        return self.options.sinks
+
+    def arguments(self) -> Iterator[Any]:
+        """What stage-1 kernels take for the captured tensors: each with its sizes and strides."""
+        for tensor in self.captured:
+            yield tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+            yield from tensor.shape
+            yield from tensor.stride()
+
+    def check(self, shape: Shape, device: torch.device) -> None:
+        """Raises InputError unless tensors fit the shape and are on the device."""
+        self.options.check(shape)
+        tensors = {"sinks": self.sinks} if self.sinks is not None else {}
+        tensors |= {f"tensor {number} that score_mod or mask_mod reads": t for number, t in enumerate(self.captured)}
+        for name, tensor in tensors.items():
+            if tensor.device != device:
+                raise InputError(name, tensor.device, f"is not on q's device {device}", "move it there")
+
+    def scores(
+        self,
+        scores: torch.Tensor,
+        b: torch.Tensor,
+        h: torch.Tensor,
+        q_idx: torch.Tensor,
+        kv_idx: torch.Tensor,
+    ) -> torch.Tensor:
+        """The new scores, -inf where a row does not see a token; all of forms that broadcast to that of `scores`."""
+        from treegen.scoring.values import Values
+
+        values = Values({"score": scores, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx}, self.captured)
+        wanted = [each for each in (self.score, self.mask) if each is not None]
+        found = values.of(*wanted)
+        result = scores if self.score is None else found[0].expand_as(scores).to(scores.dtype)
+        return result if self.mask is None else result.masked_fill(~found[-1].expand_as(scores), -math.inf)
+
+
+def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """out [rows, heads, dim] and natural-log lse [rows, heads] of softmaxes in which sinks [heads] take part, from
+    those in which they do not.
+    """
+    total = torch.logaddexp(lse, sinks.to(lse.dtype).expand_as(lse))
+    return out * torch.exp(lse - total)[..., None], total
