@@ -33,7 +33,7 @@ class ScoreCode:
     """What stage-1 kernels do to scores before the softmax, as Triton: `before` the loops, and in them `lines` that end
     in the new `score` and in whether it is seen (`mask`), each empty where it stays as it is.
 
-    captured: of every tensor that is read, its type in loads and its dimensions. positions: whether rows and tokens
+    captured: of every tensor that is read, its type and its dimensions. positions: whether rows and tokens
     need theirs.
     """
 

@@ -1,7 +1,6 @@
 """Scores changed and masked on their way to the softmax: functions traced, and right on both backends."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest

@@ -28,6 +28,27 @@ class Source:
     text: str
 
 
+class EntryLoad(NamedTuple):
+    """How a captured tensor is read: instruction, register and type of what it loads, and the type it is used in."""
+
+    instruction: str
+    register: str
+    loaded: str
+    result: str
+
+
+_LOADS = {
+    "uint8": EntryLoad("u8", "r", "int32", "int32"),
+    "int8": EntryLoad("s8", "r", "int32", "int32"),
+    "int16": EntryLoad("s16", "r", "int32", "int32"),
+    "int32": EntryLoad("b32", "r", "int32", "int32"),
+    "int64": EntryLoad("b64", "l", "int64", "int32"),
+    "float16": EntryLoad("b16", "h", "float16", "float32"),
+    "bfloat16": EntryLoad("b16", "h", "bfloat16", "float32"),
+    "float32": EntryLoad("b32", "r", "float32", "float32"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class PartialContext:
     """What the stage-1 template reads: a kernel key with its consequences spelled out."""
@@ -56,6 +77,7 @@ class PartialContext:
     dim_v_mask: bool
     precision: str
     scoring: ScoreCode | None
+    loads: tuple[EntryLoad, ...]
     extra: tuple[str, ...]
     unspecialized: tuple[str, ...]
     positions: bool
@@ -212,6 +234,7 @@ def emit_partial(key: KernelKey) -> Source:
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
         scoring=key.scoring,
+        loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
         extra=(*(("row_positions",) if positions else ()), *(("sinks",) if key.sinks else ()), *captured),
         unspecialized=("early", *(name for name in captured if "_s" in name)),
         positions=positions,

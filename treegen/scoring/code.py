@@ -38,8 +38,8 @@ _FORMS = {
 class _Lines:
     """An algebra of Triton expressions: values are text, compound ones in brackets."""
 
-    def __init__(self, loads: tuple[str, ...], before: frozenset[sympy.Basic], named: frozenset[sympy.Basic]) -> None:
-        self._loads, self._before, self._named = loads, before, named
+    def __init__(self, before: frozenset[sympy.Basic], named: frozenset[sympy.Basic]) -> None:
+        self._before, self._named = before, named
         self.before: list[str] = []
         self.inside: list[str] = []
 
@@ -68,7 +68,7 @@ class _Lines:
             size = f"captured_{number}_size_{axis}"
             inside = f"tl.where({index} < 0, {index} + {size}, {index})" if wraps else index
             places.append(f"tl.minimum(tl.maximum({inside}, 0), {size} - 1) * captured_{number}_stride_{axis}")
-        return f"tl.load({' + '.join([f'captured_{number}', *places])}).to(tl.{self._loads[number]})"
+        return f"entry_{number}({' + '.join([f'captured_{number}', *places])}, INTERPRETED)"
 
     def kept(self, expression: sympy.Basic, value: str) -> str:
         """A name for what is used more than once, or can be computed before the loops."""
@@ -85,7 +85,7 @@ def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tu
     both = [each for each in (score, mask) if each is not None]
     uses = Counter(node for each in both for node in sympy.preorder_traversal(each))
     named = frozenset(node for node, times in uses.items() if times > 1 and not node.is_Atom)
-    lines = _Lines(tuple(kind for kind, _ in captured), frozenset(_ahead(both)), named)
+    lines = _Lines(frozenset(_ahead(both)), named)
     known: dict[sympy.Basic, str] = {}
     texts = ["" if each is None else computed(each, lines, known) for each in (score, mask)]
     if score is not None and not score.has(SCORE, TOKEN):

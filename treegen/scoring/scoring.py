@@ -102,7 +102,7 @@ class Scoring:
         if options.mask_mod is not None or options.window_left >= 0:
             mask = traced_truth("mask_mod", options.mask, places, captured)
         changed = None if score == SCORE else score
-        kinds = tuple(("float32" if each.is_floating_point() else "int32", each.dim()) for each in captured)
+        kinds = tuple((str(_readable(each).dtype).removeprefix("torch."), each.dim()) for each in captured)
         code = None if changed is None and mask is None else score_code(changed, mask, kinds)
         return cls(options, changed, mask, tuple(captured), code)
 
@@ -119,7 +119,7 @@ class Scoring:
     def arguments(self) -> Iterator[Any]:
         """What stage-1 kernels take for the captured tensors: each with its sizes and strides."""
         for tensor in self.captured:
-            yield tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
+            yield _readable(tensor)
             yield from tensor.shape
             yield from tensor.stride()
 
@@ -148,6 +148,11 @@ class Scoring:
         found = values.of(*wanted)
         result = scores if self.score is None else found[0].expand_as(scores).to(scores.dtype)
         return result if self.mask is None else result.masked_fill(~found[-1].expand_as(scores), -math.inf)
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a type that kernels read."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -17,6 +17,10 @@ from treegen.scoring.expressions import FloorDivision, FloorRemainder, Load, Sig
 
 _MOST_DIMS = 4
 """Dimensions of a captured tensor, at most."""
+_DTYPES = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32,
+)  # fmt: skip
 _FIX = "write it with arithmetic, comparisons, torch.where and functions like torch.tanh"
 
 
@@ -84,6 +88,8 @@ class _Tracer(TorchFunctionMode):
         """An entry of a captured tensor."""
         if len(indices) != tensor.dim() or len(indices) > _MOST_DIMS:
             raise _UnsupportedError(f"indexes a tensor of shape {tuple(tensor.shape)} with {len(indices)} indices")
+        if tensor.dtype not in _DTYPES:
+            raise _UnsupportedError(f"reads a tensor of {tensor.dtype}; use one of {', '.join(map(str, _DTYPES))}")
         places = [_expression(index) for index in indices]
         if any(is_truth(place) or place.is_integer is False for place in places):
             raise _UnsupportedError("indexes a tensor with something that is no whole number")
