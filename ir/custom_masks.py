@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen, int32_array, offsets, positive_int, ragged_ranges
 from treegen.ir.edits import Edited
-from treegen.ir.errors import TreeError
-from treegen.ir.page_tables import check_table, on_host, tree_parts
+from treegen.ir.errors import CrossingError, TreeError
+from treegen.ir.page_tables import TreeParts, check_table, on_host, tree_parts
 from treegen.ir.queries import Pieces, grafted
 
 Bools = npt.NDArray[np.bool_]
@@ -37,6 +37,15 @@ class _Seen(NamedTuple):
     smallest: Longs
 
 
+class Requests(NamedTuple):
+    """Requests under masks: where their queries and their tokens begin, the tokens' slots, and the masks."""
+
+    queries: Longs
+    tokens: Longs
+    slots: Longs
+    masks: list[Bools]
+
+
 def from_custom_mask(
     custom_mask: npt.ArrayLike,
     qo_indptr: IntsLike,
@@ -46,13 +55,11 @@ def from_custom_mask(
     page_size: int,
 ) -> Edited:
     """See Tree.from_custom_mask."""
-    queries = _checked_indptr("qo_indptr", qo_indptr)
-    indptr, slots = _slots_of_requests(kv_indptr, kv_indices, kv_last_page_len, page_size)
-    if len(queries) != len(indptr):
-        reason = f"does not match {len(indptr) - 1} requests of kv_indptr"
-        raise TreeError("qo_indptr", f"{len(queries) - 1} requests", reason, "give both for the same requests")
+    queries, indptr, slots, masks = requests_of(
+        custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size
+    )
     rows = queries[1:] - queries[:-1]
-    seen = [_seen(mask, request) for request, mask in enumerate(_masks(custom_mask, rows, indptr[1:] - indptr[:-1]))]
+    seen = [_seen(mask, request) for request, mask in enumerate(masks)]
 
     common = np.array([len(one.common) for one in seen], np.int64)
     shared = _joined([one.common for one in seen], indptr)
@@ -70,6 +77,34 @@ def from_custom_mask(
         slots[tokens],
     )
     return grafted(base, pieces, request.repeat(rows), _joined([one.smallest for one in seen], first))
+
+
+def requests_of(
+    custom_mask: npt.ArrayLike,
+    qo_indptr: IntsLike,
+    kv_indptr: IntsLike,
+    kv_indices: IntsLike | None,
+    kv_last_page_len: IntsLike | None,
+    page_size: int,
+) -> Requests:
+    """What the arguments of Tree.from_custom_mask say, checked. Raises TreeError."""
+    queries = _checked_indptr("qo_indptr", qo_indptr)
+    indptr, slots = _slots_of_requests(kv_indptr, kv_indices, kv_last_page_len, page_size)
+    if len(queries) != len(indptr):
+        reason = f"does not match {len(indptr) - 1} requests of kv_indptr"
+        raise TreeError("qo_indptr", f"{len(queries) - 1} requests", reason, "give both for the same requests")
+    masks = list(_masks(custom_mask, queries[1:] - queries[:-1], indptr[1:] - indptr[:-1]))
+    return Requests(queries, indptr, slots, masks)
+
+
+def under_masks(requests: Requests) -> TreeParts:
+    """The tree of requests in which every query sees all tokens of its request, whatever its mask says. Requests share
+    the slots that they begin with.
+    """
+    tokens = requests.tokens[1:] - requests.tokens[:-1]
+    base = tree_parts(requests.tokens[:-1], tokens, frozen(requests.slots), frozen(tokens > 0), 1)
+    rows = requests.queries[1:] - requests.queries[:-1]
+    return base._replace(row_node=frozen(base.row_node.repeat(rows)), row_sees=frozen(base.row_sees.repeat(rows)))
 
 
 def _slots_of_requests(
@@ -175,7 +210,7 @@ def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
 
 def _refuse(sets: Bools, one: int, other: int, token: Longs, request: int) -> None:
     both, first, second = sets[one] & sets[other], sets[one] & ~sets[other], sets[other] & ~sets[one]
-    raise TreeError(
+    raise CrossingError(
         f"custom_mask of request {request}",
         f"tokens {token[one]} and {token[other]}",
         f"cross: row {both.argmax()} sees both, row {first.argmax()} only token {token[one]}, "

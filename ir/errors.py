@@ -34,6 +34,10 @@ class TreeError(TreegenError):
     """A tree's description is not a forest of token runs with rows inside them."""
 
 
+class CrossingError(TreeError):
+    """A mask that no tree has."""
+
+
 class FormatError(TreegenError):
     """A text or JSON form cannot be read."""
 

@@ -67,6 +67,6 @@ def _least(values: Ints, lo: Ints | Longs, hi: Ints | Longs) -> Longs:
     least = np.full(len(lo), np.iinfo(np.int64).max // 2)
     some = np.flatnonzero(hi > lo)
     if len(some):
-        bounds = np.stack([lo[some], hi[some]], axis=1).ravel()
+        bounds: Longs = np.stack([lo[some], hi[some]], axis=1).ravel().astype(np.int64)
         least[some] = np.minimum.reduceat(np.append(values, values[-1]).astype(np.int64), bounds)[::2]
     return least

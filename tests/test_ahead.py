@@ -6,14 +6,17 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from typing import Any
 
 import pytest
+import torch
 
 from treegen import Shape
 from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_keys
 from treegen.ir.schedule import TileMask
 from treegen.ir.signature import KernelKey, MergeKey
+from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.targets import targets
 from treegen.tiles import DEALT_BLOCK_TOKENS, tile_class
 
@@ -118,6 +121,34 @@ def test_the_covering_set_is_small_and_covers() -> None:
             pairs_found = {(flag[place[0]], flag[values[0]]) for flag in flags}
             never = {(True, True)} if (place[0], values[0]) == (3, 4) else set()
             assert pairs_found == set(itertools.product(place[1], values[1])) - never
+
+
+def scored_key(architecture: int, *, reads: bool) -> KernelKey:
+    """The key of a kernel whose scores depend on everything that they can, and that reads tensors of every type."""
+    kinds = (
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+        torch.float32,
+    ) if reads else ()  # fmt: skip
+    tables = [torch.zeros(4, 4, 4, dtype=kind) for kind in kinds]
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return sum((table[b, h, kv_idx] for table in tables), score)
+
+    options = ScoreOptions(score_mod, None, 30.0, torch.zeros(32), 128, torch.zeros(32))
+    scoring = Scoring.of(options)
+    assert scoring is not None
+    base = partial_key(architecture, "bf16", 128, 4, True, "interval", 16, 1, False, not reads)
+    return replace(base, scoring=scoring.code, sinks=True)
+
+
+def test_scored_kernels_compile_for_every_architecture() -> None:
+    merge = replace(merge_keys(Shape(8, 8, 128))[0], sinks=True)
+    jobs: list[tuple[int, KernelKey | MergeKey]] = [(90, merge), (90, scored_key(90, reads=False))]
+    jobs += [(architecture, scored_key(architecture, reads=True)) for architecture in ARCHITECTURES]
+    for architecture, key, resources in compiled(jobs):
+        assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
+        if isinstance(key, MergeKey) or not key.scoring.captured[1:]:
+            assert resources.stack <= 16, f"sm_{architecture} {key}"  # nine tensors at once do spill
 
 
 @pytest.mark.full

@@ -190,3 +190,70 @@ def test_bad_masks_are_refused(name: str) -> None:
     with pytest.raises(TreeError) as caught:
         make()
     assert all(piece in str(caught.value) for piece in pieces), str(caught.value)
+
+
+def masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: np.ndarray) -> torch.Tensor:
+    """float64 attention of a request's queries over its tokens [tokens, heads, dim]; 0 for one that sees nothing."""
+    scores = torch.einsum("qhd,thd->hqt", q.double(), k.double()) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~torch.from_numpy(mask), -torch.inf)
+    weights = torch.nan_to_num(scores.softmax(-1))
+    return torch.einsum("hqt,thd->qhd", weights, v.double())
+
+
+@examples(40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    density=st.sampled_from((0.0, 0.5, 0.9, 1.0)),
+    page_size=st.sampled_from((1, 4)),
+    as_bits=st.sampled_from((False, True)),
+    strategy=st.sampled_from(("query", "deft-node", "cohort", "deft-flatten", "medusa")),
+)
+def test_masks_of_any_shape(seed: int, density: float, page_size: int, as_bits: bool, strategy: str) -> None:
+    check_any_mask(np.random.default_rng(seed), density, page_size, as_bits, strategy, "torch")
+
+
+def test_masks_of_any_shape_in_kernels() -> None:
+    for density, page_size in ((0.5, 1), (0.9, 4)):
+        check_any_mask(np.random.default_rng(page_size), density, page_size, False, "deft-node", "triton")
+
+
+def check_any_mask(
+    source: np.random.Generator, density: float, page_size: int, as_bits: bool, strategy: str, backend: str
+) -> None:
+    pages = source.integers(0, 6, 3)
+    last = np.where(pages > 0, source.integers(1, page_size + 1, 3), 0)
+    tokens = np.where(pages > 0, (pages - 1) * page_size + last, 0)
+    queries = source.integers(0, 5, 3)
+    masks = [source.random((rows, width)) < density for rows, width in zip(queries, tokens, strict=True)]
+    for mask in masks:
+        mask[:, : mask.shape[1] // 2] = True  # a prefix that all see
+    shared = source.permutation(20)
+    indices = [np.append(shared[: max(count - 1, 0)], 20 + r)[:count] for r, count in enumerate(pages)]
+    tree, mask_mod = treegen.masked_tree(
+        packed(masks) if as_bits else flat(masks),
+        np.append(0, queries.cumsum()),
+        np.append(0, pages.cumsum()),
+        np.concatenate(indices),
+        last,
+        page_size,
+    )
+    assert tree.num_rows == queries.sum()
+    q = torch.randn(tree.num_rows, 2, 16, generator=torch.Generator().manual_seed(0))
+    k, v = torch.randn(2, 23, page_size, 2, 16, generator=torch.Generator().manual_seed(1))
+    out = treegen.compile(tree, mask_mod=mask_mod, strategy=strategy, backend=backend)(q, k, v)
+    for r, mask in enumerate(masks):
+        own = slice(int(queries[:r].sum()), int(queries[: r + 1].sum()))
+        keys, values = (cache[indices[r]].flatten(0, 1)[: tokens[r]] for cache in (k, v))
+        torch.testing.assert_close(out[own].double(), masked_attention(q[own], keys, values, mask), atol=1e-5, rtol=0)
+
+
+def test_a_mask_of_a_tree_needs_no_mask_mod() -> None:
+    causal, crossing = np.tri(3, dtype=bool), np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]], bool)
+    tree, mask_mod = treegen.masked_tree(flat([causal]), [0, 3], [0, 3])
+    assert mask_mod is None
+    check(tree, [causal], [[0, 1, 2]])
+    tree, mask_mod = treegen.masked_tree(flat([crossing]), [0, 3], [0, 3])
+    assert mask_mod is not None
+    assert tree.path_tokens == 9
+    with pytest.raises(TreeError, match="custom_mask"):
+        treegen.masked_tree(flat([crossing])[1:], [0, 3], [0, 3])

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -24,7 +25,7 @@ GRID = (torch.arange(64)[:, None] * 7 + torch.arange(400)[None, :]) % 5 != 0
 
 
 def relative(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    return score + (q_idx - kv_idx) // 8 - (kv_idx - q_idx) % 3
+    return score + (q_idx - kv_idx) // 8 - (kv_idx - q_idx) % 3 + 0.1 * SLOPES[torch.floor(kv_idx / 100).int() - h]
 
 
 def biased(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -116,3 +117,135 @@ def test_windows_on_random_forests(strategy: str, forest: Tree, window: int) -> 
     kernel = verified(forest, max(slots, 1), 1, strategy=strategy, backend="torch", window_left=window)
     whole = treegen.compile(forest, strategy=strategy, backend="torch", shape=kernel.shape)
     assert kernel.estimate.kv_hbm_bytes <= whole.estimate.kv_hbm_bytes
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "own token alone"])
+def test_each_changes_the_result(name: str) -> None:
+    tree = Tree.parse("60(40*3)")
+    q, k, v = tensors(tree, 180, 1, HEADS, 64, torch.float32, pad_pages=False)
+    plain = treegen.compile(tree, backend="torch")(q, k, v)
+    assert not torch.allclose(treegen.compile(tree, backend="torch", **OPTIONS[name])(q, k, v), plain, atol=1e-3)
+
+
+def test_a_window_is_not_read_outside_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Tree.parse("4000(100*16)")
+    kernel = verified(tree, 5600, 1, strategy="deft-node", backend="torch", window_left=149)
+    whole = treegen.compile(tree, strategy="deft-node", backend="torch", shape=kernel.shape)
+    per_token = kernel.shape.kv_token_bytes
+    assert whole.estimate.kv_hbm_bytes == (4000 + 1600) * per_token
+    assert kernel.estimate.kv_hbm_bytes == (50 + 1600) * per_token
+    assert "scores: window of 149 tokens before a row's own (3950 of 5600 tokens are in no row's)" in kernel.explain()
+    # Rows of different depths: what a group reads begins where the first of its rows' windows does.
+    ragged = Tree.from_parents([-1, 0, 0], [1000, 10, 300])
+    alone = verified(ragged, 1310, 1, strategy="query", backend="torch", window_left=20)
+    assert alone.estimate.kv_hbm_bytes == 2 * 21 * alone.shape.kv_token_bytes
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_updates_capacity_and_growth(backend: str) -> None:
+    trees = [Tree.parse("40(9*3)"), Tree.parse("33(50*2)+7"), Tree.parse("90"), Tree.parse("1(2(3*2)*2)")]
+    options = {"window_left": 30, "score_mod": biased, "sinks": SINKS, "backend": backend}
+    for limits in ({}, {"max_rows": 8}):
+        kernel = treegen.compile(trees[0], strategy="deft-node", **options, **limits)
+        for tree in trees:
+            kernel.update(tree)
+            q, k, v = tensors(tree, 400, 1, HEADS, 64, torch.float32, pad_pages=False)
+            assert kernel.verify(q, k, v).passed
+        for step in range(3):
+            fresh = 100 + 10 * np.arange(4)[:, None] + 3 * step + np.arange(1 + step)
+            kernel.append(tokens=1 + step, slots=fresh)
+            assert kernel.tree.unique_tokens > trees[-1].unique_tokens
+            assert kernel.verify(q, k, v).passed
+        kernel.step(slots=[200, 300, 17, 250])
+        kernel.branch(1, 2)
+        q = torch.cat([q, q[:1]])
+        assert kernel.verify(q, k, v).passed
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_what_is_written_into_tensors_counts(backend: str) -> None:
+    tree, slopes = Tree.parse("30(9*3)"), SLOPES.clone()
+    kernel = treegen.compile(tree, backend=backend, alibi_slopes=slopes)
+    q, k, v = tensors(tree, 57, 1, HEADS, 64, torch.float32, pad_pages=False)
+    before = kernel(q, k, v)
+    slopes *= -3
+    assert kernel.verify(q, k, v).passed
+    assert not torch.equal(kernel(q, k, v), before)
+
+
+def test_kernels_know_scalars_and_no_sizes() -> None:
+    def scaled(factor: float, table: torch.Tensor) -> treegen.Kernel:
+        return treegen.compile(
+            Tree.parse("30(9*3)"),
+            score_mod=lambda score, b, h, q_idx, kv_idx: score * factor + table[b] + torch.tensor(0.5),
+        )
+
+    first = scaled(2.0, torch.zeros(3)).source
+    assert "captured_0_size_0" in first
+    assert scaled(2.0, torch.zeros(30)).source == first
+    assert scaled(3.0, torch.zeros(3)).source != first
+    assert scaled(2.0, torch.zeros(3, dtype=torch.int64)).source != first
+
+
+def branching(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    if q_idx > kv_idx:
+        return score
+    return 0 * score
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "branch": ({"score_mod": branching}, r"score_mod = test_scoring.py:\d+ `if q_idx > kv_idx:`: takes the value"),
+    "and": ({"mask_mod": lambda b, h, q_idx, kv_idx: q_idx > 3 and kv_idx > 3}, "mask_mod = test_scoring.py"),
+    "math": ({"score_mod": lambda score, *_: math.tanh(score)}, "takes the value"),
+    "unknown": ({"score_mod": lambda score, *_: torch.nn.functional.gelu(score)}, "calls gelu"),
+    "method": ({"score_mod": lambda score, *_: score.round()}, "calls round"),
+    "tensor": ({"score_mod": lambda score, *_: score + SLOPES}, r"takes a tensor of shape \(4,\) as a whole"),
+    "indices": ({"score_mod": lambda score, b, h, q, t: score + GRID[b]}, "with 1 indices"),
+    "float index": ({"score_mod": lambda score, b, h, q, t: score + SLOPES[score]}, "no whole number"),
+    "float64": ({"score_mod": lambda score, b, h, q, t: score + SLOPES.double()[h]}, "torch.float64"),
+    "bits of numbers": ({"mask_mod": lambda b, h, q, t: (b & 1) == 0}, "of numbers"),
+    "string": ({"score_mod": lambda score, *_: "score"}, "uses str"),
+    "error inside": ({"score_mod": lambda score, *_: [][1]}, "IndexError"),
+    "arity": ({"score_mod": lambda score: score}, "TypeError"),
+    "no function": ({"mask_mod": 3}, "is not a function"),
+    "cap": ({"logits_soft_cap": -1.0}, "logits_soft_cap"),
+    "infinite cap": ({"logits_soft_cap": math.inf}, "logits_soft_cap"),
+    "window": ({"window_left": -2}, "window_left"),
+    "half a window": ({"window_left": 1.5}, "window_left"),
+    "slopes": ({"alibi_slopes": [0.5]}, "alibi_slopes"),
+    "whole sinks": ({"sinks": torch.zeros(4, dtype=torch.int32)}, "sinks"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    options, message = REFUSED[name]
+    with pytest.raises(InputError, match=message):
+        treegen.compile(Tree.parse("30(9*3)"), **options)
+
+
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+def test_heads_have_to_match(name: str) -> None:
+    tree = Tree.parse("30(9*3)")
+    with pytest.raises(InputError, match="4 query heads"):
+        treegen.compile(tree, shape=treegen.Shape(4, 2, 64), **{name: torch.zeros(3)})
+    kernel = treegen.compile(tree, **{name: torch.zeros(3)})
+    with pytest.raises(InputError, match="4 query heads"):
+        kernel(*tensors(tree, 57, 1, HEADS, 64, torch.float32, pad_pages=False))
+
+
+def test_options_that_do_nothing_make_the_plain_kernel() -> None:
+    tree = Tree.parse("30(9*3)")
+    plain = treegen.compile(tree).source
+    identity = treegen.compile(tree, logits_soft_cap=0, window_left=-1, score_mod=lambda score, *_: score * 1)
+    assert identity.source == plain
+    everything = treegen.compile(tree, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx >= 0)
+    q, k, v = tensors(tree, 57, 1, HEADS, 64, torch.float32, pad_pages=False)
+    assert everything.verify(q, k, v).passed
+
+
+def test_source(golden: Any) -> None:
+    tree = Tree.parse("30(9*3)")
+    shape = treegen.Shape(4, 2, 64, dtype="fp16")
+    options = {"logits_soft_cap": 30.0, "window_left": 100, "sinks": SINKS, "score_mod": biased}
+    golden(treegen.compile(tree, strategy="deft-node", shape=shape, **options).source)

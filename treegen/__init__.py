@@ -20,6 +20,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies import register_strategy
 
 if _TYPE_CHECKING:
+    from treegen.any_mask import masked_tree
     from treegen.compiler import compile
     from treegen.kernel import Kernel
     from treegen.states import merge_state, merge_states
@@ -36,6 +37,7 @@ __all__ = [
     "TreegenWarning",
     "compile",
     "kernel_counts",
+    "masked_tree",
     "merge_state",
     "merge_states",
     "register_strategy",
@@ -54,6 +56,10 @@ def __getattr__(name: str) -> object:
         from treegen.kernel import Kernel
 
         return Kernel
+    if name == "masked_tree":
+        from treegen.any_mask import masked_tree
+
+        return masked_tree
     if name in ("merge_state", "merge_states"):
         from treegen import states
 

@@ -418,7 +418,10 @@ class Kernel:
         strategy, reason = served.choice.strategy, served.choice.reason
         tree = served.view.tree
         entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target)
-        return str(Explanation(tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+        text = str(Explanation(tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+        if self._scoring is None:
+            return text
+        return f"{self._scoring.options.text(served.tree.unique_tokens, tree.unique_tokens)}\n{text}"
 
 
 def _do_nothing(*_: object) -> None:

@@ -48,7 +48,7 @@ def reference(
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
         scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
         if options is not None:
-            scores = _scored(scores.flatten(0, 1), row, options).unflatten(0, (kv_heads, -1))
+            scores = _scored(scores.flatten(0, 1), row, options).view(kv_heads, -1, len(slots))
         lse[place] = scores.logsumexp(-1).flatten()
         weights = torch.exp(scores - lse[place].view(kv_heads, -1, 1).clamp(min=torch.finfo(torch.float64).min))
         out[place] = torch.einsum("hgt,thd->hgd", weights, values[slots].double()).flatten(0, 1)

@@ -15,7 +15,7 @@ BATCH, HEAD, QUERY, TOKEN = (
 """Row number in the caller's order; query head; positions of query and token, their depth along the row's path."""
 
 
-class Where(sympy.Function):
+class Where(sympy.Function):  # type: ignore[misc]
     """Where(condition, a, b): a where the condition holds, else b."""
 
     nargs = 3
@@ -27,14 +27,14 @@ class Where(sympy.Function):
             return a if condition == sympy.true else b
         return a if a == b else None
 
-    def _eval_is_integer(self) -> bool | None:
+    def _eval_is_integer(self) -> Any:
         return fuzzy_and(each.is_integer for each in self.args[1:])
 
-    def _eval_is_nonnegative(self) -> bool | None:
+    def _eval_is_nonnegative(self) -> Any:
         return fuzzy_and(each.is_nonnegative for each in self.args[1:])
 
 
-class FloorDivision(sympy.Function):
+class FloorDivision(sympy.Function):  # type: ignore[misc]
     """Division rounded towards minus infinity, of whole numbers or others."""
 
     nargs = 2
@@ -44,14 +44,14 @@ class FloorDivision(sympy.Function):
         """The quotient of numbers."""
         return sympy.floor(a / b) if a.is_Number and b.is_Number else None
 
-    def _eval_is_integer(self) -> bool | None:
+    def _eval_is_integer(self) -> Any:
         return fuzzy_and(each.is_integer for each in self.args)
 
-    def _eval_is_nonnegative(self) -> bool | None:
+    def _eval_is_nonnegative(self) -> Any:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
 
 
-class FloorRemainder(sympy.Function):
+class FloorRemainder(sympy.Function):  # type: ignore[misc]
     """a - FloorDivision(a, b) * b, with the sign of b."""
 
     nargs = 2
@@ -61,14 +61,14 @@ class FloorRemainder(sympy.Function):
         """The remainder of numbers."""
         return a - sympy.floor(a / b) * b if a.is_Number and b.is_Number else None
 
-    def _eval_is_integer(self) -> bool | None:
+    def _eval_is_integer(self) -> Any:
         return fuzzy_and(each.is_integer for each in self.args)
 
-    def _eval_is_nonnegative(self) -> bool | None:
+    def _eval_is_nonnegative(self) -> Any:
         return True if self.args[1].is_positive else None
 
 
-class Sigmoid(sympy.Function):
+class Sigmoid(sympy.Function):  # type: ignore[misc]
     """1 / (1 + exp(-x))."""
 
     nargs = 1
@@ -79,7 +79,7 @@ class Sigmoid(sympy.Function):
         return 1 / (1 + sympy.exp(-x)) if x.is_Number else None
 
 
-class Load(sympy.Function):
+class Load(sympy.Function):  # type: ignore[misc]
     """Load(k, i, j, ...): the entry at i, j, ... of the captured tensor number k."""
 
     is_real = True
@@ -111,7 +111,8 @@ class Algebra(Protocol[T]):
     def call(self, name: str, *arguments: T) -> T:
         """One of: add, sub, mul, div, power, floor_div, floor_mod (of whole numbers), whole_div, whole_mod (of whole
         numbers that are not negative), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor,
-        ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of whole numbers).
+        ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of whole numbers), int (of those that are
+        whole in a type with fractions).
         """
 
     def load(self, number: int, indices: tuple[T, ...], wrapped: tuple[bool, ...]) -> T:
@@ -155,7 +156,7 @@ def computed(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Bas
 def _compound(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
     if isinstance(expression, Load):
         number, *indices = expression.args
-        values = tuple(computed(index, algebra, known) for index in indices)
+        values = tuple(_index(index, algebra, known) for index in indices)
         return algebra.load(int(number), values, tuple(not index.is_nonnegative for index in indices))
     if isinstance(expression, sympy.Pow):
         return _power(expression.base, expression.exp, algebra, known)
@@ -167,15 +168,21 @@ def _compound(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Ba
         return _sum(expression, algebra, known)
     name, arguments = _CALLS[type(expression)], expression.args
     if name not in _JOINING:
-        values = [computed(argument, algebra, known) for argument in arguments]
+        first, *others = [computed(argument, algebra, known) for argument in arguments]
         if name in _OF_FLOATS and arguments[0].is_integer:
-            values[0] = algebra.call("float", values[0])
-        return algebra.call(name, *values)
-    first, *others = sorted(arguments, key=sympy.default_sort_key)
-    value = computed(first, algebra, known)
-    for argument in others:
+            first = algebra.call("float", first)
+        return algebra.call(name, first, *others)
+    least, *further = sorted(arguments, key=sympy.default_sort_key)
+    value = computed(least, algebra, known)
+    for argument in further:
         value = algebra.call(name, value, computed(argument, algebra, known))
     return value
+
+
+def _index(index: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
+    value = computed(index, algebra, known)
+    # What is rounded is whole, but of a type with fractions.
+    return algebra.call("int", value) if index.has(sympy.floor, sympy.ceiling) else value
 
 
 def _sum(expression: sympy.Add, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:

@@ -36,6 +36,10 @@ class ScoreOptions:
         if type(self.window_left) is not int or self.window_left < -1:
             fix = "give the tokens before a row's own that it sees, or -1 for all"
             raise InputError("window_left", self.window_left, "is not a whole number of at least -1", fix)
+        for name, parameters in (("score_mod", "score, b, h, q_idx, kv_idx"), ("mask_mod", "b, h, q_idx, kv_idx")):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                raise InputError(name, value, "is not a function", f"give {name}({parameters})")
         for name in ("alibi_slopes", "sinks"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
@@ -48,6 +52,18 @@ class ScoreOptions:
             getattr(self, field.name) is not field.default and getattr(self, field.name) != field.default
             for field in fields(self)
         )
+
+    def text(self, tokens: int, seen: int) -> str:
+        """One line on what is done to scores. tokens: of the tree; seen: of those that some row's window reaches."""
+        parts = [name for name in ("score_mod", "mask_mod", "sinks") if getattr(self, name) is not None]
+        if self.alibi_slopes is not None:
+            parts.insert(0, "ALiBi")
+        if self.logits_soft_cap:
+            parts.insert(0, f"soft-cap {self.logits_soft_cap:g}")
+        if self.window_left >= 0:
+            left = f"{tokens - seen} of {tokens} tokens are in no row's"
+            parts.append(f"window of {self.window_left} tokens before a row's own ({left})")
+        return f"scores: {', '.join(parts)}"
 
     def score(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """The new score: soft-cap, then ALiBi, then score_mod."""

@@ -91,7 +91,7 @@ class _Tracer(TorchFunctionMode):
         if tensor.dtype not in _DTYPES:
             raise _UnsupportedError(f"reads a tensor of {tensor.dtype}; use one of {', '.join(map(str, _DTYPES))}")
         places = [_expression(index) for index in indices]
-        if any(is_truth(place) or place.is_integer is False for place in places):
+        if any(is_truth(place) or not place.is_integer for place in places):
             raise _UnsupportedError("indexes a tensor with something that is no whole number")
         number = next((n for n, known in enumerate(self.captured) if known is tensor), len(self.captured))
         if number == len(self.captured):
@@ -112,8 +112,6 @@ def traced(
 
     Raises InputError, with the line, where the function cannot be traced.
     """
-    if not callable(function):
-        raise InputError(argument, function, "is not a function", f"give {argument}({', '.join(map(str, symbols))})")
     tracer = _Tracer(captured)
     _tracers.append(tracer)
     try:
@@ -220,6 +218,12 @@ def _of_number(function: Callable[..., sympy.Basic]) -> Callable[..., sympy.Basi
     return lambda *values: function(*map(_number, values))
 
 
+def _whole(value: object) -> sympy.Basic:
+    """A value as a whole number, rounded towards zero."""
+    number = _number(value)
+    return number if number.is_integer else _where(number < 0, sympy.ceiling(number), sympy.floor(number))
+
+
 _TRUTHS = {"and": sympy.And, "or": sympy.Or, "xor": sympy.Xor, "not": sympy.Not}
 _FUNCTIONS: dict[str, Callable[..., sympy.Basic]] = {
     "add": _of_number(lambda a, b: a + b), "sub": _of_number(lambda a, b: a - b),
@@ -240,7 +244,7 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Basic]] = {
     "clamp": _clamped, "where": _chosen,
     "lt": _of_number(sympy.Lt), "le": _of_number(sympy.Le), "gt": _of_number(sympy.Gt), "ge": _of_number(sympy.Ge),
     "eq": _of_number(sympy.Eq), "ne": _of_number(sympy.Ne),
-    "float": _number, "bool": _truth,
+    "float": _number, "int": _whole, "long": _whole, "bool": _truth,
     **{f"logical_{name}": lambda *values, of=of: of(*map(_truth, values)) for name, of in _TRUTHS.items()},
     **{f"bitwise_{name}": _bitwise(of, name) for name, of in _TRUTHS.items()},
 }  # fmt: skip

@@ -31,7 +31,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "minimum": torch.minimum, "maximum": torch.maximum, "where": torch.where, "abs": torch.abs,
     "floor": torch.floor, "ceil": torch.ceil, "exp": torch.exp, "log": torch.log, "sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "sin": torch.sin, "cos": torch.cos,
-    "erf": torch.erf, "float": torch.Tensor.float,
+    "erf": torch.erf, "float": torch.Tensor.float, "int": torch.Tensor.long,
 }  # fmt: skip
 
 

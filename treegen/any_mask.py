@@ -1,0 +1,62 @@
+"""Masks of any shape: the tree that a mask is, or a tree with a mask_mod that reads the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treegen.ir import custom_masks
+from treegen.ir.arrays import INT32_MAX, IntsLike, offsets
+from treegen.ir.errors import CrossingError, TreeError
+from treegen.ir.tree import Tree
+
+
+def masked_tree(
+    custom_mask: npt.ArrayLike,
+    qo_indptr: IntsLike,
+    kv_indptr: IntsLike,
+    kv_indices: IntsLike | None = None,
+    kv_last_page_len: IntsLike | None = None,
+    page_size: int = 1,
+    *,
+    device: torch.device | str | None = None,
+) -> tuple[Tree, Callable[..., Any] | None]:
+    """The tree and the mask_mod, for `treegen.compile`, of a batch of requests under FlashInfer's masks.
+
+    Arguments as of Tree.from_custom_mask. Where the masks have the shape of a tree, that is the tree, and no mask_mod
+    is needed (None). Else every query is a row that sees all tokens of its request, and the mask_mod reads, from a
+    tensor on `device` (default: the current CUDA device, if there is one), what of them it sees: a byte for each query
+    and token behind those that all queries of the request see. Raises TreeError.
+    """
+    arguments = (custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size)
+    try:
+        return Tree.from_custom_mask(*arguments), None
+    except CrossingError:
+        requests = custom_masks.requests_of(*arguments)
+    tree = Tree.of_parts(custom_masks.under_masks(requests))
+    first = [int(np.argmin(np.append(mask.all(0), False))) for mask in requests.masks]
+    rests = [mask[:, begin:] for mask, begin in zip(requests.masks, first, strict=True)]
+    rows = requests.queries[1:] - requests.queries[:-1]
+    begins = offsets(np.array([rest.shape[1] for rest in rests], np.int64).repeat(rows))
+    if begins[-1] > INT32_MAX:
+        raise TreeError("custom_mask", f"{begins[-1]} entries", "exceeds 2^31 - 1", "split the batch")
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    seen, begin, before = (
+        torch.from_numpy(array).to(device)
+        for array in (
+            np.concatenate([rest.reshape(-1) for rest in rests]),
+            begins[:-1].astype(np.int32),
+            np.array(first, np.int32).repeat(rows),
+        )
+    )
+
+    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        place = kv_idx - before[b]
+        return (place < 0) | seen[begin[b] + torch.clamp(place, min=0)]
+
+    return tree, mask_mod
