@@ -111,6 +111,20 @@ def test_a_step_replans_and_keeps_the_kernel() -> None:
     assert torch.equal(out, scaled)
 
 
+def test_windows_and_soft_caps() -> None:
+    made = requests(2, 6, 16, 3, 0.7, POOL)
+    (k, v), q = pages(16), queries(made)
+    options = {"window_left": 5, "logits_soft_cap": 2.0}
+    wrapper = planned(made, 16, **options)
+    kernel = wrapper.kernel
+    assert kernel.verify(q, k, v).passed
+    expected = treegen.compile(kernel.tree, shape=kernel.shape, **options)(q, k, v)
+    assert torch.equal(wrapper.run(q, (k, v), window_left=5), expected)
+    assert not torch.allclose(planned(made, 16).run(q, (k, v)), expected, atol=1e-2)
+    wrapper.plan(*csr(made, 16), HEADS, KV_HEADS, DIM, 16, q_data_type="float32", **options)
+    assert wrapper.kernel is kernel
+
+
 def test_results_go_where_they_are_wanted() -> None:
     made = requests(2, 6, 16, 3, 0.7, POOL)
     wrapper, (k, v), q = planned(made, 16), pages(16), queries(made)
@@ -142,8 +156,8 @@ def test_wrappers_that_cannot_be_are_refused(options: dict[str, Any], argument: 
     ("options", "argument"),
     [
         ({"pos_encoding_mode": "ROPE_LLAMA"}, "pos_encoding_mode"),
-        ({"window_left": 128}, "window_left"),
-        ({"logits_soft_cap": 30.0}, "logits_soft_cap"),
+        ({"window_left": -2}, "window_left"),
+        ({"logits_soft_cap": -30.0}, "logits_soft_cap"),
         ({"q_len_per_req": 2}, "q_len_per_req"),
         ({"rope_theta": 1e4}, "rope_theta"),
         ({"o_data_type": "bfloat16"}, "o_data_type"),
@@ -164,7 +178,7 @@ def test_a_refused_plan_leaves_the_one_before() -> None:
     with pytest.raises(TreeError):
         wrapper.plan([0, 2], [1, -2], [4], HEADS, KV_HEADS, DIM, 16, q_data_type="float32")
     with pytest.raises(InputError):
-        wrapper.plan(*csr(made, 16), HEADS, KV_HEADS, DIM, 16, window_left=5)
+        wrapper.plan(*csr(made, 16), HEADS, KV_HEADS, DIM, 16, window_left=-5)
     assert torch.equal(wrapper.run(q, (k, v)), before)
 
 

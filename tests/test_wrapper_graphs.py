@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
         (made[:2], {}, "kv_indptr"),
         ([*made, ([4], 3)], {}, "kv_indptr"),
         ([([1, 2, 3], 48), ([4, 5, 6], 40), ([], 0)], {}, "kv_indices"),
-        (made, {"sm_scale": 0.5}, "shape, sm_scale"),
+        (made, {"sm_scale": 0.5}, "shape, sm_scale, scores"),
     )
     for batch, options, argument in refused:
         with pytest.raises(InputError) as caught:

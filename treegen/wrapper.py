@@ -16,9 +16,13 @@ from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import PageBounds, WantedLimits
+from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
+"""What a kernel of the wrapper is made for, beside its batches: with the factor of scores, and what is done to them."""
 
 _LAYOUTS = ("NHD", "HND")
 
@@ -81,7 +85,7 @@ class TreeAttentionWrapper:
         self._wanted = WantedLimits(None, max_items, max_slots)
         self._layout, self._strategy = kv_layout, strategy
         self._kernel: Kernel | None = None
-        self._settings: tuple[Shape, float | None] | None = None
+        self._settings: Settings | None = None
 
     def plan(
         self,
@@ -107,14 +111,13 @@ class TreeAttentionWrapper:
     ) -> None:
         """Plans for a batch of requests with one query row each; see Tree.from_page_table for the page table.
 
-        Tables on a GPU are copied to the host, which waits for it: pass host copies where there are any. A plan for
-        another batch of the same shape reuses all kernels; with use_cuda_graph there are no others. Raises TreeError
-        for a page table that is none, ShapeError for an attention shape and InputError for options that are not
-        supported, or a batch that does not fit what graphs were captured for.
+        logits_soft_cap and window_left as of treegen.compile. Tables on a GPU are copied to the host, which waits for
+        it: pass host copies where there are any. A plan for another batch of the same shape reuses all kernels; with
+        use_cuda_graph there are no others. Raises TreeError for a page table that is none, ShapeError for an attention
+        shape and InputError for options that are not supported, or a batch that does not fit what graphs were captured
+        for.
         """
         _refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
-        _refuse("window_left", window_left, (-1,), "mask nothing")
-        _refuse("logits_soft_cap", logits_soft_cap, (None, 0, 0.0), "use scores as they are")
         _refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
         _refuse("rope_theta", rope_theta, (None,), "apply it to q and k")
         _refuse("q_len_per_req", q_len_per_req, (1,), "describe such rows by a Tree")
@@ -129,20 +132,20 @@ class TreeAttentionWrapper:
             kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
             page_size=page_size,
         )
+        options = ScoreOptions(logits_soft_cap=logits_soft_cap or None, window_left=window_left)
+        settings = shape, sm_scale, options
         if self._sizes is not None:
-            self._check_graph(self._sizes, len(kv_indptr) - 1, len(kv_indices), (shape, sm_scale))
+            self._check_graph(self._sizes, len(kv_indptr) - 1, len(kv_indices), settings)
         tree = Tree.from_page_table(_on_host(kv_indptr), _on_host(kv_indices), _on_host(kv_last_page_len), page_size)
-        if self._kernel is not None and self._settings == (shape, sm_scale):
+        if self._kernel is not None and self._settings == settings:
             self._kernel.update(tree)
         else:
-            self._kernel = self._compiled(tree, shape, sm_scale)
-            self._settings = shape, sm_scale
+            self._kernel = self._compiled(tree, *settings)
+            self._settings = settings
 
     begin_forward = plan
 
-    def _check_graph(
-        self, sizes: tuple[int, int], requests: int, pages: int, settings: tuple[Shape, float | None]
-    ) -> None:
+    def _check_graph(self, sizes: tuple[int, int], requests: int, pages: int, settings: Settings) -> None:
         """Raises InputError for a batch that captured graphs cannot serve."""
         if requests != sizes[0]:
             reason = f"do not match the {sizes[0]} of the buffers, for which graphs are captured"
@@ -152,14 +155,19 @@ class TreeAttentionWrapper:
             raise InputError("kv_indices", f"{pages} pages", reason, "make another wrapper with a larger buffer")
         if self._settings not in (None, settings):
             reason = "differs from the first plan's, for which graphs are captured"
-            raise InputError("shape, sm_scale", settings, reason, "make another wrapper")
+            raise InputError("shape, sm_scale, scores", settings, reason, "make another wrapper")
 
-    def _compiled(self, tree: Tree, shape: Shape, sm_scale: float | None) -> Kernel:
+    def _compiled(self, tree: Tree, shape: Shape, sm_scale: float | None, options: ScoreOptions) -> Kernel:
         """A kernel for the first batch; with use_cuda_graph one of a capacity for all that fit the buffers."""
+        cap, left = options.logits_soft_cap, options.window_left
         if self._sizes is None:
-            return compile_tree(tree, strategy=self._strategy, shape=shape, sm_scale=sm_scale)
+            strategy = self._strategy
+            return compile_tree(
+                tree, strategy=strategy, shape=shape, sm_scale=sm_scale, logits_soft_cap=cap, window_left=left
+            )
         wanted = replace(self._wanted, pages=PageBounds(*self._sizes, shape.page_size))
-        return Kernel(tree, strategy_from(self._strategy), shape, resolve_target(None), None, sm_scale, wanted=wanted)
+        made, target, scoring = strategy_from(self._strategy), resolve_target(None), Scoring.of(options)
+        return Kernel(tree, made, shape, target, None, sm_scale, wanted=wanted, scoring=scoring)
 
     def run(
         self,
@@ -187,7 +195,8 @@ class TreeAttentionWrapper:
         for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
             _refuse(name, scale, (None, 1, 1.0), "scale q, or out")
         _refuse("enable_pdl", enable_pdl, (None, False), "leave it out")
-        _refuse("window_left", window_left, (None, -1), "mask nothing")
+        planned = -1 if self._settings is None else self._settings[2].window_left
+        _refuse("window_left", window_left, (None, planned), "give it to plan")
         if lse is not None and not return_lse:
             raise InputError("lse", tuple(lse.shape), "is not asked for", "give return_lse=True")
         k_pages, v_pages = self._pages(paged_kv_cache)

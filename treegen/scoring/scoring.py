@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import sympy
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class ScoreOptions:
     """What `treegen.compile` takes of scores, where each argument is explained."""
 
