@@ -16,7 +16,7 @@ from treegen.devices import backend_for, default_device
 from treegen.emit import emit
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
-from treegen.explain import Entry, Explanation
+from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
 from treegen.ir.errors import TreeError
 from treegen.ir.plan import Plan
@@ -400,11 +400,15 @@ class Kernel:
         return account(served.plan, served.schedule, served.tree, self._shape, self._target)
 
     def explain(self) -> str:
-        """The tree, the plan and its account as text."""
+        """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,
+        and how their estimated times compare.
+        """
         served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
         entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, served.tree, shape, target)
-        return str(Explanation(served.tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+        beside = explain(served.tree, ("auto",), shape, target).entries if served.plan.fixed_block else ()
+        best = beside[0].strategy if beside else strategy
+        return str(Explanation(served.tree, shape, self._shape_is_assumed, target, (entry, *beside), best))
 
 
 def _do_nothing(*_: object) -> None:
