@@ -205,8 +205,8 @@ def test_bits_are_the_same_in_other_formats(name: str, backend: str) -> None:
     probes = Probes(shape, (304, 128, 64, 256, 640))
     first, strategy, known = composition(probes, 0, page=page).tree, batch_invariant(128, block), {}
     kernels = [compiled(first, shape, backend, strategy, target=target) for target in (TARGET, CROWDED)]
-    for seed in range(30):
-        batch, kernel = composition(probes, seed, page=page), kernels[seed % 2]
+    for seed in range(16):
+        batch, kernel = composition(probes, seed, 4, page), kernels[seed % 2]
         assert changed_rows(kernel, batch, known) == 0
     assert kernel.verify(batch.q, batch.k_cache, batch.v_cache).passed
 
@@ -276,3 +276,29 @@ def test_plans_with_fixed_blocks_have_whole_tiles_and_rows_of_one() -> None:
     wide = Plan.from_groups("wide", [Group(((0, 99),), (Segment(0, 0, 10, (0, 99)),))])
     with pytest.raises(PlanError, match="exceeds a tile"):
         lower(replace(wide, fixed_block=1), many, SMALL, TARGET)
+
+
+def test_wrapper_serves_the_mode_for_graphs() -> None:
+    requests, buffers = 4, (torch.zeros(5, dtype=torch.int32), torch.zeros(120, dtype=torch.int32), torch.ones(4))
+    wrapper = treegen.TreeAttentionWrapper(
+        use_cuda_graph=True,
+        paged_kv_indptr_buffer=buffers[0],
+        paged_kv_indices_buffer=buffers[1],
+        paged_kv_last_page_len_buffer=buffers[2].int(),
+        strategy=batch_invariant(128, 16),
+    )
+    pages, q, found = torch.randn(200, 2, 16, 1, 16).half(), torch.randn(requests, 2, 16).half(), []
+    for seed in range(4):
+        source = np.random.default_rng(seed)
+        lengths = [20, *source.integers(1, 30, requests - 1).tolist()]
+        other = iter(source.permutation(np.arange(30, 200)).tolist())
+        shared = [20, *(min(length, 3 * seed) for length in lengths[1:])]
+        indices = [
+            [*range(same), *(next(other) for _ in range(same, length))]
+            for same, length in zip(shared, lengths, strict=True)
+        ]
+        indptr = np.cumsum([0, *lengths]).astype(np.int32)
+        last = np.array([9, *source.integers(1, 17, requests - 1)], np.int32)
+        wrapper.plan(indptr, np.concatenate(indices).astype(np.int32), last, 2, 1, 16, 16, q_data_type="float16")
+        found.append(bits(wrapper.run(q, pages)[0]))
+    assert all(torch.equal(found[0], other) for other in found)

@@ -259,7 +259,7 @@ class Kernel:
         on the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new
         tokens. Any slots will do, with less room where they do not follow one another. `plan`, `schedule` and what
         follows from them are made for the grown tree when they are asked for; the launches stay those of the last plan.
-        On the torch backend the tables are made anew every time.
+        On the torch backend the tables are made anew every time; in batch-invariant mode every call plans anew.
 
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
