@@ -133,7 +133,7 @@ def compare(shape: treegen.Shape, strategy: Strategy, block: int, count: int, ta
     # Grouping follows from the number of SMs; bits do not.
     targets = (target, replace(target, sms=1), replace(target, sms=16))
     kernels = [treegen.compile(first, strategy=strategy, shape=shape, target=own) for own in targets]
-    most = {"max_rows": len(LENGTHS) + MOST_OTHERS, "max_items": 8192, "max_slots": 16384}
+    most = {"max_rows": len(LENGTHS) + MOST_OTHERS, "max_items": 2048, "max_slots": 2048}
     if strategy.name == "batch-invariant":
         kernels.append(treegen.compile(first, strategy=strategy, shape=shape, target=target, **most))
     known = {}
