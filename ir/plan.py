@@ -84,7 +84,10 @@ class Plan:
     tiles that the strategy wants, larger rows first, of which a row tile takes the last that holds it; without any,
     lowering chooses. `mask`: see Mask. `blocks`: thread blocks that work items are dealt to beforehand, the costliest
     first; 0 leaves it to the device. `stage` (default: 0 for all): each group's place in the order of launches.
-    `merge`: see Merge. `group_rows` counts each group's rows. The constructor raises PlanError when arrays contradict
+    `merge`: see Merge. `fixed_block`: not 0 where rows' bits are to follow from the rows' own tokens, whatever else is
+    in the plan; lowering then packs tiles of runs of so many tokens, each token at its place along the path, in the one
+    tile class that all such plans have, and merges in one form. `group_rows` counts each group's rows. The constructor
+    raises PlanError when arrays contradict
     one another; `treegen.ir.verify` checks the coverage law.
     """
 
@@ -103,6 +106,7 @@ class Plan:
     blocks: int = 0
     stage: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     merge: Merge = "reduce"
+    fixed_block: int = 0
     group_rows: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -124,6 +128,12 @@ class Plan:
             raise PlanError("merge", self.merge, "is unknown", f"use one of {', '.join(get_args(Merge))}")
         if type(self.blocks) is not int or self.blocks < 0:
             raise PlanError("blocks", self.blocks, "is not a count", "give 0 or a number of thread blocks")
+        if type(self.fixed_block) is not int or self.fixed_block not in (0, 1, 16):
+            raise PlanError("fixed_block", self.fixed_block, "is unknown", "use 0, 1 or 16")
+        plain = (self.tiles, self.mask, self.blocks, self.merge) == ((), "interval", 0, "reduce")
+        if self.fixed_block and not (plain and not self.stage.any()):
+            reason = "goes with no tiles, other masks, thread blocks, stages or merges"
+            raise PlanError("fixed_block", self.fixed_block, reason, "leave these at their defaults, or use 0")
         for tile in self.tiles:
             if len(tile) != 2 or not all(type(size) is int and size >= 16 and size & (size - 1) == 0 for size in tile):
                 raise PlanError("tiles", self.tiles, "has a size that is no power of two from 16", "give powers of two")
@@ -193,7 +203,7 @@ class Plan:
         return unchecked(cls, fields)
 
     def changed(self, **options: Any) -> Plan:
-        """The same groups with other options (strategy, tiles, mask, blocks, stage, merge), unchecked."""
+        """The same groups with other options (strategy, tiles, mask, blocks, stage, merge, fixed_block), unchecked."""
         return unchecked(Plan, {**self.__dict__, **options})
 
     @classmethod
@@ -279,6 +289,7 @@ class Plan:
         """One line per group, at most `most_groups` of them."""
         shown = len(self) if most_groups is None else min(most_groups, len(self))
         merge = "" if self.merge == "reduce" else f", {self.merge} merge"
+        merge += f", fixed blocks of {self.fixed_block}" if self.fixed_block else ""
         lines = [f"plan {self.strategy}: {len(self)} groups, {len(self.node)} segments{merge}"]
         lines += [f"  group {index}: {self.groups[index]}" for index in range(shown)]
         if shown < len(self):
@@ -298,6 +309,7 @@ class Plan:
                 "mask": self.mask,
                 "blocks": self.blocks,
                 "merge": self.merge,
+                **({"fixed_block": self.fixed_block} if self.fixed_block else {}),
                 **{name: getattr(self, name).tolist() for name in _ARRAYS},
             },
         )
@@ -305,13 +317,15 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """The inverse of `to_json`. Raises FormatError or PlanError."""
-        value = read_object(text, "plan", _FIELDS, _FIELDS)
+        value = read_object(text, "plan", _FIELDS | {"fixed_block"}, _FIELDS)
         arrays = {name: checked_ints(f"plan.{name}", value[name]) for name in _ARRAYS}
         if not isinstance(value["tiles"], list) or not all(isinstance(tile, list) for tile in value["tiles"]):
             raise PlanError("plan.tiles", value["tiles"], "is not a list of tiles", "give [rows, tokens] per tile")
         tiles = tuple(tuple(tile) for tile in value["tiles"])
         mask, blocks, merge = (value[name] for name in ("mask", "blocks", "merge"))
-        return cls(str(value["strategy"]), **arrays, tiles=tiles, mask=mask, blocks=blocks, merge=merge)
+        fixed = value.get("fixed_block", 0)
+        name = str(value["strategy"])
+        return cls(name, **arrays, tiles=tiles, mask=mask, blocks=blocks, merge=merge, fixed_block=fixed)
 
 
 _ROW_ARRAYS = ("row_lo", "row_hi")

@@ -105,6 +105,8 @@ class Schedule:
     Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
     a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.
 
+    fixed: merges have one form, whatever is merged (Plan.fixed_block).
+
     Stage s launches the classes `stage_indptr[s]:stage_indptr[s + 1]` and then merges the rows
     `merge_stage_indptr[s]:merge_stage_indptr[s + 1]`; by default all is one stage.
     """
@@ -125,6 +127,7 @@ class Schedule:
     epilogue_indptr: Ints = field(default_factory=lambda: frozen(np.zeros(1)))
     epilogue_slots: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     row_positions: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    fixed: bool = False
 
     def __post_init__(self) -> None:
         for name, all_of in (("stage_indptr", self.classes), ("merge_stage_indptr", self.merge_rows)):
@@ -162,9 +165,9 @@ class Schedule:
             raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
 
     @classmethod
-    def trusted(cls, *, classes: tuple[TileClass, ...], **arrays: Ints) -> Schedule:
+    def trusted(cls, *, classes: tuple[TileClass, ...], fixed: bool = False, **arrays: Ints) -> Schedule:
         """A schedule of arrays that treegen itself has made, all of them given, int32 and read-only; unchecked."""
-        return unchecked(cls, {"classes": classes, **arrays})
+        return unchecked(cls, {"classes": classes, "fixed": fixed, **arrays})
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
@@ -262,13 +265,14 @@ class Schedule:
     def to_json(self) -> str:
         """A versioned JSON form that `from_json` reads back."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-        return write_object("schedule", {"classes": [asdict(tile) for tile in self.classes], **arrays})
+        fixed = {"fixed": True} if self.fixed else {}
+        return write_object("schedule", {"classes": [asdict(tile) for tile in self.classes], **fixed, **arrays})
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
         """The inverse of `to_json`. Raises FormatError or PlanError."""
         names = frozenset({"classes", *_ARRAYS})
-        value = read_object(text, "schedule", names, names)
+        value = read_object(text, "schedule", names | {"fixed"}, names)
         try:
             classes = tuple(TileClass(**entry) for entry in value["classes"])
         except TypeError as cause:
@@ -283,7 +287,7 @@ class Schedule:
                 )
             flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
-        return cls(classes, **arrays)
+        return cls(classes, **arrays, fixed=value.get("fixed") is True)
 
 
 def _lengths(indptr: Ints) -> tuple[int, ...]:

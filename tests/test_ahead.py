@@ -13,12 +13,12 @@ import torch
 
 from treegen import Shape
 from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
-from treegen.emit import emit_merge, emit_partial, kernel_key, merge_keys
+from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
 from treegen.ir.schedule import TileMask
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.targets import targets
-from treegen.tiles import DEALT_BLOCK_TOKENS, tile_class
+from treegen.tiles import DEALT_BLOCK_TOKENS, fixed_class, tile_class
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}
@@ -108,6 +108,15 @@ def test_the_usual_variants_compile_for_every_architecture() -> None:
     check(
         [(arch, partial_key(arch, "bf16", 128, 4, True, "interval", 16, 1, False, merging)) for arch, merging in usual]
     )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("block", [1, 16])
+def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(block: int) -> None:
+    shape = Shape(32, 8, 128, dtype="bf16")
+    tiles = {arch: fixed_class(shape, targets()[TARGETS[arch]], block) for arch in ARCHITECTURES}
+    check([(arch, kernel_key(tile, shape)) for arch, tile in tiles.items()])
+    check([(arch, fixed_merge_key(shape)) for arch in ARCHITECTURES[: 3 if block == 1 else 0]])
 
 
 def test_the_covering_set_is_small_and_covers() -> None:

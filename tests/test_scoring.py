@@ -14,7 +14,7 @@ from forests import examples, forests
 from test_kernels import EVERY, shuffled_pages, tensors
 from treegen import Tree
 from treegen.ir.errors import InputError
-from treegen.strategies import Strategy
+from treegen.strategies import Strategy, batch_invariant
 
 HEADS = (4, 2)
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
@@ -87,7 +87,7 @@ def verified(tree: Tree, pages: int, page_size: int, **options: Any) -> treegen.
     return kernel
 
 
-@pytest.mark.parametrize("strategy", [*EVERY, "flashforge", "cohort", "auto"], ids=str)
+@pytest.mark.parametrize("strategy", [*EVERY, "flashforge", "cohort", "auto", batch_invariant(128)], ids=str)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_torch_backend_with_every_strategy(name: str, strategy: str | Strategy) -> None:
     rows = [(0, 20), (1, 0), (1, 40), (2, 33), (2, 7), (3, 0), (4, 1), (5, 2), (6, 50), (6, 50)]
@@ -96,7 +96,8 @@ def test_torch_backend_with_every_strategy(name: str, strategy: str | Strategy) 
     verified(tree, pages, 4, strategy=strategy, backend="torch", **OPTIONS[name])
 
 
-TRITON = [(name, strategy) for index, name in enumerate(OPTIONS) for strategy in (EVERY[index % 9], EVERY[-index % 9])]
+SOME = (*EVERY, batch_invariant(128))
+TRITON = [(name, strategy) for index, name in enumerate(OPTIONS) for strategy in (SOME[index % 10], SOME[-index % 10])]
 
 
 @pytest.mark.parametrize(("name", "strategy"), TRITON, ids=str)

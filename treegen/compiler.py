@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
 from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
+from treegen.strategies.invariant import BatchInvariant, invariant_strategy
 from treegen.targets import Target
 from treegen.tune import check_tuning
 
@@ -38,6 +40,7 @@ def compile(
     max_rows: int | None = None,
     max_items: int | None = None,
     max_slots: int | None = None,
+    batch_invariant: bool = False,
 ) -> Kernel:
     """A kernel for `tree`.
 
@@ -61,7 +64,11 @@ def compile(
     fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that
     was captured from a call replays with the plan of the latest `update`. What is not given follows from `tree`, with
     room for twice as much; treegen.capacity.Layout says how tables are sized, `Kernel.capacity` what came of it. `auto`
-    chooses once, for `tree`. Raises a TreegenError for any argument that cannot be served.
+    chooses once, for `tree`.
+
+    batch_invariant: a row's bits do not depend on the other rows of the batch, the tree that it hangs in, or where its
+    KV lies in the cache: `treegen.strategies.batch_invariant()` plans, for `auto`; give this strategy itself to set its
+    options. Raises a TreegenError for any argument that cannot be served.
     """
     if not isinstance(tree, Tree):
         raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
@@ -76,6 +83,13 @@ def compile(
     scoring = Scoring.of(options)
     wanted = WantedLimits(max_rows, max_items, max_slots)
     made, on_target = strategy_from(strategy), resolve_target(target)
+    if not isinstance(batch_invariant, bool):
+        fix = "give True or False; strategy=treegen.strategies.batch_invariant(...) has options"
+        raise InputError("batch_invariant", batch_invariant, "is not a bool", fix)
+    if batch_invariant:
+        made = invariant_strategy(made, autotune)
+    if scoring is not None and isinstance(made, BatchInvariant):
+        scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
         check_tuning(made, on_target)
     return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, wanted if wanted.any else None, scoring)

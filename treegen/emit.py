@@ -143,6 +143,14 @@ _MERGE_FORMS = {
 }
 
 
+_FIXED_FORM = MergeForm(2, 8)
+
+
+def fixed_merge_key(shape: Shape, *, sinks: bool = False) -> MergeKey:
+    """The key of the only stage-2 kernel of schedules with fixed merges."""
+    return _merge_key(shape, False, _FIXED_FORM, sinks=sinks)
+
+
 def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int, sinks: bool = False) -> MergeKey:
     """The key of the stage-2 kernel for so many merged rows of at most `longest` partials."""
     forms = next(forms for most, forms in _MERGE_FORMS.items() if rows * shape.num_qo_heads <= most)
@@ -191,6 +199,8 @@ def merge_key_of(
     """The key of the kernel that merges behind a stage of a schedule. capacity: of launches that do not follow the
     schedule; lists of any length then may come.
     """
+    if schedule.fixed:
+        return fixed_merge_key(shape, sinks=sinks)
     staged = schedule.num_stages > 1
     if capacity is not None:
         rows, longest = capacity.merges[stage], capacity.merge_slots

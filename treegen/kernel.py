@@ -16,7 +16,7 @@ from treegen.devices import backend_for, default_device
 from treegen.emit import emit
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
-from treegen.explain import Entry, Explanation
+from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
 from treegen.ir.errors import TreeError
 from treegen.ir.plan import Plan
@@ -266,8 +266,8 @@ class Kernel:
         on the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new
         tokens. Any slots will do, with less room where they do not follow one another. `plan`, `schedule` and what
         follows from them are made for the grown tree when they are asked for; the launches stay those of the last plan.
-        On the torch backend the tables are made anew every time. Where scores depend on positions, every step plans
-        anew.
+        On the torch backend the tables are made anew every time. In batch-invariant mode, and where scores depend on
+        positions, every call plans anew.
 
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
@@ -413,12 +413,16 @@ class Kernel:
         return account(served.plan, served.schedule, served.view.tree, self._shape, self._target)
 
     def explain(self) -> str:
-        """The tree, the plan and its account as text."""
+        """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,
+        and how their estimated times compare.
+        """
         served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
         tree = served.view.tree
         entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target)
-        text = str(Explanation(tree, shape, self._shape_is_assumed, target, (entry,), best=strategy))
+        beside = explain(tree, ("auto",), shape, target).entries if served.plan.fixed_block else ()
+        best = beside[0].strategy if beside else strategy
+        text = str(Explanation(tree, shape, self._shape_is_assumed, target, (entry, *beside), best))
         if self._scoring is None:
             return text
         return f"{self._scoring.options.text(served.tree.unique_tokens, tree.unique_tokens)}\n{text}"

@@ -38,16 +38,26 @@ from treegen.runs import (
     Sizes,
     Tables,
     bit_words,
+    fixed_pieces_of,
     masked_runs,
     packed_pieces_of,
     pieces_of,
+    places_along_paths,
     runs_of_groups,
     runs_of_items,
     table,
     tabulate,
 )
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
+from treegen.tiles import (
+    BLOCK_TOKENS,
+    DEALT_BLOCK_TOKENS,
+    fixed_class,
+    rows_per_tile,
+    tile_class,
+    unfused_class,
+    wanted_class,
+)
 
 BIT_MASKS = ("token-bits", "row-bits")
 
@@ -114,9 +124,11 @@ def lower(
     output. frame: the classes to take as they are, with the plan's stages as they are numbered, instead of those that
     the plan calls for. positions: of the tree, for kernels whose scores depend on them. Raises ShapeError when no tile
     class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
-    that could merge its partials.
+    that could merge its partials, or when a plan's runs do not fill its fixed blocks.
     """
     most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
+    if plan.fixed_block and frame is None:
+        frame = Frame((fixed_class(shape, target, plan.fixed_block),), 1)
     if frame is None:
         sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
@@ -129,7 +141,10 @@ def lower(
         sizes, tokens = sizes * num_stages, tokens * num_stages
     if frame is not None:
         sizes = frame.classes
-    classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, fixed=frame is not None)
+    if plan.fixed_block:
+        classes, tables = sizes, _tabulate_fixed(plan, tree, sizes[0], items, runs)
+    else:
+        classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, fixed=frame is not None)
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[items.group] + items.begin
     results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
@@ -157,6 +172,7 @@ def lower(
         epilogue_indptr=results.epilogue.indptr,
         epilogue_slots=results.epilogue.slots,
         row_positions=_NO_POSITIONS if positions is None else positions.row,
+        fixed=plan.fixed_block > 0,
     )
 
 
@@ -326,6 +342,17 @@ def _tabulate_classes(
     return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
 
 
+def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: _Items, runs: Runs) -> Tables:
+    """The tables of a plan with fixed blocks, whose groups are work items each."""
+    if len(items.group) and int(items.begin.max()):
+        rows = int(plan.group_rows.max())
+        raise PlanError(
+            "fixed_block", f"a group of {rows} rows", f"exceeds a tile of {tile.rows} head rows", "divide it"
+        )
+    places = places_along_paths(plan, tree, items.group, runs)
+    return tabulate(runs, fixed_pieces_of(runs, places, tile.tokens, tile.block), items.tile, (tile.tokens,))
+
+
 class _Results(NamedTuple):
     """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
 
@@ -372,6 +399,9 @@ def _results(
             merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
             merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
     kept_row = row[kept]
+    if plan.fixed_block:  # every row's partials in the order of groups, which is that of its path
+        order = items.group.repeat(rows)[kept].argsort(kind="stable")
+        return _Results(slot0, single_stage_merges(kept_row[order], slot[kept][order], unseeing), epilogue)
     if num_stages == 1:
         merges = single_stage_merges(kept_row, slot[kept], unseeing)
     elif not len(kept_row):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
+from treegen.ir.errors import PlanError
 from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
@@ -48,7 +49,8 @@ class Pieces(NamedTuple):
     """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
 
     counts [2, runs]: full tiles and blocks; rest [runs]: tokens behind full tiles. of_items [2, items]: full tiles and
-    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into.
+    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into. padded: some blocks are behind
+    the end of their run, and empty.
     """
 
     tokens: Each
@@ -57,6 +59,7 @@ class Pieces(NamedTuple):
     rest: Longs
     of_items: Longs
     block_tiles: Longs
+    padded: bool = False
 
 
 class Tables(NamedTuple):
@@ -195,6 +198,42 @@ def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) 
     return pieces_of(runs, launch, tile_tokens, single)
 
 
+def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> Pieces:
+    """The runs cut into blocks, each at its place: runs that follow one another along a path lie one behind the other,
+    and any other run begins a tile. place: of every run's first token along its path.
+
+    Raises PlanError unless runs that others follow on fill their blocks, and others begin at multiples of a tile.
+    """
+    length = runs.table[:, 1].astype(np.int64)
+    end, follows = place + length, np.zeros(len(length) + 1, np.bool_)
+    np.equal(place[1:], end[:-1], out=follows[1:-1])
+    follows[runs.indptr] = False
+    partial = follows[1:] & (end % block > 0)
+    if partial.any():
+        reason = (
+            f"a path goes on behind its token {end[partial.argmax()]}, in another node or another place in the cache"
+        )
+        raise PlanError("block", block, reason, f"use block=1, or share and place KV in multiples of {block} tokens")
+    if (place[~follows[:-1]] % tile_tokens).any():
+        raise PlanError("fixed_block", block, "some run begins inside a tile", "give whole tiles of paths")
+    counts = np.zeros((2, len(length)), np.int64)
+    counts[1] = _ceiled(length, block) + np.where(follows[1:], 0, -end % tile_tokens // block)
+    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
+    return Pieces(tile_tokens, (block,), counts, length, of_items, of_items[1] * block // tile_tokens, padded=True)
+
+
+def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Longs:
+    """Where every run's first token lies along the paths of rows that see it: the tokens above it. group: of every
+    owner, that reads all of its group's segments.
+    """
+    segment = ragged_ranges(plan.segment_indptr[group], plan.segment_indptr[group + 1] - plan.segment_indptr[group])
+    first = tree.topology.prefix[plan.node[segment]] + plan.start[segment]
+    segments, ends = offsets(plan.read_tokens[segment]), offsets(runs.table[:, 1])[:-1]
+    of = segments.searchsorted(ends, "right") - 1
+    places: Longs = first[of] + ends - segments[of]
+    return places
+
+
 def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> Tables:
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
@@ -206,6 +245,7 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     if padded:  # with what an item's last run would go on with, if it did
         counts = counts.copy()
         counts[1, runs.indptr[1:] - 1] += unfilled
+    padded |= pieces.padded
     full, blocks = counts
     tile0, block0 = offsets(tile_count), offsets(places)
     num_tiles = int(tile0[-1])

@@ -158,7 +158,9 @@ class Served:
 
 
 def _growth(tree: Tree, schedule: Schedule, layout: Layout | None) -> Growth | None:
-    """Growth of a tree's rows, where there is room for it."""
+    """Growth of a tree's rows, where there is room for it; none in fixed blocks, whose places follow from lengths."""
+    if schedule.fixed:
+        return None
     with stage("room"):
         room = with_room(schedule, tree)
         if room is None or (layout is not None and not layout.holds(room.schedule)):

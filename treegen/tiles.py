@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 from treegen.ir.errors import ShapeError
@@ -89,6 +90,12 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
                 return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)
     reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
     raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
+
+
+@cache
+def fixed_class(shape: Shape, target: Target, block: int) -> TileClass:
+    """The only tile class of plans with fixed blocks of so many tokens: large, with masks, all tiles packed."""
+    return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block, full=False)
 
 
 @cache

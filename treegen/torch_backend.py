@@ -2,6 +2,10 @@
 
 Items are processed in batches of similar length; every batch is one gather and two matrix products over all its items
 and KV heads. It reads the same tables as the Triton kernels, so it proves schedules without a GPU.
+
+Matrix products and sums give other bits for other sizes. In a fixed schedule (batch-invariant plans) every row of every
+item is a batch of its own, with the tokens that the row sees, and every row is merged by itself: all sizes then follow
+from the row.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from treegen.ir.shape import Shape
 from treegen.scoring.scoring import Scoring, with_sinks
 from treegen.unfused import unfused_parts
 
+_OF_ROWS = ("row", "live", "slot", "position", "sees", "earlier")
 _BATCH_ELEMENTS = 1 << 22
 """Gathered keys of one batch, in elements, at most (a single longer item is a batch of its own)."""
 
@@ -40,12 +45,20 @@ class TorchProgram:
             ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
             for classes, merges in schedule.stages
         ]
+        if schedule.fixed:
+            (batches, merge_rows, table), *_ = self._stages
+            counts = np.diff(schedule.merge_indptr).tolist()
+            self._stages = [(batches, merge_rows[:0], table[:0])]
+            self._stages += [([], merge_rows[i : i + 1], table[i : i + 1, :n]) for i, n in enumerate(counts)]
 
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
         schedule, tile = self._schedule, self._schedule.classes[c]
         if tile.fused:
             items = range(schedule.class_indptr[c], schedule.class_indptr[c + 1])
-            yield from (self._tensors(batch) for batch in _batches(schedule, tile, items, self._shape))
+            batches = _batches(schedule, tile, items, self._shape)
+            if schedule.fixed:
+                batches = [row for batch in batches for row in _rows_alone(batch)]
+            yield from map(self._tensors, batches)
 
     def _merges(self, merges: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """The merged rows of a stage, and a table of their slots: one slot more than there are stands for "no partial",
@@ -223,6 +236,15 @@ def _batch(
         "sees": sees,
         "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & tile.merging),
     }
+
+
+def _rows_alone(batch: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    """Every row of a batch's items as a batch of its own, with no tokens but those that the row sees."""
+    for item, row in zip(*np.nonzero(batch["live"]), strict=True):
+        own = {name: batch[name][item : item + 1, row : row + 1] for name in _OF_ROWS}
+        seen = own["sees"][0, 0]
+        of_tokens = {name: batch[name][item : item + 1, seen] for name in ("kv", "depth")}
+        yield {**own, **of_tokens, "sees": own["sees"][:, :, seen]}
 
 
 def _earlier(schedule: Schedule, entry: Longs, merging: np.ndarray) -> np.ndarray:

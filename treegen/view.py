@@ -28,7 +28,7 @@ class View:
         if scoring is None or not scoring.positions:
             return cls(tree)
         window_left = scoring.options.window_left
-        if window_left < 0 or not tree.num_rows:
+        if window_left < 0 or not scoring.prunes or not tree.num_rows:
             return cls(tree, Positions.of(tree))
         return cls(*windowed(tree, window_left), window_left)
 

@@ -93,7 +93,8 @@ class ScoreOptions:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
     """Options traced. score and mask: expressions, None where nothing is done; captured: the tensors that they read;
-    code: None where both are None. Other values of these tensors, written into them, count from the next call on.
+    code: None where both are None. prunes: whether what no row's window reaches is left out, and not masked. Other
+    values of these tensors, written into them, count from the next call on.
     """
 
     options: ScoreOptions
@@ -101,6 +102,7 @@ class Scoring:
     mask: sympy.Basic | None
     captured: tuple[torch.Tensor, ...]
     code: ScoreCode | None
+    prunes: bool = True
 
     @classmethod
     def of(cls, options: ScoreOptions) -> Scoring | None:

@@ -2,6 +2,7 @@
 
 from treegen.strategies.named import (
     auto,
+    batch_invariant,
     cascade,
     cohort,
     deft_flatten,
@@ -22,6 +23,7 @@ __all__ = [
     "Strategy",
     "Traffic",
     "auto",
+    "batch_invariant",
     "cascade",
     "cohort",
     "deft_flatten",

@@ -12,6 +12,7 @@ from treegen.strategies import groupings
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree
 from treegen.strategies.flashforge import FlashForge
+from treegen.strategies.invariant import CHUNK, BatchInvariant
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
@@ -110,6 +111,15 @@ def cohort(
     "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths.
     """
     return Cohort(head_rows, split, tile, apart, cut, merge)
+
+
+def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
+    """Rows whose bits follow from their own queries, keys and values alone, whatever the batch (batch invariance).
+
+    chunk: tokens of a path that a work item reads, a multiple of 128; block: 1, or 16 where nodes and their pieces in
+    the cache begin at multiples of 16 tokens of the path.
+    """
+    return BatchInvariant(chunk, block)
 
 
 def auto() -> Strategy:

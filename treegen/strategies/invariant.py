@@ -1,0 +1,85 @@
+"""Batch-invariant mode: a fixed grid of tiles and chunks over every row's path, whatever other rows there are.
+
+A row's bits follow from how its tokens are divided among tiles and work items, and how its partial results are merged.
+Here all of that is a function of the places of tokens along the row's own path, and of the row's length; splits of a
+fixed size are what He et al., "Defeating Nondeterminism in LLM Inference" (2025), propose for decoding. Which rows
+share a work item is free: tiles that a row does not see leave its sums as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import StrategyError
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.strategies.strategy import Choice, OnPass, Strategy
+from treegen.strategies.tile_paths import Machine, by_tile_path
+from treegen.targets import Target
+from treegen.tiles import BLOCK_TOKENS, fixed_class, rows_per_tile
+
+CHUNK = 512
+"""Tokens of a path that a work item reads, by default."""
+_MOST_TILE_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class BatchInvariant(Strategy):
+    """Every row's path in chunks of `chunk` tokens from its beginning, and these in tiles; rows that share tiles of a
+    chunk share work items, which read each distinct tile once.
+
+    A tile holds the tokens of a path from one multiple of the tile's tokens to the next: where paths part within a tile
+    each of them has its own. Rows that end in the first chunk, whose results are final, have other work items than
+    longer ones, whose results are partial. block: tokens of the runs that tiles are packed of. With 1 every token is
+    looked up, wherever it lies; 16 takes less time, and trees in which nodes, and their pieces in the cache, begin at
+    multiples of 16 tokens of the path (pages of 16, shared as a whole).
+    """
+
+    chunk: int = CHUNK
+    block: int = 1
+    name: str = "batch-invariant"
+    proven: bool = True
+
+    def __post_init__(self) -> None:
+        if positive_int("chunk", self.chunk, StrategyError) % _MOST_TILE_TOKENS:
+            reason = f"is no multiple of {_MOST_TILE_TOKENS}"
+            raise StrategyError("chunk", self.chunk, reason, "give whole tiles")
+        if self.block not in (1, BLOCK_TOKENS):
+            raise StrategyError("block", self.block, "is unknown", f"use 1, or {BLOCK_TOKENS} for paged caches")
+
+    @property
+    def options(self) -> dict[str, object]:
+        """See Strategy."""
+        return {"chunk": self.chunk, "block": self.block}
+
+    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+        """See Strategy."""
+        return Choice(self, "a row's bits follow from its own query, keys and values alone, whatever the batch")
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """See Strategy."""
+        tile = fixed_class(shape, target, self.block)
+        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+        machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
+        plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine)
+        plan = plan.changed(strategy=str(self), fixed_block=self.block)
+        if on_pass:
+            on_pass("by_tile_path", plan)
+        return plan
+
+
+def invariant_strategy(strategy: Strategy, autotune: bool) -> BatchInvariant:
+    """What plans in batch-invariant mode where a caller asks for this strategy: itself, or for `auto` the default one.
+    Raises StrategyError for any other, and for `autotune`.
+    """
+    if autotune:
+        reason = "would let measurements decide what bits follow from"
+        raise StrategyError("autotune", True, reason, "leave it or batch_invariant out")
+    if isinstance(strategy, BatchInvariant):
+        return strategy
+    if strategy.name != "auto":
+        reason = "divides rows' work by the batch that they are in"
+        raise StrategyError("strategy", str(strategy), reason, "use auto, or leave batch_invariant out")
+    return BatchInvariant()
