@@ -10,6 +10,8 @@ DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
 MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 1024
+KV_LAYOUTS = ("NHD", "HND")
+"""Pages `[page_size, num_kv_heads, head_dim]` and `[num_kv_heads, page_size, head_dim]`."""
 
 
 def dtype_name(argument: str, dtype: object) -> str:
@@ -26,9 +28,9 @@ class Shape:
     """Heads, head dims, element types and the KV cache's page size and layout.
 
     dtype (of q and out) and kv_dtype: "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache
-    `[slots, num_kv_heads, head_dim]`; otherwise `[pages, page_size, num_kv_heads, head_dim]` ("NHD"). partial_dtype:
-    what partial results wait in until they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each
-    partial once more. Raises ShapeError.
+    `[slots, num_kv_heads, head_dim]` in both layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]`
+    ("NHD") or `[pages, num_kv_heads, page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until
+    they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each partial once more. Raises ShapeError.
     """
 
     num_qo_heads: int
@@ -66,13 +68,19 @@ class Shape:
             raise ShapeError("partial_dtype", self.partial_dtype, reason, "use one of these")
         if self.page_size > MAX_PAGE_SIZE:
             raise ShapeError("page_size", self.page_size, f"exceeds {MAX_PAGE_SIZE}", "use smaller pages")
-        if self.kv_layout != "NHD":
-            raise ShapeError("kv_layout", self.kv_layout, "is not supported", "use NHD")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise ShapeError("kv_layout", self.kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
 
     @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    def cache_sizes(self, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of a K and a V cache of so many pages (slots, where a page is one)."""
+        heads, tokens = (self.num_kv_heads,), () if self.page_size == 1 else (self.page_size,)
+        of_page = tokens + heads if self.kv_layout == "NHD" else heads + tokens
+        return (pages, *of_page, self.head_dim), (pages, *of_page, self.head_dim_v)
 
     @property
     def dtype_bytes(self) -> int:

@@ -325,7 +325,7 @@ SHAPES = {
     "mixed dtypes": ((8, 8, 64), {"kv_dtype": "fp16"}, ("kv_dtype = fp16", "differs from dtype = bf16")),
     "no page size": ((8, 8, 64), {"page_size": 0}, ("page_size = 0", "positive integer")),
     "large pages": ((8, 8, 64), {"page_size": 4096}, ("page_size = 4096", "1024")),
-    "unknown layout": ((8, 8, 64), {"kv_layout": "HND"}, ("kv_layout = HND", "not supported", "NHD")),
+    "unknown layout": ((8, 8, 64), {"kv_layout": "HDN"}, ("kv_layout = HDN", "is unknown", "NHD, HND")),
 }
 
 TREE = Tree.parse("3(2)")

@@ -125,11 +125,11 @@ class _Contiguous:
 
 def _tensors(shape: Shape) -> Tensors:
     dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
-    pages = (_ANY,) if shape.page_size == 1 else (_ANY, shape.page_size)
+    k_sizes, v_sizes = shape.cache_sizes(_ANY)
     return Tensors(
         _Contiguous(dtype, (_ANY, heads, shape.head_dim)),
-        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim)),
-        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim_v)),
+        _Contiguous(_DTYPES[shape.kv_dtype], k_sizes),
+        _Contiguous(_DTYPES[shape.kv_dtype], v_sizes),
         _Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
         _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
         _Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),

@@ -79,7 +79,7 @@ def partial_arguments(
         *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
         shape.num_kv_heads,
         q.stride(0), q.stride(1),
-        *cache_strides(tensors.k_cache), *cache_strides(tensors.v_cache),
+        *cache_strides(tensors.k_cache, shape.kv_layout), *cache_strides(tensors.v_cache, shape.kv_layout),
         out.stride(0), out.stride(1),
         sm_scale / math.log(2), lse_scale * math.log(2),
         int(early),
@@ -121,14 +121,15 @@ def depends_on_launches(capability: int) -> bool:
     return capability >= _HOPPER
 
 
-def cache_strides(cache: TensorLike) -> tuple[int, int, int]:
+def cache_strides(cache: TensorLike, kv_layout: str) -> tuple[int, int, int]:
     """(page, token, head) strides in elements; with one token per page, both of the first are the page's."""
-    if cache.dim() == 4 and cache.shape[1] > 1:
-        return cache.stride(0), cache.stride(1), cache.stride(2)
-    return cache.stride(0), cache.stride(0), cache.stride(cache.dim() - 2)
+    if cache.dim() == 3:
+        return cache.stride(0), cache.stride(0), cache.stride(1)
+    token, head = (1, 2) if kv_layout == "NHD" else (2, 1)
+    return cache.stride(0), cache.stride(token if cache.shape[token] > 1 else 0), cache.stride(head)
 
 
 def by_slot(shape: Shape, tensors: Tensors) -> bool:
     """Whether slots follow one another across pages in both caches, so that pages need not be told apart."""
-    strides = (cache_strides(cache) for cache in (tensors.k_cache, tensors.v_cache))
+    strides = (cache_strides(cache, shape.kv_layout) for cache in (tensors.k_cache, tensors.v_cache))
     return all(page == token * shape.page_size for page, token, _ in strides)

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from treegen.caches import slots_of, token_major, tokens_at
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
@@ -23,9 +24,9 @@ def lse_scale(lse_base: str) -> float:
     return _LSE_SCALE[lse_base]
 
 
-def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Shape:
-    """The attention shape that three tensors have. Raises InputError when they do not fit one another, else
-    ShapeError.
+def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> Shape:
+    """The attention shape that three tensors have, with caches of this layout, which nothing shows. Raises InputError
+    when they do not fit one another, else ShapeError.
     """
     for name, tensor, dims in (("q", q, (3,)), ("k_cache", k_cache, (3, 4)), ("v_cache", v_cache, (3, 4))):
         if not isinstance(tensor, torch.Tensor):
@@ -51,12 +52,14 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> S
         raise InputError(
             "k_cache", f"head_dim {k_cache.shape[-1]}", f"differs from q's {q.shape[-1]}", "give one head_dim"
         )
-    heads, kv_heads = q.shape[1], k_cache.shape[-2]
+    heads, of_tokens = q.shape[1], token_major(k_cache, kv_layout).shape
+    kv_heads = of_tokens[-2]
     if kv_heads == 0 or heads % kv_heads:
         reason = f"is not a multiple of the cache's {kv_heads} heads"
         raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
-    page_size = k_cache.shape[1] if k_cache.dim() == 4 else 1
-    return Shape(heads, kv_heads, q.shape[2], dtype=dtype_name("q", q.dtype), page_size=page_size)
+    page_size = of_tokens[1] if k_cache.dim() == 4 else 1
+    dtype = dtype_name("q", q.dtype)
+    return Shape(heads, kv_heads, q.shape[2], dtype=dtype, page_size=page_size, kv_layout=kv_layout)
 
 
 def form_of(
@@ -110,12 +113,15 @@ def check_rows(tree: Tree, q: torch.Tensor) -> None:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give a row per row of the tree")
 
 
-def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def check_values(
+    tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD"
+) -> None:
     """Raises InputError when a slot of the tree is outside the cache, or when its rows of q or its K or V hold NaN.
 
     Synchronises with the device: meant for debugging, not for the hot path.
     """
-    slots = k_cache.shape[0] * (k_cache.shape[1] if k_cache.dim() == 4 else 1)
+    keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
+    slots = slots_of(keys)
     if tree.kv.last_slot >= slots:
         raise InputError(
             "k_cache",
@@ -125,10 +131,9 @@ def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: to
         )
     if bool(q[: tree.num_rows].isnan().any()):
         raise InputError("q", "NaN", "is not a number", "look for the layer that made it")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        flat = cache.flatten(0, -3) if cache.dim() == 4 else cache
+    for name, cache in (("k_cache", keys), ("v_cache", values)):
         for start, length in zip(tree.kv.start.tolist(), tree.kv.length.tolist(), strict=True):
-            run = flat[start : start + length]
+            run = tokens_at(cache, torch.arange(start, start + length, device=cache.device))
             if bool(run.isnan().any()):
                 place = start + int(run.isnan().flatten(1).any(1).int().argmax())
                 raise InputError(name, "NaN", f"slot {place} is not a number", "write the slot before it is read")

@@ -132,8 +132,8 @@ class Kernel:
         """Attention of every row over the tokens that it sees.
 
         q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
-        page_size, num_kv_heads, head_dim]`. Returns out like q (into `out` if given), and with `return_lse` also the
-        float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
+        page_size, num_kv_heads, head_dim]`, or as the shape's kv_layout says. Returns out like q (into `out` if given),
+        and with `return_lse` also the float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
         gives 0 and -inf. Under a fixed capacity q may have more rows than the tree, `max_rows` at most; what they hold
         in out and lse is left as it is. Raises InputError before any launch.
         """
@@ -161,7 +161,7 @@ class Kernel:
         elif served.layout is not None:
             inputs.check_rows(served.tree, q)
         if checks_inputs():
-            inputs.check_values(served.grown, q, k_cache, v_cache)
+            inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
         if out is None:
             out = self._empty_out(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
@@ -212,7 +212,8 @@ class Kernel:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
 
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        found = replace(inputs.shape_of(q, k_cache, v_cache), partial_dtype=self._shape.partial_dtype)
+        found = inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
+        found = replace(found, partial_dtype=self._shape.partial_dtype)
         if self._shape_is_assumed:
             self._shape_is_assumed = False
             if found != self._shape or self._autotune:
@@ -325,13 +326,15 @@ class Kernel:
         """
         with self._lock:
             self._fit(q, k_cache, v_cache)
-        inputs.check_values(self.tree, q, k_cache, v_cache)
+        inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
-        expected_out, expected_lse = oracle.reference(self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale)
+        expected_out, expected_lse = oracle.reference(
+            self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale, kv_layout=self._shape.kv_layout
+        )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
         return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])
 

@@ -55,17 +55,15 @@ class Case:
         Raises InputError when they would take more than half of the device's free memory.
         """
         dtype, pages = TORCH_DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
-        of_row, of_token = (shape.num_qo_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
-        of_cache = (pages, *of_token) if shape.page_size == 1 else (pages, shape.page_size, *of_token)
-        _check_memory(2 * math.prod(of_cache) + 2 * tree.num_rows * math.prod(of_row), shape, device)
+        of_rows, of_caches = (tree.num_rows, shape.num_qo_heads, shape.head_dim), shape.cache_sizes(pages)
+        _check_memory(sum(map(math.prod, of_caches)) + 2 * math.prod(of_rows), shape, device)
         generator = torch.Generator(device).manual_seed(0)
         q, k_cache, v_cache = (
-            torch.randn(size, generator=generator, device=device, dtype=dtype)
-            for size in ((tree.num_rows, *of_row), of_cache, of_cache)
+            torch.randn(size, generator=generator, device=device, dtype=dtype) for size in (of_rows, *of_caches)
         )
         lse = torch.empty(tree.num_rows, shape.num_qo_heads, dtype=torch.float32, device=device)
         rows = checked_rows(tree, most_rows)
-        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows)
+        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows, kv_layout=shape.kv_layout)
         return cls(tree, shape, q, k_cache, v_cache, torch.empty_like(q), lse, rows, *expected)
 
     def run(self, program: TritonProgram) -> None:

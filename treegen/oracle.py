@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
@@ -20,29 +21,30 @@ def reference(
     *,
     sm_scale: float | None = None,
     rows: IntsLike | None = None,
+    kv_layout: str = "NHD",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
-    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or `[pages, page_size, ...]`. Returns
-    float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
+    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout.
+    Returns float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
     caller's numbers of those to compute, by default all; the results then hold these alone, in the order given. Raises
     InputError for a row that the tree does not have.
     """
-    keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+    keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     heads, head_dim = q.shape[1:]
     chosen = range(len(q)) if rows is None else _chosen(rows, tree)
-    kv_heads = keys.shape[1]
+    kv_heads = keys.shape[-2]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    out = torch.zeros(len(chosen), heads, values.shape[2], dtype=torch.float64, device=q.device)
+    out = torch.zeros(len(chosen), heads, values.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.full((len(chosen), heads), -math.inf, dtype=torch.float64, device=q.device)
     for place, row in enumerate(chosen):
         slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
         if len(slots) == 0:
             continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
-        scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
+        scores = torch.einsum("hgd,thd->hgt", query, tokens_at(keys, slots).double()) * scale
         lse[place] = scores.logsumexp(-1).flatten()
-        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values[slots].double()).flatten(0, 1)
+        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), tokens_at(values, slots).double()).flatten(0, 1)
     return out, lse
 
 

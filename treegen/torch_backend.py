@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
@@ -76,7 +77,7 @@ class TorchProgram:
     ) -> None:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         shape = self._shape
-        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        keys, values = (token_major(cache, shape.kv_layout) for cache in (k_cache, v_cache))
         slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
         dtype = TORCH_DTYPES[shape.partial_dtype]
         part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=dtype, device=q.device)
@@ -112,7 +113,7 @@ class TorchProgram:
         group, kv_heads = self._shape.group, self._shape.num_kv_heads
         items, rows = batch["row"].shape
         query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
-        key, value = keys[batch["kv"]].float(), values[batch["kv"]].float()
+        key, value = (tokens_at(cache, batch["kv"]).float() for cache in (keys, values))
         scores = torch.einsum("irhgd,ithd->ihrgt", query, key) * sm_scale
         scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
         log_sum = torch.logsumexp(scores, -1)

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
@@ -47,7 +48,7 @@ class UnfusedPart:
         lse_scale: float,
     ) -> None:
         """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
-        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        keys, values = (token_major(cache, self._shape.kv_layout) for cache in (k_cache, v_cache))
         out[self._blind], lse[self._blind] = 0, -math.inf
         group, heads = self._shape.group, self._shape.num_kv_heads
         at_once = max(1, _MOST_SCORES // max(1, group * self._mask.numel()))
@@ -55,12 +56,12 @@ class UnfusedPart:
             chosen = slice(head, min(head + at_once, heads))
             of_heads = slice(chosen.start * group, chosen.stop * group)
             query = q[self._rows, of_heads].float().view(len(self._rows), -1, group, q.shape[2])
-            scores = torch.einsum("rhgd,thd->hgrt", query, keys[self._slots, chosen].float())
+            scores = torch.einsum("rhgd,thd->hgrt", query, tokens_at(keys[..., chosen, :], self._slots).float())
             scores = scores * sm_scale
             scores = scores + self._mask
             log_sum = torch.logsumexp(scores, -1)
             weights = torch.exp(scores - log_sum[..., None])
-            result = torch.einsum("hgrt,thd->rhgd", weights, values[self._slots, chosen].float())
+            result = torch.einsum("hgrt,thd->rhgd", weights, tokens_at(values[..., chosen, :], self._slots).float())
             out[self._rows, of_heads] = result.flatten(1, 2).to(out.dtype)
             lse[self._rows, of_heads] = log_sum.flatten(0, 1).T * lse_scale
 

@@ -12,15 +12,13 @@ import torch
 from treegen.compiler import compile as compile_tree
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError
-from treegen.ir.shape import Shape, dtype_name
+from treegen.ir.shape import KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import PageBounds, WantedLimits
 from treegen.strategies import Strategy, strategy_from
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
-
-_LAYOUTS = ("NHD", "HND")
 
 
 class TreeAttentionWrapper:
@@ -63,8 +61,8 @@ class TreeAttentionWrapper:
         max_items: int | None = None,
         max_slots: int | None = None,
     ) -> None:
-        if kv_layout not in _LAYOUTS:
-            raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(_LAYOUTS)}")
+        if kv_layout not in KV_LAYOUTS:
+            raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
         buffers = {
             "paged_kv_indptr_buffer": paged_kv_indptr_buffer,
             "paged_kv_indices_buffer": paged_kv_indices_buffer,
@@ -128,6 +126,7 @@ class TreeAttentionWrapper:
             dtype=dtype,
             kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
             page_size=page_size,
+            kv_layout=self._layout,
         )
         if self._sizes is not None:
             self._check_graph(self._sizes, len(kv_indptr) - 1, len(kv_indices), (shape, sm_scale))
@@ -211,17 +210,15 @@ class TreeAttentionWrapper:
         return result
 
     def _pages(self, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V as `[pages, page_size, num_kv_heads, head_dim]`, whatever the layout: views."""
+        """K and V apart, views in the wrapper's layout."""
         if isinstance(cache, torch.Tensor):
             if cache.dim() != 5 or cache.shape[1] != 2:
                 form = "[pages, 2, ...] of five dimensions, or a pair"
                 raise InputError(
                     "paged_kv_cache", f"shape {tuple(cache.shape)}", "does not hold K and V", f"give {form}"
                 )
-            pages = (cache[:, 0], cache[:, 1])
-        else:
-            pages = self._pair(cache)
-        return pages if self._layout == "NHD" else (pages[0].transpose(1, 2), pages[1].transpose(1, 2))
+            return cache[:, 0], cache[:, 1]
+        return self._pair(cache)
 
     def _pair(self, cache: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         if not isinstance(cache, tuple | list) or len(cache) != 2:
