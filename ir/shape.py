@@ -27,10 +27,11 @@ def dtype_name(argument: str, dtype: object) -> str:
 class Shape:
     """Heads, head dims, element types and the KV cache's page size and layout.
 
-    dtype (of q and out) and kv_dtype: "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache
-    `[slots, num_kv_heads, head_dim]` in both layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]`
-    ("NHD") or `[pages, num_kv_heads, page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until
-    they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each partial once more. Raises ShapeError.
+    head_dim is that of q and K, head_dim_v that of V and out, by default the same. dtype (of q and out) and kv_dtype:
+    "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache `[slots, num_kv_heads, head_dim]` in both
+    layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]` ("NHD") or `[pages, num_kv_heads,
+    page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until they are merged, "fp32" or dtype:
+    16 bits move half the bytes, and round each partial once more. Raises ShapeError.
     """
 
     num_qo_heads: int
@@ -56,11 +57,10 @@ class Shape:
         if self.num_qo_heads % self.num_kv_heads:
             reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
-        if self.head_dim > MAX_HEAD_DIM or self.head_dim % 8:
-            reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
-            raise ShapeError("head_dim", self.head_dim, reason, "pad or split the head dimension")
-        if self.head_dim_v != self.head_dim:
-            raise ShapeError("head_dim_v", self.head_dim_v, "differs from head_dim", "use equal head dims")
+        for name in ("head_dim", "head_dim_v"):
+            if getattr(self, name) > MAX_HEAD_DIM or getattr(self, name) % 8:
+                reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
+                raise ShapeError(name, getattr(self, name), reason, "pad or split the head dimension")
         if self.kv_dtype != self.dtype:
             raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", "use one type")
         if self.partial_dtype not in ("fp32", self.dtype):
@@ -98,7 +98,8 @@ class Shape:
         return self.num_qo_heads * (self.head_dim_v * DTYPE_BYTES[self.partial_dtype] + DTYPE_BYTES["fp32"])
 
     def __str__(self) -> str:
-        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}, {self.dtype}"
+        of_v = f" (v {self.head_dim_v})" if self.head_dim_v != self.head_dim else ""
+        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {self.dtype}"
 
 
 DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")

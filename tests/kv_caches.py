@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from treegen import KVRuns, Shape, Tree
+from treegen.strategies import cohort
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -15,6 +16,8 @@ INSIDE = Tree.from_parents(
     [-1, 0, 0], [20, 40, 33], rows=[(0, 3), (0, 20), (1, 5), (1, 5), (2, 0), (2, 33), (1, 40), (0, 0)]
 )
 """Rows inside nodes, equal rows, and a row that sees nothing."""
+MERGING = (cohort(head_rows=16, split=32), cohort(head_rows=16, apart=4, merge="final"))
+"""Strategies whose plans of INSIDE have partial results, merged in a launch of their own and by work items."""
 
 
 def in_pages(tree: Tree, page_size: int, seed: int = 0) -> tuple[Tree, int]:

@@ -15,7 +15,7 @@ from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.one_loop import in_one_loop
-from treegen.tiles import MOST_UNROLLED, padded, rows_per_tile
+from treegen.tiles import MOST_UNROLLED, key_pieces, padded, rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class PartialContext:
-    """What the stage-1 template reads: a kernel key with its consequences spelled out."""
+    """What the stage-1 template reads: a kernel key with its consequences spelled out.
+
+    dim, rest: padded sizes of the pieces of keys' head dim, the second 0 where there is one.
+    """
 
     rows: int
     tokens: int
@@ -50,8 +53,10 @@ class PartialContext:
     head_dim: int
     head_dim_v: int
     dim: int
+    rest: int
     dim_v: int
     dim_mask: bool
+    rest_mask: bool
     dim_v_mask: bool
     precision: str
 
@@ -155,6 +160,7 @@ def merge_key_of(schedule: Schedule, shape: Shape, stage: int, capacity: Capacit
 def emit_partial(key: KernelKey) -> Source:
     """The stage-1 module for a key."""
     heads = min(key.group, key.tile_rows)
+    dim, rest = (*key_pieces(key.head_dim, key.head_dim_v), 0)[:2]
     blocks_per_tile = key.tile_tokens // key.block_tokens
     context = PartialContext(
         rows=key.tile_rows,
@@ -174,9 +180,11 @@ def emit_partial(key: KernelKey) -> Source:
         head_tiles=-(-key.group // heads),
         head_dim=key.head_dim,
         head_dim_v=key.head_dim_v,
-        dim=padded(key.head_dim),
+        dim=dim,
+        rest=rest,
         dim_v=padded(key.head_dim_v),
-        dim_mask=padded(key.head_dim) != key.head_dim,
+        dim_mask=not rest and dim != key.head_dim,
+        rest_mask=rest > 0 and dim + rest != key.head_dim,
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
     )

@@ -45,9 +45,9 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
             raise InputError(name, tensor.device, f"is not on q's device {q.device}", "move it there")
         if tensor.dtype != q.dtype:
             raise InputError(name, tensor.dtype, f"is not of q's type {q.dtype}", "convert it")
-    if v_cache.shape != k_cache.shape:
-        shapes = f"shape {tuple(v_cache.shape)}"
-        raise InputError("v_cache", shapes, f"differs from k_cache's {tuple(k_cache.shape)}", "give equal shapes")
+    if v_cache.shape[:-1] != k_cache.shape[:-1]:
+        shapes, reason = f"shape {tuple(v_cache.shape)}", f"differs from k_cache's {tuple(k_cache.shape)}"
+        raise InputError("v_cache", shapes, reason, "give equal shapes, but for the last dimension")
     if k_cache.shape[-1] != q.shape[-1]:
         raise InputError(
             "k_cache", f"head_dim {k_cache.shape[-1]}", f"differs from q's {q.shape[-1]}", "give one head_dim"
@@ -59,7 +59,8 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
         raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
     page_size = of_tokens[1] if k_cache.dim() == 4 else 1
     dtype = dtype_name("q", q.dtype)
-    return Shape(heads, kv_heads, q.shape[2], dtype=dtype, page_size=page_size, kv_layout=kv_layout)
+    dims = q.shape[2], v_cache.shape[-1]
+    return Shape(heads, kv_heads, *dims, dtype=dtype, page_size=page_size, kv_layout=kv_layout)
 
 
 def form_of(
@@ -86,7 +87,7 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
         raise InputError("out", type(out).__name__, "is not a tensor", "give a torch.Tensor")
     if tuple(out.shape) != expected or out.dtype != q.dtype or out.device != q.device:
         found = f"{tuple(out.shape)} {out.dtype} on {out.device}"
-        raise InputError("out", found, f"needs {expected} {q.dtype} on {q.device}", "allocate it like q")
+        raise InputError("out", found, f"needs {expected} {q.dtype} on {q.device}", "allocate it so")
     if out.stride(-1) != 1:
         raise InputError(
             "out", f"strides {out.stride()}", "is not contiguous in its last dimension", "allocate it like q"

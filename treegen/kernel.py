@@ -132,8 +132,9 @@ class Kernel:
         """Attention of every row over the tokens that it sees.
 
         q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
-        page_size, num_kv_heads, head_dim]`, or as the shape's kv_layout says. Returns out like q (into `out` if given),
-        and with `return_lse` also the float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
+        page_size, num_kv_heads, head_dim]` (pages also as the shape's kv_layout says), that of V with head_dim_v.
+        Returns out [rows, num_qo_heads, head_dim_v] of q's type (into `out` if given), and with `return_lse` also the
+        float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
         gives 0 and -inf. Under a fixed capacity q may have more rows than the tree, `max_rows` at most; what they hold
         in out and lse is left as it is. Raises InputError before any launch.
         """

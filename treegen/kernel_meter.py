@@ -55,16 +55,17 @@ class Case:
         Raises InputError when they would take more than half of the device's free memory.
         """
         dtype, pages = TORCH_DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
-        of_rows, of_caches = (tree.num_rows, shape.num_qo_heads, shape.head_dim), shape.cache_sizes(pages)
-        _check_memory(sum(map(math.prod, of_caches)) + 2 * math.prod(of_rows), shape, device)
+        of_rows, of_caches = (tree.num_rows, shape.num_qo_heads), shape.cache_sizes(pages)
+        of_both = math.prod(of_rows) * (shape.head_dim + shape.head_dim_v)
+        _check_memory(sum(map(math.prod, of_caches)) + of_both, shape, device)
         generator = torch.Generator(device).manual_seed(0)
-        q, k_cache, v_cache = (
-            torch.randn(size, generator=generator, device=device, dtype=dtype) for size in (of_rows, *of_caches)
-        )
-        lse = torch.empty(tree.num_rows, shape.num_qo_heads, dtype=torch.float32, device=device)
+        sizes = (*of_rows, shape.head_dim), *of_caches
+        q, k_cache, v_cache = (torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes)
+        out = torch.empty(*of_rows, shape.head_dim_v, dtype=dtype, device=device)
+        lse = torch.empty(of_rows, dtype=torch.float32, device=device)
         rows = checked_rows(tree, most_rows)
         expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows, kv_layout=shape.kv_layout)
-        return cls(tree, shape, q, k_cache, v_cache, torch.empty_like(q), lse, rows, *expected)
+        return cls(tree, shape, q, k_cache, v_cache, out, lse, rows, *expected)
 
     def run(self, program: TritonProgram) -> None:
         """Fills out and lse."""

@@ -25,10 +25,10 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
-    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout.
-    Returns float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
-    caller's numbers of those to compute, by default all; the results then hold these alone, in the order given. Raises
-    InputError for a row that the tree does not have.
+    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout; that of V
+    may have another head dim. Returns float64 out [rows, num_qo_heads, head_dim_v] and natural-log lse [rows,
+    num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the caller's numbers of those to compute, by default
+    all; the results then hold these alone, in the order given. Raises InputError for a row that the tree does not have.
     """
     keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     heads, head_dim = q.shape[1:]

@@ -37,15 +37,33 @@ _RESERVED = 1024  # shared memory that the driver keeps per block
 _BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
 
+MOST_IN_ONE_PIECE = 256
+"""Head dim of K and V alike up to which keys are in one piece."""
+
+
 def padded(dim: int) -> int:
     """The power of two at or above a head dim, at least 16 (the smallest a matrix instruction takes)."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
+def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
+    """Padded sizes of the pieces of its head dim that a key is loaded and multiplied in, all but the last full.
+
+    One, or where that pads less two: 192 is 128 and 64. Head dims that are the same for K and V, up to 256, are one
+    piece, as kernels were measured with them.
+    """
+    whole = padded(head_dim)
+    first, rest = whole // 2, padded(max(1, head_dim - whole // 2))
+    if first + rest >= whole or (head_dim == head_dim_v and head_dim <= MOST_IN_ONE_PIECE):
+        return (whole,)
+    return first, rest
+
+
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
     """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
-    query = rows * padded(shape.head_dim) * DTYPE_BYTES[shape.dtype]
-    kv = tokens * (padded(shape.head_dim) + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
+    of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
+    query = rows * of_key * DTYPE_BYTES[shape.dtype]
+    kv = tokens * (of_key + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
     return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 

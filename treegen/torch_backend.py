@@ -145,7 +145,7 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
     entries = tiles + block_tiles * tile.blocks_per_tile
     tokens = tiles * tile.tokens + block_tiles * tile.tokens
     order = np.argsort(tokens, kind="stable")
-    per_token = shape.num_kv_heads * shape.head_dim
+    per_token = shape.num_kv_heads * max(shape.head_dim, shape.head_dim_v)
     result = []
     begin = 0
     while begin < len(order):
