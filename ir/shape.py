@@ -8,7 +8,10 @@ from treegen.ir.errors import ShapeError
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 _DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
+"""Of q and K: the latent and the rotary part of multi-head latent attention (MLA)."""
+MAX_HEAD_DIM_V = 512
+"""Of V and out: 64 rows of such results are all registers that two warp groups have for them."""
 MAX_PAGE_SIZE = 1024
 KV_LAYOUTS = ("NHD", "HND")
 """Pages `[page_size, num_kv_heads, head_dim]` and `[num_kv_heads, page_size, head_dim]`."""
@@ -31,7 +34,8 @@ class Shape:
     "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache `[slots, num_kv_heads, head_dim]` in both
     layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]` ("NHD") or `[pages, num_kv_heads,
     page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until they are merged, "fp32" or dtype:
-    16 bits move half the bytes, and round each partial once more. Raises ShapeError.
+    16 bits move half the bytes, and round each partial once more. shared_kv: V is the first head_dim_v elements of K,
+    in the same memory (`v_cache = k_cache[..., :head_dim_v]`, as in MLA), and counts once. Raises ShapeError.
     """
 
     num_qo_heads: int
@@ -43,6 +47,7 @@ class Shape:
     page_size: int = 1
     kv_layout: str = "NHD"
     partial_dtype: str = "fp32"
+    shared_kv: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -57,12 +62,15 @@ class Shape:
         if self.num_qo_heads % self.num_kv_heads:
             reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
-        for name in ("head_dim", "head_dim_v"):
-            if getattr(self, name) > MAX_HEAD_DIM or getattr(self, name) % 8:
-                reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
+        for name, most in (("head_dim", MAX_HEAD_DIM), ("head_dim_v", MAX_HEAD_DIM_V)):
+            if getattr(self, name) > most or getattr(self, name) % 8:
+                reason = f"is not a multiple of 8 up to {most}"
                 raise ShapeError(name, getattr(self, name), reason, "pad or split the head dimension")
         if self.kv_dtype != self.dtype:
             raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", "use one type")
+        if type(self.shared_kv) is not bool or (self.shared_kv and self.head_dim_v > self.head_dim):
+            reason = f"does not go with head_dim = {self.head_dim}, head_dim_v = {self.head_dim_v}"
+            raise ShapeError("shared_kv", self.shared_kv, reason, "give True where V is the beginning of K, else False")
         if self.partial_dtype not in ("fp32", self.dtype):
             reason = f"is neither fp32 nor dtype = {self.dtype}"
             raise ShapeError("partial_dtype", self.partial_dtype, reason, "use one of these")
@@ -89,8 +97,9 @@ class Shape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all KV heads."""
-        return self.num_kv_heads * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        """Bytes of one token's keys and values over all KV heads; values that are part of keys count once."""
+        dims = self.head_dim if self.shared_kv else self.head_dim + self.head_dim_v
+        return self.num_kv_heads * dims * DTYPE_BYTES[self.kv_dtype]
 
     @property
     def partial_bytes(self) -> int:
@@ -99,7 +108,8 @@ class Shape:
 
     def __str__(self) -> str:
         of_v = f" (v {self.head_dim_v})" if self.head_dim_v != self.head_dim else ""
-        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {self.dtype}"
+        shared = ", shared KV" if self.shared_kv else ""
+        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {self.dtype}{shared}"
 
 
 DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")

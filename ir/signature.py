@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 from treegen.ir.arrays import Ints
 from treegen.ir.topology import Topology
@@ -36,7 +36,7 @@ class KernelKey:
     by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
     rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
     whether thread blocks work off lists. merging: whether items join partials of earlier stages before they write.
-    full: whether there are full tiles, in a loop of their own.
+    full: whether there are full tiles, in a loop of their own. shared_kv: whether values are the first piece of keys.
     """
 
     dtype: str
@@ -54,10 +54,14 @@ class KernelKey:
     full: bool
     warps: int
     stages: int
+    shared_kv: bool = False
 
     def text(self) -> str:
-        """Canonical JSON, as in the header of the emitted module."""
-        return json.dumps({"kernel": "partial_attention", **asdict(self)}, sort_keys=True)
+        """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""
+        plain = {field.name for field in fields(self) if getattr(self, field.name) == field.default}
+        return json.dumps(
+            {"kernel": "partial_attention", **{n: v for n, v in asdict(self).items() if n not in plain}}, sort_keys=True
+        )
 
 
 @dataclass(frozen=True, slots=True)

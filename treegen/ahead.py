@@ -80,7 +80,15 @@ def _shape_of(key: KernelKey | MergeKey) -> Shape:
     heads = _SOME_KV_HEADS
     if isinstance(key, MergeKey):
         return Shape(heads, heads, key.head_dim_v, dtype=key.dtype)
-    return Shape(heads * key.group, heads, key.head_dim, key.head_dim_v, dtype=key.dtype, page_size=key.page_size)
+    return Shape(
+        heads * key.group,
+        heads,
+        key.head_dim,
+        key.head_dim_v,
+        dtype=key.dtype,
+        page_size=key.page_size,
+        shared_kv=key.shared_kv,
+    )
 
 
 def _compiled(source: Source, shape: Shape, architecture: int) -> Any:

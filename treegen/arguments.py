@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
+from treegen.tiles import value_is_piece
 
 _HOPPER = 90
 
@@ -27,6 +28,9 @@ class TensorLike(Protocol):
 
     def stride(self, dim: int, /) -> int:
         """Elements from one entry of a dimension to the next."""
+
+    def data_ptr(self) -> int:
+        """Where it begins."""
 
 
 class Tensors(NamedTuple):
@@ -133,3 +137,18 @@ def by_slot(shape: Shape, tensors: Tensors) -> bool:
     """Whether slots follow one another across pages in both caches, so that pages need not be told apart."""
     strides = (cache_strides(cache, shape.kv_layout) for cache in (tensors.k_cache, tensors.v_cache))
     return all(page == token * shape.page_size for page, token, _ in strides)
+
+
+def in_same_place(k_cache: TensorLike, v_cache: TensorLike) -> bool:
+    """Whether V is the beginning of K: in the same memory, with the same strides and at most as long."""
+    dims = range(k_cache.dim())
+    return (
+        k_cache.data_ptr() == v_cache.data_ptr()
+        and [k_cache.stride(dim) for dim in dims] == [v_cache.stride(dim) for dim in dims]
+        and bool(v_cache.shape[-1] <= k_cache.shape[-1])
+    )
+
+
+def shared_kv(shape: Shape, tensors: Tensors) -> bool:
+    """Whether one load serves K and V: V is the first piece of K, in the same memory."""
+    return value_is_piece(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k_cache, tensors.v_cache)

@@ -33,8 +33,9 @@ def compile(
     strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
     bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
-    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the
-    current GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
+    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)` of the head_dim given (absorbed MLA wants that of the
+    heads before absorption: give it). autotune: `auto` measures its best candidates on the current GPU, for every
+    bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
 
     max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
     fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that

@@ -15,7 +15,7 @@ from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.one_loop import in_one_loop
-from treegen.tiles import MOST_UNROLLED, key_pieces, padded, rows_per_tile
+from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class PartialContext:
     dim_mask: bool
     rest_mask: bool
     dim_v_mask: bool
+    shared_kv: bool
     precision: str
 
 
@@ -74,8 +75,10 @@ class MergeContext:
     dim_v_mask: bool
 
 
-def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
-    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot."""
+def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1, *, shared_kv: bool | None = None) -> KernelKey:
+    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
+    load serves K and V, by default where the shape says so.
+    """
     return KernelKey(
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype,
@@ -92,6 +95,7 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1) -> KernelKey:
         full=tile.full,
         warps=tile.warps,
         stages=tile.stages,
+        shared_kv=loads_once(shape) if shared_kv is None else shared_kv,
     )
 
 
@@ -186,6 +190,7 @@ def emit_partial(key: KernelKey) -> Source:
         dim_mask=not rest and dim != key.head_dim,
         rest_mask=rest > 0 and dim + rest != key.head_dim,
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
+        shared_kv=key.shared_kv,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
     )
     assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows

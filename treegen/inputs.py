@@ -68,10 +68,12 @@ def form_of(
 ) -> tuple[object, ...] | None:
     """All that the checks here and the choice of machine code depend on; None for what is no plain tensor."""
     try:
+        keys_at, values_at = k_cache.data_ptr(), v_cache.data_ptr()
         form = (
             q.shape, q.stride(), q.dtype, q.device, q.data_ptr() % 16,
-            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, k_cache.data_ptr() % 16,
-            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, v_cache.data_ptr() % 16,
+            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, keys_at % 16,
+            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, values_at % 16,
+            keys_at == values_at,
         )  # fmt: skip
         if out is None:
             return form

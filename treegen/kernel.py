@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from treegen import inputs, op, oracle
+from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
 from treegen.devices import backend_for, default_device
@@ -18,7 +19,7 @@ from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation
 from treegen.ir.arrays import IntsLike
-from treegen.ir.errors import TreeError
+from treegen.ir.errors import InputError, TreeError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
@@ -214,7 +215,13 @@ class Kernel:
 
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         found = inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
-        found = replace(found, partial_dtype=self._shape.partial_dtype)
+        shared = in_same_place(k_cache, v_cache)
+        if self._shape.shared_kv and not shared:
+            fix = f"give k_cache[..., :{self._shape.head_dim_v}], or compile for a shape without shared_kv"
+            raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
+        # Who gives no shape may well call with one tensor for both at first, to see something run, and then with two.
+        shares = shared and found.head_dim_v < found.head_dim if self._shape_is_assumed else self._shape.shared_kv
+        found = replace(found, partial_dtype=self._shape.partial_dtype, shared_kv=shares)
         if self._shape_is_assumed:
             self._shape_is_assumed = False
             if found != self._shape or self._autotune:

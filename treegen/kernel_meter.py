@@ -61,6 +61,8 @@ class Case:
         generator = torch.Generator(device).manual_seed(0)
         sizes = (*of_rows, shape.head_dim), *of_caches
         q, k_cache, v_cache = (torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes)
+        if shape.shared_kv:
+            v_cache = k_cache[..., : shape.head_dim_v]
         out = torch.empty(*of_rows, shape.head_dim_v, dtype=dtype, device=device)
         lse = torch.empty(of_rows, dtype=torch.float32, device=device)
         rows = checked_rows(tree, most_rows)

@@ -28,6 +28,11 @@ _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 1
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
+# Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so one block fits into an
+# SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
+# the keys'; those of 16 tokens 0 and 8.
+_LARGE_LATENT = ((64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
+_SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
@@ -59,11 +64,23 @@ def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
     return first, rest
 
 
+def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
+    """Whether V, where it is the beginning of K, is the first piece of it, so that one load serves both."""
+    return min(key_pieces(head_dim, head_dim_v)[0], head_dim) == head_dim_v
+
+
+def loads_once(shape: Shape) -> bool:
+    """Whether kernels for a shape load what K and V share once."""
+    return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
+
+
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
     """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
     of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
     query = rows * of_key * DTYPE_BYTES[shape.dtype]
-    kv = tokens * (of_key + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
+    # Blackwell's kernels copy values that are part of keys into tiles of their own.
+    of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
+    kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
     return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
@@ -93,7 +110,11 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         candidates = _LARGE_BEFORE_HOPPER
     else:
         candidates = _LARGE_NARROW if padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 else _LARGE
-    if padded(shape.head_dim_v) > 128:
+    residents: tuple[int, ...] = (2, 1)
+    if padded(shape.head_dim_v) > 256 and shape.dtype != "fp32":
+        candidates = _SMALL_LATENT if small else _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:]
+        residents = (2, 1) if small else (1,)
+    elif padded(shape.head_dim_v) > 128:
         # Twice the accumulator: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
 
@@ -101,7 +122,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         needed = shared_bytes(rows, tokens, stages, shape, target)
         return needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm
 
-    for blocks in (2, 1):
+    for blocks in residents:
         for rows, tokens, warps, stages in candidates:
             if fits(rows, tokens, stages, blocks):
                 return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)

@@ -23,6 +23,7 @@ from treegen.arguments import (
     merge_options,
     partial_arguments,
     partial_options,
+    shared_kv,
 )
 from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
 from treegen.counts import warn_of_compiles
@@ -184,13 +185,14 @@ class TritonProgram:
         """Every launch: the kernel, its grid, and its positional and keyword arguments."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
+        shared = shared_kv(shape, tensors)
         last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(tile, shape, page_size)
+                key = kernel_key(tile, shape, page_size, shared_kv=shared)
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
