@@ -30,7 +30,7 @@ LIKE = Shape(16, 1, 40, 32, dtype="fp32", shared_kv=True)
 SM_SCALE = 192**-0.5
 MOST_STACK = 128
 """Bytes of spilled registers per thread that kernels of 512 values may have."""
-MOST_STACK_MERGING = 640
+MOST_STACK_MERGING = 1600
 """The same of those that join partials behind their loops: a tile of these is as large as that of results."""
 
 

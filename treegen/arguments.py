@@ -46,7 +46,9 @@ class Tensors(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of a tile class; work and epilogue: an indptr and the list behind it."""
+    """The tables of a tile class; work and epilogue: an indptr and the list behind it; scales: of keys and of values,
+    for kernels that have them.
+    """
 
     items: TensorLike
     rows: TensorLike
@@ -54,6 +56,7 @@ class Tables(NamedTuple):
     blocks: TensorLike
     work: tuple[TensorLike, TensorLike]
     epilogue: tuple[TensorLike, TensorLike]
+    scales: tuple[TensorLike, ...] = ()
 
 
 class MergeTables(NamedTuple):
@@ -81,6 +84,7 @@ def partial_arguments(
     return (
         *tensors,
         *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
+        *(tables.scales if key.scaled else ()),
         shape.num_kv_heads,
         q.stride(0), q.stride(1),
         *cache_strides(tensors.k_cache, shape.kv_layout), *cache_strides(tensors.v_cache, shape.kv_layout),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError, TreeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
+from treegen.scales import Scales
 from treegen.strategies import Strategy, strategy_from
 from treegen.targets import Target
 from treegen.tune import check_tuning
@@ -23,6 +26,8 @@ def compile(
     target: str | Target | None = None,
     backend: str | None = None,
     sm_scale: float | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
     autotune: bool = False,
     max_rows: int | None = None,
     max_items: int | None = None,
@@ -34,7 +39,9 @@ def compile(
     bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
     the scores' factor, 0 or more, by default `1 / sqrt(head_dim)` of the head_dim given (absorbed MLA wants that of the
-    heads before absorption: give it). autotune: `auto` measures its best candidates on the current GPU, for every
+    heads before absorption: give it). k_scale, v_scale: what keys and values are multiplied by, above 0, as fp8 caches
+    need it: a number, or a float32 tensor [num_kv_heads] on the tensors' device, which every launch reads, so that it
+    may be overwritten. autotune: `auto` measures its best candidates on the current GPU, for every
     bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
 
     max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
@@ -54,4 +61,5 @@ def compile(
     made, on_target = strategy_from(strategy), resolve_target(target)
     if autotune:
         check_tuning(made, on_target)
-    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, wanted if wanted.any else None)
+    limits, scales = wanted if wanted.any else None, Scales.of(k_scale, v_scale)
+    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, limits, scales)

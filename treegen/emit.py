@@ -12,7 +12,7 @@ import jinja2
 
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.schedule import Schedule, TileClass
-from treegen.ir.shape import Shape
+from treegen.ir.shape import FP8, Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.one_loop import in_one_loop
 from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, rows_per_tile
@@ -59,6 +59,9 @@ class PartialContext:
     rest_mask: bool
     dim_v_mask: bool
     shared_kv: bool
+    fp8: bool
+    by_bits: bool
+    scaled: bool
     precision: str
 
 
@@ -75,9 +78,24 @@ class MergeContext:
     dim_v_mask: bool
 
 
-def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1, *, shared_kv: bool | None = None) -> KernelKey:
+def reads_bits(shape: Shape, capability: int) -> bool:
+    """Whether GPUs of a compute capability (times ten) have to put e4m3 together out of bytes; so does the interpreter,
+    whose capability is 0.
+    """
+    return shape.kv_dtype == "e4m3" and capability < _FIRST_WITH_E4M3
+
+
+def kernel_key(
+    tile: TileClass,
+    shape: Shape,
+    page_size: int = 1,
+    *,
+    shared_kv: bool | None = None,
+    scaled: bool = False,
+    by_bits: bool = False,
+) -> KernelKey:
     """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
-    load serves K and V, by default where the shape says so.
+    load serves K and V, by default where the shape says so. scaled, by_bits: see KernelKey.
     """
     return KernelKey(
         dtype=shape.dtype,
@@ -96,6 +114,8 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1, *, shared_kv: 
         warps=tile.warps,
         stages=tile.stages,
         shared_kv=loads_once(shape) if shared_kv is None else shared_kv,
+        scaled=scaled,
+        by_bits=by_bits,
     )
 
 
@@ -106,6 +126,7 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_FIRST_WITH_E4M3 = 89
 _MERGED_BY_WARP = 4096
 """Values of partials that a warp has in registers at a time."""
 # By the merged rows times heads up to which they serve. Measured on an H200: few rows want a block for every head, and
@@ -191,6 +212,9 @@ def emit_partial(key: KernelKey) -> Source:
         rest_mask=rest > 0 and dim + rest != key.head_dim,
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
         shared_kv=key.shared_kv,
+        fp8=key.kv_dtype in FP8,
+        by_bits=key.by_bits,
+        scaled=key.scaled,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
     )
     assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows

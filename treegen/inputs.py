@@ -13,6 +13,8 @@ from treegen.ir.tree import Tree
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 """PyTorch's types by their names in Shape."""
+KV_TORCH_DTYPES = {**TORCH_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""The same of caches."""
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
@@ -43,8 +45,14 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
             )
         if tensor.device != q.device:
             raise InputError(name, tensor.device, f"is not on q's device {q.device}", "move it there")
-        if tensor.dtype != q.dtype:
-            raise InputError(name, tensor.dtype, f"is not of q's type {q.dtype}", "convert it")
+    dtype = dtype_name("q", q.dtype)
+    in_fp8 = dtype != "fp32" and k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    for name, tensor, of, expected in (
+        ("k_cache", k_cache, "q's", k_cache.dtype if in_fp8 else q.dtype),
+        ("v_cache", v_cache, "k_cache's" if in_fp8 else "q's", k_cache.dtype if in_fp8 else q.dtype),
+    ):
+        if tensor.dtype != expected:
+            raise InputError(name, tensor.dtype, f"is not of {of} type {expected}", "convert it")
     if v_cache.shape[:-1] != k_cache.shape[:-1]:
         shapes, reason = f"shape {tuple(v_cache.shape)}", f"differs from k_cache's {tuple(k_cache.shape)}"
         raise InputError("v_cache", shapes, reason, "give equal shapes, but for the last dimension")
@@ -58,9 +66,8 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
         reason = f"is not a multiple of the cache's {kv_heads} heads"
         raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
     page_size = of_tokens[1] if k_cache.dim() == 4 else 1
-    dtype = dtype_name("q", q.dtype)
-    dims = q.shape[2], v_cache.shape[-1]
-    return Shape(heads, kv_heads, *dims, dtype=dtype, page_size=page_size, kv_layout=kv_layout)
+    dims, kv_dtype = (q.shape[2], v_cache.shape[-1]), str(k_cache.dtype)
+    return Shape(heads, kv_heads, *dims, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size, kv_layout=kv_layout)
 
 
 def form_of(
@@ -137,6 +144,7 @@ def check_values(
     for name, cache in (("k_cache", keys), ("v_cache", values)):
         for start, length in zip(tree.kv.start.tolist(), tree.kv.length.tolist(), strict=True):
             run = tokens_at(cache, torch.arange(start, start + length, device=cache.device))
+            run = run.float() if run.element_size() == 1 else run
             if bool(run.isnan().any()):
                 place = start + int(run.isnan().flatten(1).any(1).int().argmax())
                 raise InputError(name, "NaN", f"slot {place} is not a number", "write the slot before it is read")

@@ -25,6 +25,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.limits import Limits, WantedLimits
+from treegen.scales import Scales
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree
 from treegen.served import Program, Served
@@ -68,8 +69,10 @@ class Kernel:
         sm_scale: float | None,
         autotune: bool = False,
         wanted: WantedLimits | None = None,
+        scales: Scales | None = None,
     ) -> None:
         self._autotune = autotune
+        self._scales = scales
         self._strategy = strategy
         self._target = target
         self._wanted_backend = backend
@@ -235,7 +238,7 @@ class Kernel:
         program = served.programs.get((backend, device))
         if program is None:
             with stage(f"prepare {backend}"):
-                program = served.make_program(backend, self._shape, device)
+                program = served.make_program(backend, self._shape, device, self._scales)
             served.programs[backend, device] = program
             self._backend = backend
         return program
@@ -341,7 +344,14 @@ class Kernel:
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
         expected_out, expected_lse = oracle.reference(
-            self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale, kv_layout=self._shape.kv_layout
+            self.tree,
+            q,
+            k_cache,
+            v_cache,
+            sm_scale=self._sm_scale,
+            kv_layout=self._shape.kv_layout,
+            k_scale=None if self._scales is None else self._scales.k,
+            v_scale=None if self._scales is None else self._scales.v,
         )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
         return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])

@@ -13,7 +13,7 @@ import torch
 from treegen import oracle
 from treegen.counts import expected_compiles
 from treegen.devices import default_device
-from treegen.inputs import TORCH_DTYPES
+from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
@@ -61,6 +61,7 @@ class Case:
         generator = torch.Generator(device).manual_seed(0)
         sizes = (*of_rows, shape.head_dim), *of_caches
         q, k_cache, v_cache = (torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes)
+        k_cache, v_cache = (cache.to(KV_TORCH_DTYPES[shape.kv_dtype]) for cache in (k_cache, v_cache))
         if shape.shared_kv:
             v_cache = k_cache[..., : shape.head_dim_v]
         out = torch.empty(*of_rows, shape.head_dim_v, dtype=dtype, device=device)

@@ -22,13 +22,16 @@ def reference(
     sm_scale: float | None = None,
     rows: IntsLike | None = None,
     kv_layout: str = "NHD",
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
     q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout; that of V
     may have another head dim. Returns float64 out [rows, num_qo_heads, head_dim_v] and natural-log lse [rows,
     num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the caller's numbers of those to compute, by default
-    all; the results then hold these alone, in the order given. Raises InputError for a row that the tree does not have.
+    all; the results then hold these alone, in the order given. k_scale, v_scale: what keys and values are multiplied
+    by, a number or one for every KV head. Raises InputError for a row that the tree does not have.
     """
     keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     heads, head_dim = q.shape[1:]
@@ -42,10 +45,18 @@ def reference(
         if len(slots) == 0:
             continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
-        scores = torch.einsum("hgd,thd->hgt", query, tokens_at(keys, slots).double()) * scale
+        key, value = (_scaled(tokens_at(cache, slots), by) for cache, by in ((keys, k_scale), (values, v_scale)))
+        scores = torch.einsum("hgd,thd->hgt", query, key) * scale
         lse[place] = scores.logsumexp(-1).flatten()
-        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), tokens_at(values, slots).double()).flatten(0, 1)
+        out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), value).flatten(0, 1)
     return out, lse
+
+
+def _scaled(tokens: torch.Tensor, by: float | torch.Tensor | None) -> torch.Tensor:
+    """Tokens [tokens, KV heads, dim] in float64, times their scale."""
+    if by is None:
+        return tokens.double()
+    return tokens.double() * (by.double()[:, None] if isinstance(by, torch.Tensor) else by)
 
 
 def _chosen(rows: IntsLike, tree: Tree) -> list[int]:

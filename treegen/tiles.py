@@ -6,7 +6,7 @@ from functools import cache
 
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass
-from treegen.ir.shape import DTYPE_BYTES, Shape
+from treegen.ir.shape import DTYPE_BYTES, FP8, Shape
 from treegen.targets import Target
 
 BLOCK_TOKENS = 16
@@ -24,7 +24,8 @@ SMALL_ROWS = 16
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
-# Where both head dims are at most 64, twice the tokens take the same registers and shared memory.
+# Where both head dims are at most 64, twice the tokens take the same registers and shared memory; but spill if they
+# have to be converted.
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
@@ -32,6 +33,8 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 # SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
 # the keys'; those of 16 tokens 0 and 8.
 _LARGE_LATENT = ((64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
+# With keys that are converted, 64 rows spill up to 210 registers on sm_90, and 32 none.
+_LARGE_LATENT_FP8 = ((32, 32, 8, 2), (32, 16, 8, 2))
 _SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
@@ -75,13 +78,16 @@ def loads_once(shape: Shape) -> bool:
 
 
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
-    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
+    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles, and where these
+    are in 8 bits, one of them in the query's type.
+    """
     of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
     query = rows * of_key * DTYPE_BYTES[shape.dtype]
     # Blackwell's kernels copy values that are part of keys into tiles of their own.
     of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
     kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
-    return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
+    converted = tokens * max(of_key, of_value) * DTYPE_BYTES[shape.dtype] if shape.kv_dtype in FP8 else 0
+    return query + stages * kv + converted + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
 def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
@@ -109,11 +115,15 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     elif target.capability < _HOPPER:
         candidates = _LARGE_BEFORE_HOPPER
     else:
-        candidates = _LARGE_NARROW if padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 else _LARGE
+        narrow = padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 and shape.kv_dtype not in FP8
+        candidates = _LARGE_NARROW if narrow else _LARGE
     residents: tuple[int, ...] = (2, 1)
     if padded(shape.head_dim_v) > 256 and shape.dtype != "fp32":
-        candidates = _SMALL_LATENT if small else _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:]
-        residents = (2, 1) if small else (1,)
+        candidates, residents = _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:], (1,)
+        if shape.kv_dtype in FP8:
+            candidates = _LARGE_LATENT_FP8
+        if small:
+            candidates, residents = _SMALL_LATENT, (2, 1)
     elif padded(shape.head_dim_v) > 128:
         # Twice the accumulator: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)

@@ -17,6 +17,7 @@ from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
+from treegen.scales import Scales, placed
 from treegen.unfused import unfused_parts
 
 _BATCH_ELEMENTS = 1 << 22
@@ -26,15 +27,16 @@ _BATCH_ELEMENTS = 1 << 22
 class TorchProgram:
     """A schedule prepared for execution on one device."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device) -> None:
+    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device, scales: Scales | None = None) -> None:
         self._shape = shape
         self._device = device
+        self._scales = placed(scales, device, shape.num_kv_heads)
         self.load(schedule)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule."""
         self._schedule = schedule
-        self._unfused = unfused_parts(schedule, self._shape, self._device)
+        self._unfused = unfused_parts(schedule, self._shape, self._device, self._scales)
         self._stages = [
             ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
             for classes, merges in schedule.stages
@@ -115,10 +117,14 @@ class TorchProgram:
         query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
         key, value = (tokens_at(cache, batch["kv"]).float() for cache in (keys, values))
         scores = torch.einsum("irhgd,ithd->ihrgt", query, key) * sm_scale
+        if self._scales:
+            scores = scores * self._scales.k[:, None, None, None]
         scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
         log_sum = torch.logsumexp(scores, -1)
         weights = torch.exp(scores - _finite(log_sum)[..., None])
         result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
+        if self._scales:
+            result = result * self._scales.v[:, None, None]
         return result.flatten(2, 3), log_sum.permute(0, 2, 1, 3).flatten(2, 3)
 
 

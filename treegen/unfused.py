@@ -14,6 +14,7 @@ from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
+from treegen.scales import HeadScales
 
 _MOST_SCORES = 1 << 30
 """Scores that are materialised at a time, at most, unless one KV head alone has more."""
@@ -22,7 +23,15 @@ _MOST_SCORES = 1 << 30
 class UnfusedPart:
     """One item on one device: its rows, its KV slots, and which row sees which slot."""
 
-    def __init__(self, schedule: Schedule, tile: TileClass, item: WorkItem, shape: Shape, device: torch.device) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        tile: TileClass,
+        item: WorkItem,
+        shape: Shape,
+        device: torch.device,
+        scales: HeadScales | None,
+    ) -> None:
         blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
         runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
@@ -31,7 +40,7 @@ class UnfusedPart:
         sees = (runs[owner, 2] <= numbers) & (numbers < runs[owner, 3])
         seeing = sees.any(1)
         rows = schedule.rows[item.row0 : item.row0 + item.rows].astype(np.int64)
-        self._shape = shape
+        self._shape, self._scales = shape, scales
         self._rows, self._blind = (torch.from_numpy(chosen).to(device) for chosen in (rows[seeing], rows[~seeing]))
         self._slots = torch.from_numpy(ragged_ranges(runs[:, 0], runs[:, 1])).to(device)
         hidden = torch.from_numpy(~sees[seeing]).to(device)
@@ -58,18 +67,24 @@ class UnfusedPart:
             query = q[self._rows, of_heads].float().view(len(self._rows), -1, group, q.shape[2])
             scores = torch.einsum("rhgd,thd->hgrt", query, tokens_at(keys[..., chosen, :], self._slots).float())
             scores = scores * sm_scale
+            if self._scales:
+                scores = scores * self._scales.k[chosen, None, None, None]
             scores = scores + self._mask
             log_sum = torch.logsumexp(scores, -1)
             weights = torch.exp(scores - log_sum[..., None])
             result = torch.einsum("hgrt,thd->rhgd", weights, tokens_at(values[..., chosen, :], self._slots).float())
+            if self._scales:
+                result = result * self._scales.v[chosen, None, None]
             out[self._rows, of_heads] = result.flatten(1, 2).to(out.dtype)
             lse[self._rows, of_heads] = log_sum.flatten(0, 1).T * lse_scale
 
 
-def unfused_parts(schedule: Schedule, shape: Shape, device: torch.device) -> list[UnfusedPart]:
+def unfused_parts(
+    schedule: Schedule, shape: Shape, device: torch.device, scales: HeadScales | None = None
+) -> list[UnfusedPart]:
     """The items of all classes with a dense mask; they write final output, so they may run before anything else."""
     return [
-        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device)
+        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scales)
         for c, tile in enumerate(schedule.classes)
         if not tile.fused
         for index in range(schedule.class_indptr[c], schedule.class_indptr[c + 1])

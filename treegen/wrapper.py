@@ -12,7 +12,7 @@ import torch
 from treegen.compiler import compile as compile_tree
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError
-from treegen.ir.shape import KV_LAYOUTS, Shape, dtype_name
+from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import PageBounds, WantedLimits
@@ -124,7 +124,7 @@ class TreeAttentionWrapper:
             num_kv_heads,
             head_dim,
             dtype=dtype,
-            kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
+            kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type, (*DTYPES, *FP8)),
             page_size=page_size,
             kv_layout=self._layout,
         )
