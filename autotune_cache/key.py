@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from treegen.ir.errors import FormatError
-from treegen.ir.shape import Shape
+from treegen.ir.shape import MAX_HEAD_DIM_V, Shape
 from treegen.targets import Target
 from treegen.version import VERSION
 
@@ -71,8 +71,11 @@ def key_for(bucket: str, shape: Shape, target: Target, space: str) -> PolicyKey:
 
 @lru_cache(256)
 def shape_text(shape: Shape) -> str:
-    """All of a shape: `32:8 heads, head_dim 128, bf16`, and every field whose value does not follow from these."""
-    plain = Shape(shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, dtype=shape.dtype)
+    """All of a shape: `32:8 heads, head_dim 128, bf16`, and every field whose value does not follow from these; but
+    the layout of pages, whose kernels are the same, so that a policy serves both.
+    """
+    heads, dims = (shape.num_qo_heads, shape.num_kv_heads), (shape.head_dim, min(shape.head_dim, MAX_HEAD_DIM_V))
+    plain = Shape(*heads, *dims, dtype=shape.dtype, kv_layout=shape.kv_layout)
     others = [field.name for field in fields(shape) if getattr(shape, field.name) != getattr(plain, field.name)]
     text = f"{shape.num_qo_heads}:{shape.num_kv_heads} heads, head_dim {shape.head_dim}, {shape.dtype}"
     return ", ".join([text, *(f"{name} {getattr(shape, name)}" for name in others)])

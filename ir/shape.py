@@ -6,18 +6,30 @@ from dataclasses import dataclass
 
 from treegen.ir.errors import ShapeError
 
-DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
-_DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32"}
-MAX_HEAD_DIM = 256
+DTYPES = ("fp16", "bf16", "fp32")
+"""Types of q and out, and of caches."""
+FP8 = ("e4m3", "e5m2")
+"""Types of caches alone, beside a q of 16 bits: torch.float8_e4m3fn and torch.float8_e5m2."""
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
+_DTYPE_NAMES = {
+    "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+}  # fmt: skip
+MAX_HEAD_DIM = 576
+"""Of q and K: the latent and the rotary part of multi-head latent attention (MLA)."""
+MAX_HEAD_DIM_V = 512
+"""Of V and out: 64 rows of such results are all registers that two warp groups have for them."""
 MAX_PAGE_SIZE = 1024
+KV_LAYOUTS = ("NHD", "HND")
+"""Pages `[page_size, num_kv_heads, head_dim]` and `[num_kv_heads, page_size, head_dim]`."""
 
 
-def dtype_name(argument: str, dtype: object) -> str:
-    """The short name ("fp16", "bf16", "fp32") of a torch dtype or of any of its names. Raises ShapeError."""
+def dtype_name(argument: str, dtype: object, known: tuple[str, ...] = DTYPES) -> str:
+    """The short name, out of those `known`, of a torch dtype or of any of its names. Raises ShapeError."""
     name = str(dtype).removeprefix("torch.")
     name = _DTYPE_NAMES.get(name, name)
-    if name not in DTYPE_BYTES:
-        raise ShapeError(argument, str(dtype), "is not a supported type", f"use one of {', '.join(DTYPE_BYTES)}")
+    if name not in known:
+        raise ShapeError(argument, str(dtype), "is not a supported type", f"use one of {', '.join(known)}")
     return name
 
 
@@ -25,10 +37,13 @@ def dtype_name(argument: str, dtype: object) -> str:
 class Shape:
     """Heads, head dims, element types and the KV cache's page size and layout.
 
-    dtype (of q and out) and kv_dtype: "fp16", "bf16", "fp32" or the torch dtype. page_size 1 stands for a cache
-    `[slots, num_kv_heads, head_dim]`; otherwise `[pages, page_size, num_kv_heads, head_dim]` ("NHD"). partial_dtype:
-    what partial results wait in until they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each
-    partial once more. Raises ShapeError.
+    head_dim is that of q and K, head_dim_v that of V and out, by default the same. dtype, of q and out: "fp16", "bf16",
+    "fp32" or the torch dtype; kv_dtype: the same, or "e4m3" or "e5m2" beside 16 bits. page_size 1 stands for a cache
+    `[slots, num_kv_heads, head_dim]` in both layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]`
+    ("NHD") or `[pages, num_kv_heads, page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until
+    they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each partial once more. shared_kv: V is the
+    first head_dim_v elements of K, in the same memory (`v_cache = k_cache[..., :head_dim_v]`, as in MLA), and counts
+    once. Raises ShapeError.
     """
 
     num_qo_heads: int
@@ -40,12 +55,13 @@ class Shape:
     page_size: int = 1
     kv_layout: str = "NHD"
     partial_dtype: str = "fp32"
+    shared_kv: bool = False
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "head_dim_v", self.head_dim_v or self.head_dim)
         set_field(self, "dtype", dtype_name("dtype", self.dtype))
-        set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype or self.dtype))
+        set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype or self.dtype, (*DTYPES, *FP8)))
         set_field(self, "partial_dtype", dtype_name("partial_dtype", self.partial_dtype))
         for name in ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size"):
             value = getattr(self, name)
@@ -54,25 +70,34 @@ class Shape:
         if self.num_qo_heads % self.num_kv_heads:
             reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
-        if self.head_dim > MAX_HEAD_DIM or self.head_dim % 8:
-            reason = f"is not a multiple of 8 up to {MAX_HEAD_DIM}"
-            raise ShapeError("head_dim", self.head_dim, reason, "pad or split the head dimension")
-        if self.head_dim_v != self.head_dim:
-            raise ShapeError("head_dim_v", self.head_dim_v, "differs from head_dim", "use equal head dims")
-        if self.kv_dtype != self.dtype:
-            raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", "use one type")
+        for name, most in (("head_dim", MAX_HEAD_DIM), ("head_dim_v", MAX_HEAD_DIM_V)):
+            if getattr(self, name) > most or getattr(self, name) % 8:
+                reason = f"is not a multiple of 8 up to {most}"
+                raise ShapeError(name, getattr(self, name), reason, "pad or split the head dimension")
+        if self.kv_dtype != self.dtype and (self.kv_dtype not in FP8 or self.dtype == "fp32"):
+            fix = "use one type, or fp8 caches (e4m3, e5m2) beside fp16 or bf16"
+            raise ShapeError("kv_dtype", self.kv_dtype, f"differs from dtype = {self.dtype}", fix)
+        if type(self.shared_kv) is not bool or (self.shared_kv and self.head_dim_v > self.head_dim):
+            reason = f"does not go with head_dim = {self.head_dim}, head_dim_v = {self.head_dim_v}"
+            raise ShapeError("shared_kv", self.shared_kv, reason, "give True where V is the beginning of K, else False")
         if self.partial_dtype not in ("fp32", self.dtype):
             reason = f"is neither fp32 nor dtype = {self.dtype}"
             raise ShapeError("partial_dtype", self.partial_dtype, reason, "use one of these")
         if self.page_size > MAX_PAGE_SIZE:
             raise ShapeError("page_size", self.page_size, f"exceeds {MAX_PAGE_SIZE}", "use smaller pages")
-        if self.kv_layout != "NHD":
-            raise ShapeError("kv_layout", self.kv_layout, "is not supported", "use NHD")
+        if self.kv_layout not in KV_LAYOUTS:
+            raise ShapeError("kv_layout", self.kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
 
     @property
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    def cache_sizes(self, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes of a K and a V cache of so many pages (slots, where a page is one)."""
+        heads, tokens = (self.num_kv_heads,), () if self.page_size == 1 else (self.page_size,)
+        of_page = tokens + heads if self.kv_layout == "NHD" else heads + tokens
+        return (pages, *of_page, self.head_dim), (pages, *of_page, self.head_dim_v)
 
     @property
     def dtype_bytes(self) -> int:
@@ -81,8 +106,9 @@ class Shape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all KV heads."""
-        return self.num_kv_heads * (self.head_dim + self.head_dim_v) * DTYPE_BYTES[self.kv_dtype]
+        """Bytes of one token's keys and values over all KV heads; values that are part of keys count once."""
+        dims = self.head_dim if self.shared_kv else self.head_dim + self.head_dim_v
+        return self.num_kv_heads * dims * DTYPE_BYTES[self.kv_dtype]
 
     @property
     def partial_bytes(self) -> int:
@@ -90,7 +116,9 @@ class Shape:
         return self.num_qo_heads * (self.head_dim_v * DTYPE_BYTES[self.partial_dtype] + DTYPE_BYTES["fp32"])
 
     def __str__(self) -> str:
-        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}, {self.dtype}"
+        of_v = f" (v {self.head_dim_v})" if self.head_dim_v != self.head_dim else ""
+        shared = ", shared KV" if self.shared_kv else ""
+        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {self.dtype}{shared}"
 
 
 DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")

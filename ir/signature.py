@@ -49,12 +49,14 @@ class ScoreCode:
 class KernelKey:
     """Everything that a stage-1 kernel is specialised for; nothing of the tree.
 
-    dtype, kv_dtype: "fp16", "bf16" or "fp32". group: query heads per KV head. page_size: 1 when the cache is addressed
-    by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or "bits". tile_rows: query head
-    rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs packed into one tile. dealt:
-    whether thread blocks work off lists. merging: whether items join partials of earlier stages before they write.
-    full: whether there are full tiles, in a loop of their own. scoring: what is done to scores. sinks: whether every
-    head has a sink, which takes its share of the softmax.
+    dtype: "fp16", "bf16" or "fp32"; kv_dtype: the same, "e4m3" or "e5m2". group: query heads per KV head. page_size: 1
+    when the cache is addressed by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or
+    "bits". tile_rows: query head rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs
+    packed into one tile. dealt: whether thread blocks work off lists. merging: whether items join partials of earlier
+    stages before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether values are
+    the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is read as
+    bytes and put together. scoring: what is done to scores. sinks: whether every head has a sink, which takes its share
+    of the softmax.
     """
 
     dtype: str
@@ -72,11 +74,14 @@ class KernelKey:
     full: bool
     warps: int
     stages: int
+    shared_kv: bool = False
+    scaled: bool = False
+    by_bits: bool = False
     scoring: ScoreCode | None = None
     sinks: bool = False
 
     def text(self) -> str:
-        """Canonical JSON, as in the header of the emitted module."""
+        """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""
         return _text("partial_attention", self)
 
 

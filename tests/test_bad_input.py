@@ -317,15 +317,16 @@ SHAPES = {
     "heads that are a flag": ((True, True, 64), {}, ("num_qo_heads = True", "positive integer")),
     "no head dim": ((8, 8, 0), {}, ("head_dim = 0", "positive integer")),
     "odd head dim": ((8, 8, 65), {}, ("head_dim = 65", "multiple of 8")),
-    "large head dim": ((8, 8, 1024), {}, ("head_dim = 1024", "256")),
-    "other head dim of v": ((8, 8, 64), {"head_dim_v": 128}, ("head_dim_v = 128", "differs from head_dim")),
+    "large head dim": ((8, 8, 1024), {}, ("head_dim = 1024", "576")),
+    "odd head dim of v": ((8, 8, 64), {"head_dim_v": 60}, ("head_dim_v = 60", "multiple of 8")),
+    "large head dim of v": ((8, 8, 64), {"head_dim_v": 1024}, ("head_dim_v = 1024", "512")),
     "unknown dtype": ((8, 8, 64), {"dtype": "int8"}, ("dtype = int8", "not a supported type", "fp16, bf16, fp32")),
     "dtype that is no type": ((8, 8, 64), {"dtype": None}, ("dtype = None", "not a supported type")),
     "unknown kv dtype": ((8, 8, 64), {"kv_dtype": "fp8"}, ("kv_dtype = fp8", "not a supported type")),
     "mixed dtypes": ((8, 8, 64), {"kv_dtype": "fp16"}, ("kv_dtype = fp16", "differs from dtype = bf16")),
     "no page size": ((8, 8, 64), {"page_size": 0}, ("page_size = 0", "positive integer")),
     "large pages": ((8, 8, 64), {"page_size": 4096}, ("page_size = 4096", "1024")),
-    "unknown layout": ((8, 8, 64), {"kv_layout": "HND"}, ("kv_layout = HND", "not supported", "NHD")),
+    "unknown layout": ((8, 8, 64), {"kv_layout": "HDN"}, ("kv_layout = HDN", "is unknown", "NHD, HND")),
 }
 
 TREE = Tree.parse("3(2)")

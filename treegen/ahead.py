@@ -38,7 +38,13 @@ from treegen.targets import Target
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities, times ten, for which every template variant has to compile."""
 
-_DTYPES = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.float32"}
+_DTYPES = {
+    "fp16": "torch.float16",
+    "bf16": "torch.bfloat16",
+    "fp32": "torch.float32",
+    "e4m3": "torch.float8_e4m3fn",
+    "e5m2": "torch.float8_e5m2",
+}
 _ANY = 2  # rows, pages and the like, which decide nothing
 _SCALE = 0.5  # scales decide nothing as long as they are no whole numbers
 _SOME_KV_HEADS = 8
@@ -81,7 +87,16 @@ def _shape_of(key: KernelKey | MergeKey) -> Shape:
     heads = _SOME_KV_HEADS
     if isinstance(key, MergeKey):
         return Shape(heads, heads, key.head_dim_v, dtype=key.dtype)
-    return Shape(heads * key.group, heads, key.head_dim, dtype=key.dtype, page_size=key.page_size)
+    return Shape(
+        heads * key.group,
+        heads,
+        key.head_dim,
+        key.head_dim_v,
+        dtype=key.dtype,
+        kv_dtype=key.kv_dtype,
+        page_size=key.page_size,
+        shared_kv=key.shared_kv,
+    )
 
 
 def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
@@ -91,10 +106,12 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     if triton.knobs.runtime.interpret:
         raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
     kernel = getattr(load_module(source), source.kernel)
-    tensors, table = _tensors(shape), _Contiguous("torch.int32", (_ANY,))
+    by_bits = isinstance(source.key, KernelKey) and source.key.by_bits
+    tensors, table = _tensors(shape, by_bits), _Contiguous("torch.int32", (_ANY,))
     arguments: tuple[Any, ...]
     if isinstance(source.key, KernelKey):
-        tables = Tables(table, table, table, table, (table, table), (table, table))
+        scale = _Contiguous(_DTYPES["fp32"], (shape.num_kv_heads,))
+        tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale))
         extra = _extra(source.key, table)
         arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, early=False, extra=extra)
         options = partial_options(source.key, interpreted=False, dependent=depends_on_launches(architecture))
@@ -135,13 +152,14 @@ class _Contiguous:
         return 0
 
 
-def _tensors(shape: Shape) -> Tensors:
+def _tensors(shape: Shape, by_bits: bool) -> Tensors:
     dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
-    pages = (_ANY,) if shape.page_size == 1 else (_ANY, shape.page_size)
+    kv_dtype = "torch.uint8" if by_bits else _DTYPES[shape.kv_dtype]
+    k_sizes, v_sizes = shape.cache_sizes(_ANY)
     return Tensors(
         _Contiguous(dtype, (_ANY, heads, shape.head_dim)),
-        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim)),
-        _Contiguous(_DTYPES[shape.kv_dtype], (*pages, shape.num_kv_heads, shape.head_dim_v)),
+        _Contiguous(kv_dtype, k_sizes),
+        _Contiguous(kv_dtype, v_sizes),
         _Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
         _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
         _Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),

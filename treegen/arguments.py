@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
+from treegen.tiles import value_is_piece
 
 _HOPPER = 90
 
@@ -28,6 +29,9 @@ class TensorLike(Protocol):
     def stride(self, dim: int, /) -> int:
         """Elements from one entry of a dimension to the next."""
 
+    def data_ptr(self) -> int:
+        """Where it begins."""
+
 
 class Tensors(NamedTuple):
     """q, the caches, the results and the partial results, in the order in which stage-1 kernels take them."""
@@ -42,7 +46,9 @@ class Tensors(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """The tables of a tile class; work and epilogue: an indptr and the list behind it."""
+    """The tables of a tile class; work and epilogue: an indptr and the list behind it; scales: of keys and of values,
+    for kernels that have them.
+    """
 
     items: TensorLike
     rows: TensorLike
@@ -50,6 +56,7 @@ class Tables(NamedTuple):
     blocks: TensorLike
     work: tuple[TensorLike, TensorLike]
     epilogue: tuple[TensorLike, TensorLike]
+    scales: tuple[TensorLike, ...] = ()
 
 
 class MergeTables(NamedTuple):
@@ -91,9 +98,10 @@ def partial_arguments(
     return (
         *tensors,
         *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
+        *(tables.scales if key.scaled else ()),
         shape.num_kv_heads,
         q.stride(0), q.stride(1),
-        *cache_strides(tensors.k_cache), *cache_strides(tensors.v_cache),
+        *cache_strides(tensors.k_cache, shape.kv_layout), *cache_strides(tensors.v_cache, shape.kv_layout),
         out.stride(0), out.stride(1),
         sm_scale / math.log(2), lse_scale * math.log(2),
         int(early),
@@ -141,14 +149,30 @@ def depends_on_launches(capability: int) -> bool:
     return capability >= _HOPPER
 
 
-def cache_strides(cache: TensorLike) -> tuple[int, int, int]:
+def cache_strides(cache: TensorLike, kv_layout: str) -> tuple[int, int, int]:
     """(page, token, head) strides in elements; with one token per page, both of the first are the page's."""
-    if cache.dim() == 4 and cache.shape[1] > 1:
-        return cache.stride(0), cache.stride(1), cache.stride(2)
-    return cache.stride(0), cache.stride(0), cache.stride(cache.dim() - 2)
+    if cache.dim() == 3:
+        return cache.stride(0), cache.stride(0), cache.stride(1)
+    token, head = (1, 2) if kv_layout == "NHD" else (2, 1)
+    return cache.stride(0), cache.stride(token if cache.shape[token] > 1 else 0), cache.stride(head)
 
 
 def by_slot(shape: Shape, tensors: Tensors) -> bool:
     """Whether slots follow one another across pages in both caches, so that pages need not be told apart."""
-    strides = (cache_strides(cache) for cache in (tensors.k_cache, tensors.v_cache))
+    strides = (cache_strides(cache, shape.kv_layout) for cache in (tensors.k_cache, tensors.v_cache))
     return all(page == token * shape.page_size for page, token, _ in strides)
+
+
+def in_same_place(k_cache: TensorLike, v_cache: TensorLike) -> bool:
+    """Whether V is the beginning of K: in the same memory, with the same strides and at most as long."""
+    dims = range(k_cache.dim())
+    return (
+        k_cache.data_ptr() == v_cache.data_ptr()
+        and [k_cache.stride(dim) for dim in dims] == [v_cache.stride(dim) for dim in dims]
+        and bool(v_cache.shape[-1] <= k_cache.shape[-1])
+    )
+
+
+def shared_kv(shape: Shape, tensors: Tensors) -> bool:
+    """Whether one load serves K and V: V is the first piece of K, in the same memory."""
+    return value_is_piece(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k_cache, tensors.v_cache)

@@ -15,6 +15,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
+from treegen.scales import Scales
 from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.invariant import BatchInvariant, invariant_strategy
@@ -36,6 +37,8 @@ def compile(
     window_left: int = -1,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
     autotune: bool = False,
     max_rows: int | None = None,
     max_items: int | None = None,
@@ -47,8 +50,11 @@ def compile(
     strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
     bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
     the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
-    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)`. autotune: `auto` measures its best candidates on the
-    current GPU, for every bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
+    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)` of the head_dim given (absorbed MLA wants that of the
+    heads before absorption: give it). k_scale, v_scale: what keys and values are multiplied by, above 0, as fp8 caches
+    need it: a number, or a float32 tensor [num_kv_heads] on the tensors' device, which every launch reads, so that it
+    may be overwritten. autotune: `auto` measures its best candidates on the current GPU, for every
+    bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
 
     score_mod(score, b, h, q_idx, kv_idx) returns what becomes of a score (already times sm_scale), and mask_mod(b, h,
     q_idx, kv_idx) whether a row sees a token, as in PyTorch's FlexAttention: b is the row's number, h the query head,
@@ -92,4 +98,5 @@ def compile(
         scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
         check_tuning(made, on_target)
-    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, wanted if wanted.any else None, scoring)
+    limits, scales = wanted if wanted.any else None, Scales.of(k_scale, v_scale)
+    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, limits, scales, scoring)

@@ -12,10 +12,10 @@ import jinja2
 
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
-from treegen.ir.shape import Shape
+from treegen.ir.shape import FP8, Shape
 from treegen.ir.signature import KernelKey, MergeKey, ScoreCode
 from treegen.one_loop import in_one_loop
-from treegen.tiles import MOST_UNROLLED, padded, rows_per_tile
+from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,10 @@ _LOADS = {
 
 @dataclass(frozen=True, slots=True)
 class PartialContext:
-    """What the stage-1 template reads: a kernel key with its consequences spelled out."""
+    """What the stage-1 template reads: a kernel key with its consequences spelled out.
+
+    dim, rest: padded sizes of the pieces of keys' head dim, the second 0 where there is one.
+    """
 
     rows: int
     tokens: int
@@ -72,9 +75,15 @@ class PartialContext:
     head_dim: int
     head_dim_v: int
     dim: int
+    rest: int
     dim_v: int
     dim_mask: bool
+    rest_mask: bool
     dim_v_mask: bool
+    shared_kv: bool
+    fp8: bool
+    by_bits: bool
+    scaled: bool
     precision: str
     scoring: ScoreCode | None
     loads: tuple[EntryLoad, ...]
@@ -98,11 +107,26 @@ class MergeContext:
     sinks: bool
 
 
+def reads_bits(shape: Shape, capability: int) -> bool:
+    """Whether GPUs of a compute capability (times ten) have to put e4m3 together out of bytes; so does the interpreter,
+    whose capability is 0.
+    """
+    return shape.kv_dtype == "e4m3" and capability < _FIRST_WITH_E4M3
+
+
 def kernel_key(
-    tile: TileClass, shape: Shape, page_size: int = 1, scoring: ScoreCode | None = None, *, sinks: bool = False
+    tile: TileClass,
+    shape: Shape,
+    page_size: int = 1,
+    scoring: ScoreCode | None = None,
+    *,
+    shared_kv: bool | None = None,
+    scaled: bool = False,
+    by_bits: bool = False,
+    sinks: bool = False,
 ) -> KernelKey:
-    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. scoring, sinks: see
-    KernelKey.
+    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
+    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks: see KernelKey.
     """
     return KernelKey(
         dtype=shape.dtype,
@@ -122,6 +146,9 @@ def kernel_key(
         stages=tile.stages,
         scoring=scoring,
         sinks=sinks,
+        shared_kv=loads_once(shape) if shared_kv is None else shared_kv,
+        scaled=scaled,
+        by_bits=by_bits,
     )
 
 
@@ -132,6 +159,7 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_FIRST_WITH_E4M3 = 89
 _MERGED_BY_WARP = 4096
 """Values of partials that a warp has in registers at a time."""
 # By the merged rows times heads up to which they serve. Measured on an H200: few rows want a block for every head, and
@@ -214,6 +242,7 @@ def merge_key_of(
 def emit_partial(key: KernelKey) -> Source:
     """The stage-1 module for a key."""
     heads = min(key.group, key.tile_rows)
+    dim, rest = (*key_pieces(key.head_dim, key.head_dim_v), 0)[:2]
     blocks_per_tile = key.tile_tokens // key.block_tokens
     positions = key.scoring is not None and key.scoring.positions
     captured = _captured_arguments(key.scoring)
@@ -238,10 +267,16 @@ def emit_partial(key: KernelKey) -> Source:
         head_tiles=-(-key.group // heads),
         head_dim=key.head_dim,
         head_dim_v=key.head_dim_v,
-        dim=padded(key.head_dim),
+        dim=dim,
+        rest=rest,
         dim_v=padded(key.head_dim_v),
-        dim_mask=padded(key.head_dim) != key.head_dim,
+        dim_mask=not rest and dim != key.head_dim,
+        rest_mask=rest > 0 and dim + rest != key.head_dim,
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
+        shared_kv=key.shared_kv,
+        fp8=key.kv_dtype in FP8,
+        by_bits=key.by_bits,
+        scaled=key.scaled,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
         scoring=key.scoring,
         loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),

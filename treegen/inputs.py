@@ -6,12 +6,15 @@ import math
 
 import torch
 
+from treegen.caches import slots_of, token_major, tokens_at
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 """PyTorch's types by their names in Shape."""
+KV_TORCH_DTYPES = {**TORCH_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+"""The same of caches."""
 
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
@@ -23,9 +26,9 @@ def lse_scale(lse_base: str) -> float:
     return _LSE_SCALE[lse_base]
 
 
-def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> Shape:
-    """The attention shape that three tensors have. Raises InputError when they do not fit one another, else
-    ShapeError.
+def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> Shape:
+    """The attention shape that three tensors have, with caches of this layout, which nothing shows. Raises InputError
+    when they do not fit one another, else ShapeError.
     """
     for name, tensor, dims in (("q", q, (3,)), ("k_cache", k_cache, (3, 4)), ("v_cache", v_cache, (3, 4))):
         if not isinstance(tensor, torch.Tensor):
@@ -42,21 +45,29 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> S
             )
         if tensor.device != q.device:
             raise InputError(name, tensor.device, f"is not on q's device {q.device}", "move it there")
-        if tensor.dtype != q.dtype:
-            raise InputError(name, tensor.dtype, f"is not of q's type {q.dtype}", "convert it")
-    if v_cache.shape != k_cache.shape:
-        shapes = f"shape {tuple(v_cache.shape)}"
-        raise InputError("v_cache", shapes, f"differs from k_cache's {tuple(k_cache.shape)}", "give equal shapes")
+    dtype = dtype_name("q", q.dtype)
+    in_fp8 = dtype != "fp32" and k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    for name, tensor, of, expected in (
+        ("k_cache", k_cache, "q's", k_cache.dtype if in_fp8 else q.dtype),
+        ("v_cache", v_cache, "k_cache's" if in_fp8 else "q's", k_cache.dtype if in_fp8 else q.dtype),
+    ):
+        if tensor.dtype != expected:
+            raise InputError(name, tensor.dtype, f"is not of {of} type {expected}", "convert it")
+    if v_cache.shape[:-1] != k_cache.shape[:-1]:
+        shapes, reason = f"shape {tuple(v_cache.shape)}", f"differs from k_cache's {tuple(k_cache.shape)}"
+        raise InputError("v_cache", shapes, reason, "give equal shapes, but for the last dimension")
     if k_cache.shape[-1] != q.shape[-1]:
         raise InputError(
             "k_cache", f"head_dim {k_cache.shape[-1]}", f"differs from q's {q.shape[-1]}", "give one head_dim"
         )
-    heads, kv_heads = q.shape[1], k_cache.shape[-2]
+    heads, of_tokens = q.shape[1], token_major(k_cache, kv_layout).shape
+    kv_heads = of_tokens[-2]
     if kv_heads == 0 or heads % kv_heads:
         reason = f"is not a multiple of the cache's {kv_heads} heads"
         raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
-    page_size = k_cache.shape[1] if k_cache.dim() == 4 else 1
-    return Shape(heads, kv_heads, q.shape[2], dtype=dtype_name("q", q.dtype), page_size=page_size)
+    page_size = of_tokens[1] if k_cache.dim() == 4 else 1
+    dims, kv_dtype = (q.shape[2], v_cache.shape[-1]), str(k_cache.dtype)
+    return Shape(heads, kv_heads, *dims, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size, kv_layout=kv_layout)
 
 
 def form_of(
@@ -64,10 +75,12 @@ def form_of(
 ) -> tuple[object, ...] | None:
     """All that the checks here and the choice of machine code depend on; None for what is no plain tensor."""
     try:
+        keys_at, values_at = k_cache.data_ptr(), v_cache.data_ptr()
         form = (
             q.shape, q.stride(), q.dtype, q.device, q.data_ptr() % 16,
-            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, k_cache.data_ptr() % 16,
-            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, v_cache.data_ptr() % 16,
+            k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, keys_at % 16,
+            v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, values_at % 16,
+            keys_at == values_at,
         )  # fmt: skip
         if out is None:
             return form
@@ -83,7 +96,7 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
         raise InputError("out", type(out).__name__, "is not a tensor", "give a torch.Tensor")
     if tuple(out.shape) != expected or out.dtype != q.dtype or out.device != q.device:
         found = f"{tuple(out.shape)} {out.dtype} on {out.device}"
-        raise InputError("out", found, f"needs {expected} {q.dtype} on {q.device}", "allocate it like q")
+        raise InputError("out", found, f"needs {expected} {q.dtype} on {q.device}", "allocate it so")
     if out.stride(-1) != 1:
         raise InputError(
             "out", f"strides {out.stride()}", "is not contiguous in its last dimension", "allocate it like q"
@@ -110,12 +123,15 @@ def check_rows(tree: Tree, q: torch.Tensor) -> None:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give a row per row of the tree")
 
 
-def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def check_values(
+    tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD"
+) -> None:
     """Raises InputError when a slot of the tree is outside the cache, or when its rows of q or its K or V hold NaN.
 
     Synchronises with the device: meant for debugging, not for the hot path.
     """
-    slots = k_cache.shape[0] * (k_cache.shape[1] if k_cache.dim() == 4 else 1)
+    keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
+    slots = slots_of(keys)
     if tree.kv.last_slot >= slots:
         raise InputError(
             "k_cache",
@@ -125,10 +141,10 @@ def check_values(tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: to
         )
     if bool(q[: tree.num_rows].isnan().any()):
         raise InputError("q", "NaN", "is not a number", "look for the layer that made it")
-    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        flat = cache.flatten(0, -3) if cache.dim() == 4 else cache
+    for name, cache in (("k_cache", keys), ("v_cache", values)):
         for start, length in zip(tree.kv.start.tolist(), tree.kv.length.tolist(), strict=True):
-            run = flat[start : start + length]
+            run = tokens_at(cache, torch.arange(start, start + length, device=cache.device))
+            run = run.float() if run.element_size() == 1 else run
             if bool(run.isnan().any()):
                 place = start + int(run.isnan().flatten(1).any(1).int().argmax())
                 raise InputError(name, "NaN", f"slot {place} is not a number", "write the slot before it is read")

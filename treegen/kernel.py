@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from treegen import inputs, op, oracle
+from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
 from treegen.devices import backend_for, default_device
@@ -18,12 +19,13 @@ from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
-from treegen.ir.errors import TreeError
+from treegen.ir.errors import InputError, TreeError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.limits import Limits, WantedLimits
+from treegen.scales import Scales
 from treegen.scoring.scoring import Scoring
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree
@@ -69,9 +71,11 @@ class Kernel:
         sm_scale: float | None,
         autotune: bool = False,
         wanted: WantedLimits | None = None,
+        scales: Scales | None = None,
         scoring: Scoring | None = None,
     ) -> None:
         self._autotune = autotune
+        self._scales = scales
         self._scoring = scoring
         self._strategy = strategy
         self._target = target
@@ -137,7 +141,8 @@ class Kernel:
         """Attention of every row over the tokens that it sees.
 
         q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
-        page_size, num_kv_heads, head_dim]`. Returns out like q (into `out` if given), and with `return_lse` also the
+        page_size, num_kv_heads, head_dim]` (pages also as the shape's kv_layout says), that of V with head_dim_v.
+        Returns out [rows, num_qo_heads, head_dim_v] of q's type (into `out` if given), and with `return_lse` also the
         float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
         gives 0 and -inf. Under a fixed capacity q may have more rows than the tree, `max_rows` at most; what they hold
         in out and lse is left as it is. Raises InputError before any launch.
@@ -166,7 +171,7 @@ class Kernel:
         elif served.layout is not None:
             inputs.check_rows(served.tree, q)
         if checks_inputs():
-            inputs.check_values(served.grown, q, k_cache, v_cache)
+            inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
         if out is None:
             out = self._empty_out(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
@@ -219,7 +224,14 @@ class Kernel:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
 
     def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        found = replace(inputs.shape_of(q, k_cache, v_cache), partial_dtype=self._shape.partial_dtype)
+        found = inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
+        shared = in_same_place(k_cache, v_cache)
+        if self._shape.shared_kv and not shared:
+            fix = f"give k_cache[..., :{self._shape.head_dim_v}], or compile for a shape without shared_kv"
+            raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
+        # Who gives no shape may well call with one tensor for both at first, to see something run, and then with two.
+        shares = shared and found.head_dim_v < found.head_dim if self._shape_is_assumed else self._shape.shared_kv
+        found = replace(found, partial_dtype=self._shape.partial_dtype, shared_kv=shares)
         if self._shape_is_assumed:
             self._shape_is_assumed = False
             if found != self._shape or self._autotune:
@@ -233,7 +245,7 @@ class Kernel:
         program = served.programs.get((backend, device))
         if program is None:
             with stage(f"prepare {backend}"):
-                program = served.make_program(backend, self._shape, device)
+                program = served.make_program(backend, self._shape, device, self._scales)
             served.programs[backend, device] = program
             self._backend = backend
         return program
@@ -333,15 +345,22 @@ class Kernel:
         """
         with self._lock:
             self._fit(q, k_cache, v_cache)
-        inputs.check_values(self.tree, q, k_cache, v_cache)
+        inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
-        options = None if self._scoring is None else self._scoring.options
         expected_out, expected_lse = oracle.reference(
-            self.tree, q, k_cache, v_cache, sm_scale=self._sm_scale, options=options
+            self.tree,
+            q,
+            k_cache,
+            v_cache,
+            sm_scale=self._sm_scale,
+            options=None if self._scoring is None else self._scoring.options,
+            kv_layout=self._shape.kv_layout,
+            k_scale=None if self._scales is None else self._scales.k,
+            v_scale=None if self._scales is None else self._scales.v,
         )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
         return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])

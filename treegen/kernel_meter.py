@@ -13,7 +13,7 @@ import torch
 from treegen import oracle
 from treegen.counts import expected_compiles
 from treegen.devices import default_device
-from treegen.inputs import TORCH_DTYPES
+from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
@@ -55,18 +55,20 @@ class Case:
         Raises InputError when they would take more than half of the device's free memory.
         """
         dtype, pages = TORCH_DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
-        of_row, of_token = (shape.num_qo_heads, shape.head_dim), (shape.num_kv_heads, shape.head_dim)
-        of_cache = (pages, *of_token) if shape.page_size == 1 else (pages, shape.page_size, *of_token)
-        _check_memory(2 * math.prod(of_cache) + 2 * tree.num_rows * math.prod(of_row), shape, device)
+        of_rows, of_caches = (tree.num_rows, shape.num_qo_heads), shape.cache_sizes(pages)
+        of_both = math.prod(of_rows) * (shape.head_dim + shape.head_dim_v)
+        _check_memory(sum(map(math.prod, of_caches)) + of_both, shape, device)
         generator = torch.Generator(device).manual_seed(0)
-        q, k_cache, v_cache = (
-            torch.randn(size, generator=generator, device=device, dtype=dtype)
-            for size in ((tree.num_rows, *of_row), of_cache, of_cache)
-        )
-        lse = torch.empty(tree.num_rows, shape.num_qo_heads, dtype=torch.float32, device=device)
+        sizes = (*of_rows, shape.head_dim), *of_caches
+        q, k_cache, v_cache = (torch.randn(size, generator=generator, device=device, dtype=dtype) for size in sizes)
+        k_cache, v_cache = (cache.to(KV_TORCH_DTYPES[shape.kv_dtype]) for cache in (k_cache, v_cache))
+        if shape.shared_kv:
+            v_cache = k_cache[..., : shape.head_dim_v]
+        out = torch.empty(*of_rows, shape.head_dim_v, dtype=dtype, device=device)
+        lse = torch.empty(of_rows, dtype=torch.float32, device=device)
         rows = checked_rows(tree, most_rows)
-        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows)
-        return cls(tree, shape, q, k_cache, v_cache, torch.empty_like(q), lse, rows, *expected)
+        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows, kv_layout=shape.kv_layout)
+        return cls(tree, shape, q, k_cache, v_cache, out, lse, rows, *expected)
 
     def run(self, program: TritonProgram) -> None:
         """Fills out and lse."""

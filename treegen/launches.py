@@ -13,7 +13,7 @@ from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.targets import Target
-from treegen.tiles import padded, resident_blocks
+from treegen.tiles import key_pieces, padded, resident_blocks
 
 FP32_BYTES = 4
 
@@ -118,7 +118,8 @@ def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Lon
 
 def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
     """Floating-point operations of one tile, padding included, and the bytes of its keys and values."""
-    flops = 2 * tile.rows * tile.tokens * (padded(shape.head_dim) + padded(shape.head_dim_v))
+    dims = sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
+    flops = 2 * tile.rows * tile.tokens * dims
     return flops, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
@@ -21,22 +22,26 @@ def reference(
     *,
     sm_scale: float | None = None,
     rows: IntsLike | None = None,
+    kv_layout: str = "NHD",
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
     options: ScoreOptions | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
 
-    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or `[pages, page_size, ...]`. Returns
-    float64 out like q and natural-log lse [rows, num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the
-    caller's numbers of those to compute, by default all; the results then hold these alone, in the order given.
-    options: what is done to scores, by functions that are called, and not traced. Raises InputError for a row that the
-    tree does not have.
+    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout; that of V
+    may have another head dim. Returns float64 out [rows, num_qo_heads, head_dim_v] and natural-log lse [rows,
+    num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the caller's numbers of those to compute, by default
+    all; the results then hold these alone, in the order given. k_scale, v_scale: what keys and values are multiplied
+    by, a number or one for every KV head. options: what is done to scores, by functions that are called, and not
+    traced. Raises InputError for a row that the tree does not have.
     """
-    keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+    keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     heads, head_dim = q.shape[1:]
     chosen = range(len(q)) if rows is None else _chosen(rows, tree)
-    kv_heads = keys.shape[1]
+    kv_heads = keys.shape[-2]
     scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
-    out = torch.zeros(len(chosen), heads, values.shape[2], dtype=torch.float64, device=q.device)
+    out = torch.zeros(len(chosen), heads, values.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.full((len(chosen), heads), -math.inf, dtype=torch.float64, device=q.device)
     sinks = None if options is None else options.sinks
     for place, row in enumerate(chosen):
@@ -46,12 +51,13 @@ def reference(
                 lse[place] = sinks.double()
             continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
-        scores = torch.einsum("hgd,thd->hgt", query, keys[slots].double()) * scale
+        key, value = (_scaled(tokens_at(cache, slots), by) for cache, by in ((keys, k_scale), (values, v_scale)))
+        scores = torch.einsum("hgd,thd->hgt", query, key) * scale
         if options is not None:
             scores = _scored(scores.flatten(0, 1), row, options).view(kv_heads, -1, len(slots))
         lse[place] = scores.logsumexp(-1).flatten()
         weights = torch.exp(scores - lse[place].view(kv_heads, -1, 1).clamp(min=torch.finfo(torch.float64).min))
-        out[place] = torch.einsum("hgt,thd->hgd", weights, values[slots].double()).flatten(0, 1)
+        out[place] = torch.einsum("hgt,thd->hgd", weights, value).flatten(0, 1)
         if sinks is not None:
             out[place], lse[place] = with_sinks(out[place], lse[place], sinks)
     return out, lse
@@ -66,6 +72,13 @@ def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tens
     scores = torch.as_tensor(options.score(scores, row_number, head, position, token)).expand(heads, tokens).double()
     seen = options.mask(row_number, head, position, token)
     return scores if seen is None else torch.where(seen, scores, -math.inf)
+
+
+def _scaled(tokens: torch.Tensor, by: float | torch.Tensor | None) -> torch.Tensor:
+    """Tokens [tokens, KV heads, dim] in float64, times their scale."""
+    if by is None:
+        return tokens.double()
+    return tokens.double() * (by.double()[:, None] if isinstance(by, torch.Tensor) else by)
 
 
 def _chosen(rows: IntsLike, tree: Tree) -> list[int]:

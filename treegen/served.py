@@ -19,6 +19,7 @@ from treegen.ir.tree import Tree
 from treegen.limits import WantedLimits
 from treegen.lower import lower
 from treegen.room import with_room
+from treegen.scales import Scales
 from treegen.scoring.scoring import Scoring
 from treegen.strategies import Choice
 from treegen.targets import Target
@@ -142,13 +143,14 @@ class Served:
         """The schedule in the form in which programs have it, with room for growth."""
         return self.schedule if self.growth is None else self.growth.schedule
 
-    def make_program(self, backend: str, shape: Shape, device: torch.device) -> Program:
-        """A new program for the schedule."""
+    def make_program(self, backend: str, shape: Shape, device: torch.device, scales: Scales | None = None) -> Program:
+        """A new program for the schedule, with the scales of keys and values."""
         if backend != "triton":
-            return TorchProgram(self.launched, shape, device, self.scoring)
+            return TorchProgram(self.launched, shape, device, scales, self.scoring)
         if self.layout is None:
-            return TritonProgram(self.launched, shape, device, scoring=self.scoring)
-        return TritonProgram(self.launched, shape, device, self.layout.room, self.layout.limits.max_rows, self.scoring)
+            return TritonProgram(self.launched, shape, device, scales=scales, scoring=self.scoring)
+        room, most_rows = self.layout.room, self.layout.limits.max_rows
+        return TritonProgram(self.launched, shape, device, room, most_rows, scales, self.scoring)
 
     def keep_call(self, form: tuple[object, ...], lse_base: str, call: Call) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""

@@ -7,7 +7,7 @@ from functools import cache
 
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass
-from treegen.ir.shape import DTYPE_BYTES, Shape
+from treegen.ir.shape import DTYPE_BYTES, FP8, Shape
 from treegen.targets import Target
 
 BLOCK_TOKENS = 16
@@ -25,10 +25,18 @@ SMALL_ROWS = 16
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
-# Where both head dims are at most 64, twice the tokens take the same registers and shared memory.
+# Where both head dims are at most 64, twice the tokens take the same registers and shared memory; but spill if they
+# have to be converted.
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
+# Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so one block fits into an
+# SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
+# the keys'; those of 16 tokens 0 and 8.
+_LARGE_LATENT = ((64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
+# With keys that are converted, 64 rows spill up to 210 registers on sm_90, and 32 none.
+_LARGE_LATENT_FP8 = ((32, 32, 8, 2), (32, 16, 8, 2))
+_SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
@@ -38,16 +46,49 @@ _RESERVED = 1024  # shared memory that the driver keeps per block
 _BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
 
+MOST_IN_ONE_PIECE = 256
+"""Head dim of K and V alike up to which keys are in one piece."""
+
+
 def padded(dim: int) -> int:
     """The power of two at or above a head dim, at least 16 (the smallest a matrix instruction takes)."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
+def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
+    """Padded sizes of the pieces of its head dim that a key is loaded and multiplied in, all but the last full.
+
+    One, or where that pads less two: 192 is 128 and 64. Head dims that are the same for K and V, up to 256, are one
+    piece, as kernels were measured with them.
+    """
+    whole = padded(head_dim)
+    first, rest = whole // 2, padded(max(1, head_dim - whole // 2))
+    if first + rest >= whole or (head_dim == head_dim_v and head_dim <= MOST_IN_ONE_PIECE):
+        return (whole,)
+    return first, rest
+
+
+def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
+    """Whether V, where it is the beginning of K, is the first piece of it, so that one load serves both."""
+    return min(key_pieces(head_dim, head_dim_v)[0], head_dim) == head_dim_v
+
+
+def loads_once(shape: Shape) -> bool:
+    """Whether kernels for a shape load what K and V share once."""
+    return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
+
+
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
-    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles."""
-    query = rows * padded(shape.head_dim) * DTYPE_BYTES[shape.dtype]
-    kv = tokens * (padded(shape.head_dim) + padded(shape.head_dim_v)) * DTYPE_BYTES[shape.kv_dtype]
-    return query + stages * kv + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
+    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles, and where these
+    are in 8 bits, one of them in the query's type.
+    """
+    of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
+    query = rows * of_key * DTYPE_BYTES[shape.dtype]
+    # Blackwell's kernels copy values that are part of keys into tiles of their own.
+    of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
+    kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
+    converted = tokens * max(of_key, of_value) * DTYPE_BYTES[shape.dtype] if shape.kv_dtype in FP8 else 0
+    return query + stages * kv + converted + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
 def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
@@ -75,8 +116,16 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     elif target.capability < _HOPPER:
         candidates = _LARGE_BEFORE_HOPPER
     else:
-        candidates = _LARGE_NARROW if padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 else _LARGE
-    if padded(shape.head_dim_v) > 128:
+        narrow = padded(shape.head_dim) + padded(shape.head_dim_v) <= 128 and shape.kv_dtype not in FP8
+        candidates = _LARGE_NARROW if narrow else _LARGE
+    residents: tuple[int, ...] = (2, 1)
+    if padded(shape.head_dim_v) > 256 and shape.dtype != "fp32":
+        candidates, residents = _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:], (1,)
+        if shape.kv_dtype in FP8:
+            candidates = _LARGE_LATENT_FP8
+        if small:
+            candidates, residents = _SMALL_LATENT, (2, 1)
+    elif padded(shape.head_dim_v) > 128:
         # Twice the accumulator: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
 
@@ -84,7 +133,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         needed = shared_bytes(rows, tokens, stages, shape, target)
         return needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm
 
-    for blocks in (2, 1):
+    for blocks in residents:
         for rows, tokens, warps, stages in candidates:
             if fits(rows, tokens, stages, blocks):
                 return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)

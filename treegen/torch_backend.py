@@ -16,10 +16,12 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
+from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring, with_sinks
 from treegen.unfused import unfused_parts
 
@@ -31,16 +33,24 @@ _BATCH_ELEMENTS = 1 << 22
 class TorchProgram:
     """A schedule prepared for execution on one device."""
 
-    def __init__(self, schedule: Schedule, shape: Shape, device: torch.device, scoring: Scoring | None = None) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        shape: Shape,
+        device: torch.device,
+        scales: Scales | None = None,
+        scoring: Scoring | None = None,
+    ) -> None:
         self._shape = shape
         self._scoring = scoring
         self._device = device
+        self._scales = placed(scales, device, shape.num_kv_heads)
         self.load(schedule)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule."""
         self._schedule = schedule
-        self._unfused = unfused_parts(schedule, self._shape, self._device, self._scoring)
+        self._unfused = unfused_parts(schedule, self._shape, self._device, self._scales, self._scoring)
         self._stages = [
             ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
             for classes, merges in schedule.stages
@@ -91,7 +101,7 @@ class TorchProgram:
     ) -> None:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         shape = self._shape
-        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        keys, values = (token_major(cache, shape.kv_layout) for cache in (k_cache, v_cache))
         slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
         dtype = TORCH_DTYPES[shape.partial_dtype]
         part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=dtype, device=q.device)
@@ -140,8 +150,10 @@ class TorchProgram:
         group, kv_heads = self._shape.group, self._shape.num_kv_heads
         items, rows = batch["row"].shape
         query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
-        key, value = keys[batch["kv"]].float(), values[batch["kv"]].float()
+        key, value = (tokens_at(cache, batch["kv"]).float() for cache in (keys, values))
         scores = torch.einsum("irhgd,ithd->ihrgt", query, key) * sm_scale
+        if self._scales:
+            scores = scores * self._scales.k[:, None, None, None]
         if self._scoring is not None:
             head = torch.arange(kv_heads * group, device=q.device).view(1, kv_heads, 1, group, 1)
             row, position = (batch[name][:, None, :, None, None] for name in ("row", "position"))
@@ -150,6 +162,8 @@ class TorchProgram:
         log_sum = torch.logsumexp(scores, -1)
         weights = torch.exp(scores - _finite(log_sum)[..., None])
         result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
+        if self._scales:
+            result = result * self._scales.v[:, None, None]
         return result.flatten(2, 3), log_sum.permute(0, 2, 1, 3).flatten(2, 3)
 
 
@@ -177,7 +191,7 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
     entries = tiles + block_tiles * tile.blocks_per_tile
     tokens = tiles * tile.tokens + block_tiles * tile.tokens
     order = np.argsort(tokens, kind="stable")
-    per_token = shape.num_kv_heads * shape.head_dim
+    per_token = shape.num_kv_heads * max(shape.head_dim, shape.head_dim_v)
     result = []
     begin = 0
     while begin < len(order):

@@ -25,11 +25,12 @@ from treegen.arguments import (
     merge_options,
     partial_arguments,
     partial_options,
+    shared_kv,
 )
 from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
 from treegen.counts import warn_of_compiles
 from treegen.devices import capability_of, interpreted
-from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of
+from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of, reads_bits
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
@@ -38,6 +39,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.modules import load_module
 from treegen.one_loop import in_one_loop
+from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring
 from treegen.trace import stage
 from treegen.unfused import unfused_parts
@@ -69,8 +71,8 @@ class TritonProgram:
     Kernels launch on `capacity` (default: exactly the schedule); surplus blocks exit at once. Where the device can, a
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
-    good: `load` gives it other schedules. `table` is the arena on the device; treegen.growth makes runs longer there.
-    scoring: what is done to scores.
+    good: `load` gives it other schedules. scales: of keys and values; scoring: what is done to scores. `table` is the
+    arena on the device; treegen.growth makes runs longer there.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class TritonProgram:
         device: torch.device,
         capacity: Capacity | None = None,
         most_rows: int | None = None,
+        scales: Scales | None = None,
         scoring: Scoring | None = None,
     ) -> None:
         schedule = in_one_loop(schedule) if capacity is None else schedule
@@ -109,9 +112,11 @@ class TritonProgram:
         self._extra = NO_EXTRA
         if scoring is not None:
             self._extra = Extra(table[arena.positions :], scoring.sinks, tuple(scoring.arguments()))
-        self._unfused = unfused_parts(schedule, shape, device, scoring)
-        on_gpu = device.type == "cuda" and not interpreted()
-        self._dependent = on_gpu and depends_on_launches(capability_of(device))
+        self._scales = placed(scales, device, shape.num_kv_heads)
+        self._unfused = unfused_parts(schedule, shape, device, self._scales, scoring)
+        capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
+        self._dependent = depends_on_launches(capability)
+        self._by_bits = reads_bits(shape, capability)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
@@ -141,7 +146,7 @@ class TritonProgram:
         lse_scale: float,
     ) -> None:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
-        tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
+        tensors = self._tensors(q, k_cache, v_cache, out, lse)
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
         with _LAUNCHING, on_device(q.device):
@@ -165,7 +170,7 @@ class TritonProgram:
         _warn_unaligned(q, k_cache, v_cache, out)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         bound = []
-        tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
+        tensors = self._tensors(q, k_cache, v_cache, out, lse)
         with _LAUNCHING, on_device(q.device):
             for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
                 if _is_interpreted(kernel):
@@ -182,6 +187,15 @@ class TritonProgram:
         scratch = Scratch.of(self._capacity.slots, len(q), self._shape)
         return BoundCall(tuple(bound), self, q.device, driver.active.get_current_stream, scratch, self._workspace)
 
+    def _tensors(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
+    ) -> Tensors:
+        """The tensors of a launch, with room for partial results, and with caches as kernels read them."""
+        caches = (k_cache, v_cache)
+        if self._by_bits:
+            caches = (k_cache.view(torch.uint8), v_cache.view(torch.uint8))
+        return Tensors(q, *caches, out, lse, *self._partials(q.device))
+
     def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for part_out and part_lse."""
         out_at, lse_at, _ = Scratch.of(self._capacity.slots, 0, self._shape)
@@ -197,17 +211,27 @@ class TritonProgram:
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         code = None if self._scoring is None else self._scoring.code
+        shared, scaled = shared_kv(shape, tensors), self._scales is not None
         last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(tile, shape, page_size, code, sinks=self._sinks)
+                key = kernel_key(
+                    tile,
+                    shape,
+                    page_size,
+                    code,
+                    shared_kv=shared,
+                    scaled=scaled,
+                    by_bits=self._by_bits,
+                    sinks=self._sinks,
+                )
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
-                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue)
+                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or ())
                 early = not tile.merging and c < last_merging
                 arguments = partial_arguments(
                     key, shape, tensors, tables, sm_scale, lse_scale, early=early, extra=self._extra

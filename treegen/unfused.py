@@ -10,9 +10,11 @@ import math
 import numpy as np
 import torch
 
+from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
+from treegen.scales import HeadScales
 from treegen.scoring.scoring import Scoring, with_sinks
 
 _MOST_SCORES = 1 << 30
@@ -29,6 +31,7 @@ class UnfusedPart:
         item: WorkItem,
         shape: Shape,
         device: torch.device,
+        scales: HeadScales | None,
         scoring: Scoring | None,
     ) -> None:
         blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
@@ -39,7 +42,7 @@ class UnfusedPart:
         sees = (runs[owner, 2] <= numbers) & (numbers < runs[owner, 3])
         seeing = sees.any(1)
         rows = schedule.rows[item.row0 : item.row0 + item.rows].astype(np.int64)
-        self._shape = shape
+        self._shape, self._scales = shape, scales
         self._rows, self._blind = (torch.from_numpy(chosen).to(device) for chosen in (rows[seeing], rows[~seeing]))
         self._slots = torch.from_numpy(ragged_ranges(runs[:, 0], runs[:, 1])).to(device)
         hidden = torch.from_numpy(~sees[seeing]).to(device)
@@ -62,7 +65,7 @@ class UnfusedPart:
         lse_scale: float,
     ) -> None:
         """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
-        keys, values = (cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (k_cache, v_cache))
+        keys, values = (token_major(cache, self._shape.kv_layout) for cache in (k_cache, v_cache))
         blind = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
         if self._scoring is not None and self._scoring.sinks is not None:
             blind = self._scoring.sinks.float().expand_as(blind) * lse_scale
@@ -73,16 +76,20 @@ class UnfusedPart:
             chosen = slice(head, min(head + at_once, heads))
             of_heads = slice(chosen.start * group, chosen.stop * group)
             query = q[self._rows, of_heads].float().view(len(self._rows), -1, group, q.shape[2])
-            scores = torch.einsum("rhgd,thd->hgrt", query, keys[self._slots, chosen].float())
+            scores = torch.einsum("rhgd,thd->hgrt", query, tokens_at(keys[..., chosen, :], self._slots).float())
             scores = scores * sm_scale
+            if self._scales:
+                scores = scores * self._scales.k[chosen, None, None, None]
             if self._scoring is not None:
                 scores = self._scored(scores, of_heads)
             scores = scores + self._mask
             log_sum = torch.logsumexp(scores, -1)
             shift = log_sum if self._scoring is None else log_sum.clamp(min=torch.finfo(log_sum.dtype).min)
             weights = torch.exp(scores - shift[..., None])
-            result = torch.einsum("hgrt,thd->rhgd", weights, values[self._slots, chosen].float()).flatten(1, 2)
-            log_sum = log_sum.flatten(0, 1).T
+            result = torch.einsum("hgrt,thd->rhgd", weights, tokens_at(values[..., chosen, :], self._slots).float())
+            if self._scales:
+                result = result * self._scales.v[chosen, None, None]
+            result, log_sum = result.flatten(1, 2), log_sum.flatten(0, 1).T
             if self._scoring is not None and self._scoring.sinks is not None:
                 result, log_sum = with_sinks(result, log_sum, self._scoring.sinks[of_heads])
             out[self._rows, of_heads] = result.to(out.dtype)
@@ -97,11 +104,15 @@ class UnfusedPart:
 
 
 def unfused_parts(
-    schedule: Schedule, shape: Shape, device: torch.device, scoring: Scoring | None = None
+    schedule: Schedule,
+    shape: Shape,
+    device: torch.device,
+    scales: HeadScales | None = None,
+    scoring: Scoring | None = None,
 ) -> list[UnfusedPart]:
     """The items of all classes with a dense mask; they write final output, so they may run before anything else."""
     return [
-        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scoring)
+        UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scales, scoring)
         for c, tile in enumerate(schedule.classes)
         if not tile.fused
         for index in range(schedule.class_indptr[c], schedule.class_indptr[c + 1])

@@ -12,7 +12,7 @@ import torch
 from treegen.compiler import compile as compile_tree
 from treegen.devices import resolve_target
 from treegen.ir.errors import InputError
-from treegen.ir.shape import Shape, dtype_name
+from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import PageBounds, WantedLimits
@@ -23,8 +23,6 @@ PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
 """What a kernel of the wrapper is made for, beside its batches: with the factor of scores, and what is done to them."""
-
-_LAYOUTS = ("NHD", "HND")
 
 
 class TreeAttentionWrapper:
@@ -67,8 +65,8 @@ class TreeAttentionWrapper:
         max_items: int | None = None,
         max_slots: int | None = None,
     ) -> None:
-        if kv_layout not in _LAYOUTS:
-            raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(_LAYOUTS)}")
+        if kv_layout not in KV_LAYOUTS:
+            raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
         buffers = {
             "paged_kv_indptr_buffer": paged_kv_indptr_buffer,
             "paged_kv_indices_buffer": paged_kv_indices_buffer,
@@ -129,8 +127,9 @@ class TreeAttentionWrapper:
             num_kv_heads,
             head_dim,
             dtype=dtype,
-            kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type),
+            kv_dtype=dtype if kv_data_type is None else dtype_name("kv_data_type", kv_data_type, (*DTYPES, *FP8)),
             page_size=page_size,
+            kv_layout=self._layout,
         )
         options = ScoreOptions(logits_soft_cap=logits_soft_cap or None, window_left=window_left)
         settings = shape, sm_scale, options
@@ -220,17 +219,15 @@ class TreeAttentionWrapper:
         return result
 
     def _pages(self, cache: PagedCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V as `[pages, page_size, num_kv_heads, head_dim]`, whatever the layout: views."""
+        """K and V apart, views in the wrapper's layout."""
         if isinstance(cache, torch.Tensor):
             if cache.dim() != 5 or cache.shape[1] != 2:
                 form = "[pages, 2, ...] of five dimensions, or a pair"
                 raise InputError(
                     "paged_kv_cache", f"shape {tuple(cache.shape)}", "does not hold K and V", f"give {form}"
                 )
-            pages = (cache[:, 0], cache[:, 1])
-        else:
-            pages = self._pair(cache)
-        return pages if self._layout == "NHD" else (pages[0].transpose(1, 2), pages[1].transpose(1, 2))
+            return cache[:, 0], cache[:, 1]
+        return self._pair(cache)
 
     def _pair(self, cache: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         if not isinstance(cache, tuple | list) or len(cache) != 2:

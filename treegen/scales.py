@@ -1,0 +1,77 @@
+"""Scales of caches: what keys and values are multiplied by, as caches in 8 bits need it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from treegen.ir.errors import InputError
+
+Scale: TypeAlias = "float | torch.Tensor"
+
+
+class HeadScales(NamedTuple):
+    """Factors of keys and of values, float32 [num_kv_heads] each, on one device."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scales:
+    """k multiplies keys, v values: a number, or a float32 tensor [num_kv_heads], which is read at every launch.
+
+    Made by `of`. Both are above 0, as kernels compare scores before they are scaled.
+    """
+
+    k: Scale
+    v: Scale
+
+    @classmethod
+    def of(cls, k_scale: Scale | None, v_scale: Scale | None) -> Scales | None:
+        """The scales that a caller gives, 1 where only the other is given; None for none.
+
+        Looks at the values of tensors once, which waits for their device. Raises InputError.
+        """
+        if k_scale is None and v_scale is None:
+            return None
+        return cls(_checked("k_scale", k_scale), _checked("v_scale", v_scale))
+
+    def on(self, device: torch.device, kv_heads: int) -> HeadScales:
+        """These scales for every KV head on a device. Raises InputError for tensors that lie elsewhere, or have another
+        number of heads.
+        """
+        return HeadScales(_placed("k_scale", self.k, device, kv_heads), _placed("v_scale", self.v, device, kv_heads))
+
+
+def placed(scales: Scales | None, device: torch.device, kv_heads: int) -> HeadScales | None:
+    """`Scales.on`, of scales that may be none."""
+    return None if scales is None else scales.on(device, kv_heads)
+
+
+def _checked(name: str, scale: Scale | None) -> Scale:
+    fix = "give a number above 0, or a contiguous float32 tensor [num_kv_heads] of such numbers"
+    if scale is None:
+        return 1.0
+    if isinstance(scale, torch.Tensor):
+        if scale.dim() != 1 or scale.dtype != torch.float32 or not scale.is_contiguous():
+            raise InputError(name, f"{tuple(scale.shape)} {scale.dtype}", "is not a float32 tensor [num_kv_heads]", fix)
+        if not bool((scale.isfinite() & (scale > 0)).all()):
+            raise InputError(name, scale.tolist(), "are not finite numbers above 0", fix)
+        return scale
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale <= 0:
+        raise InputError(name, scale, "is not a finite number above 0", fix)
+    return float(scale)
+
+
+def _placed(name: str, scale: Scale, device: torch.device, kv_heads: int) -> torch.Tensor:
+    if not isinstance(scale, torch.Tensor):
+        return torch.full((kv_heads,), scale, dtype=torch.float32, device=device)
+    if len(scale) != kv_heads:
+        raise InputError(name, f"{len(scale)} numbers", f"there are {kv_heads} KV heads", "give one for every KV head")
+    if scale.device != device:
+        raise InputError(name, str(scale.device), f"is not on the tensors' device {device}", "move it there")
+    return scale
