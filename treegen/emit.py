@@ -156,13 +156,22 @@ def _merge_key(shape: Shape, staged: bool, form: MergeForm) -> MergeKey:
     return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps)
 
 
-def emit(schedule: Schedule, shape: Shape, page_size: int = 1, capacity: Capacity | None = None) -> list[Source]:
+def emit(
+    schedule: Schedule,
+    shape: Shape,
+    page_size: int = 1,
+    capacity: Capacity | None = None,
+    *,
+    scaled: bool = False,
+    by_bits: bool = False,
+) -> list[Source]:
     """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
 
-    A class that runs unfused has none. capacity: see merge_key_of.
+    A class that runs unfused has none. capacity: see merge_key_of. scaled, by_bits: see KernelKey.
     """
     classes = (in_one_loop(schedule) if capacity is None else schedule).classes
-    keys = (kernel_key(tile, shape, page_size) for tile in classes if tile.fused)
+    fused = [tile for tile in classes if tile.fused]
+    keys = (kernel_key(tile, shape, page_size, scaled=scaled, by_bits=by_bits) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
     merges = (merge_key_of(schedule, shape, stage, capacity) for stage, merged in enumerate(rows) if merged)

@@ -14,7 +14,7 @@ from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
 from treegen.devices import backend_for, default_device
-from treegen.emit import emit
+from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation
@@ -411,7 +411,13 @@ class Kernel:
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
         layout = self._served.layout
-        emitted = emit(self.schedule, self._shape, capacity=None if layout is None else layout.room)
+        emitted = emit(
+            self.schedule,
+            self._shape,
+            capacity=None if layout is None else layout.room,
+            scaled=self._scales is not None,
+            by_bits=reads_bits(self._shape, self._target.capability),
+        )
         return "\n\n".join(source.text for source in emitted)
 
     @property
