@@ -226,6 +226,13 @@ def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
     assert "k_scales, v_scales," in scaled
 
 
+def test_sources_are_those_of_the_target() -> None:
+    for target, by_bits in (("a100", True), ("h200", False)):
+        source = treegen.compile(SMALL, strategy="query", shape=SHAPE, target=target, v_scale=2.0).source
+        assert ("def from_bits" in source) == by_bits
+        assert "v_scales" in source
+
+
 def test_bits_are_put_together_where_the_gpu_cannot() -> None:
     e5m2 = replace(SHAPE, kv_dtype="e5m2")
     assert [reads_bits(SHAPE, capability) for capability in (0, 80, 86, 89, 90, 100)] == [True] * 3 + [False] * 3
@@ -255,7 +262,7 @@ def test_more_kernels_compile_ahead(architecture: int) -> None:
     jobs = [(architecture, scaled_key(architecture, shape, large=large)) for shape in shapes for large in (False, True)]
     for (_, key), resources in zip(jobs, compiled(jobs), strict=True):
         print(f"sm_{architecture} {resources} {key}")
-        assert resources.stack <= (32 if key.head_dim_v > 256 else 0), f"sm_{architecture} {key}"
+        assert resources.stack <= (64 if key.head_dim_v > 256 else 0), f"sm_{architecture} {key}"
         assert resources.shared <= target_of(architecture).shared_bytes
 
 

@@ -205,14 +205,17 @@ def emit(
     capacity: Capacity | None = None,
     scoring: ScoreCode | None = None,
     *,
+    scaled: bool = False,
+    by_bits: bool = False,
     sinks: bool = False,
 ) -> list[Source]:
     """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
 
-    A class that runs unfused has none. capacity: see merge_key_of; scoring, sinks: see KernelKey.
+    A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks: see KernelKey.
     """
     classes = (in_one_loop(schedule) if capacity is None else schedule).classes
-    keys = (kernel_key(tile, shape, page_size, scoring, sinks=sinks) for tile in classes if tile.fused)
+    fused = [tile for tile in classes if tile.fused]
+    keys = (kernel_key(tile, shape, page_size, scoring, scaled=scaled, by_bits=by_bits, sinks=sinks) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
     merges = (

@@ -45,14 +45,11 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
             )
         if tensor.device != q.device:
             raise InputError(name, tensor.device, f"is not on q's device {q.device}", "move it there")
-    dtype = dtype_name("q", q.dtype)
-    in_fp8 = dtype != "fp32" and k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
-    for name, tensor, of, expected in (
-        ("k_cache", k_cache, "q's", k_cache.dtype if in_fp8 else q.dtype),
-        ("v_cache", v_cache, "k_cache's" if in_fp8 else "q's", k_cache.dtype if in_fp8 else q.dtype),
-    ):
+    in_fp8 = q.dtype in (torch.float16, torch.bfloat16) and k_cache.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+    other, expected = ("k_cache's", k_cache.dtype) if in_fp8 else ("q's", q.dtype)
+    for name, tensor in (("k_cache", k_cache), ("v_cache", v_cache)):
         if tensor.dtype != expected:
-            raise InputError(name, tensor.dtype, f"is not of {of} type {expected}", "convert it")
+            raise InputError(name, tensor.dtype, f"is not of {other} type {expected}", "convert it")
     if v_cache.shape[:-1] != k_cache.shape[:-1]:
         shapes, reason = f"shape {tuple(v_cache.shape)}", f"differs from k_cache's {tuple(k_cache.shape)}"
         raise InputError("v_cache", shapes, reason, "give equal shapes, but for the last dimension")
@@ -66,7 +63,7 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
         reason = f"is not a multiple of the cache's {kv_heads} heads"
         raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
     page_size = of_tokens[1] if k_cache.dim() == 4 else 1
-    dims, kv_dtype = (q.shape[2], v_cache.shape[-1]), str(k_cache.dtype)
+    dims, dtype, kv_dtype = (q.shape[2], v_cache.shape[-1]), dtype_name("q", q.dtype), str(k_cache.dtype)
     return Shape(heads, kv_heads, *dims, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size, kv_layout=kv_layout)
 
 

@@ -14,7 +14,7 @@ from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
 from treegen.devices import backend_for, default_device
-from treegen.emit import emit
+from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation, explain
@@ -420,9 +420,16 @@ class Kernel:
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
         layout = self._served.layout
-        scoring, room = self._scoring, None if layout is None else layout.room
-        code, sinks = (None, False) if scoring is None else (scoring.code, scoring.sinks is not None)
-        emitted = emit(self.schedule, self._shape, capacity=room, scoring=code, sinks=sinks)
+        scoring = self._scoring
+        emitted = emit(
+            self.schedule,
+            self._shape,
+            capacity=None if layout is None else layout.room,
+            scoring=None if scoring is None else scoring.code,
+            scaled=self._scales is not None,
+            by_bits=reads_bits(self._shape, self._target.capability),
+            sinks=scoring is not None and scoring.sinks is not None,
+        )
         return "\n\n".join(source.text for source in emitted)
 
     @property

@@ -34,7 +34,7 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 # SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
 # the keys'; those of 16 tokens 0 and 8.
 _LARGE_LATENT = ((64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
-# With keys that are converted, 64 rows spill up to 210 registers on sm_90, and 32 none.
+# With keys that are converted, 64 rows spill up to 210 registers, and 32 up to 12.
 _LARGE_LATENT_FP8 = ((32, 32, 8, 2), (32, 16, 8, 2))
 _SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
