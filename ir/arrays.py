@@ -104,9 +104,12 @@ def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
     return result
 
 
-def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
-    """The concatenation of `range(start, start + length)` over all pairs."""
-    indptr = offsets(lengths)
+def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: Longs | None = None) -> Longs:
+    """The concatenation of `range(start, start + length)` over all pairs. indptr: the `offsets` of the lengths, if they
+    are at hand.
+    """
+    if indptr is None:
+        indptr = offsets(lengths)
     result = np.arange(indptr[-1])
     result += (starts - indptr[:-1]).repeat(lengths)
     return result

@@ -37,6 +37,7 @@ from treegen.runs import (
     Sizes,
     Tables,
     bit_words,
+    masked_launches,
     masked_runs,
     packed_pieces_of,
     pieces_of,
@@ -181,7 +182,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
     pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.counts.sum(0), 0)
+    mask_runs = np.where(masked[of_run], pieces.of_runs, 0)
     return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 
@@ -300,12 +301,11 @@ def _tabulate_classes(
         pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
         return sizes, tabulate(runs, pieces, items.tile, tokens)
     pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
-    masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    of_runs = [0, len(masked)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
+    of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
     classes = []
-    for tile, block, begin, end in zip(sizes, pieces.block, of_runs[:-1], of_runs[1:], strict=True):
-        is_masked = np.count_nonzero(masked[begin:end]) > 0
+    masked = masked_launches(runs, items.rows, of_runs)
+    for tile, block, is_masked, begin, end in zip(sizes, pieces.block, masked, of_runs[:-1], of_runs[1:], strict=True):
         if is_masked and mask == "bits":
             of_class = runs.table[begin:end]
             of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])

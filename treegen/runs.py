@@ -4,12 +4,13 @@ items or tokens.
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged_ranges
 from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
@@ -40,22 +41,29 @@ class Runs(NamedTuple):
     def of(self, owners: Longs) -> Runs:
         """The runs of these owners, in this order."""
         counts = self.counts[owners]
-        return Runs(offsets(counts), self.table.take(ragged_ranges(self.indptr[owners], counts), axis=0))
+        places = offsets(counts)
+        return Runs(places, self.table.take(ragged_ranges(self.indptr[owners], counts, places), axis=0))
 
 
 class Pieces(NamedTuple):
-    """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
+    """Runs cut into full tiles and a rest in blocks. block: tokens of a block, by launch.
 
-    counts [2, runs]: full tiles and blocks; rest [runs]: tokens behind full tiles. of_items [2, items]: full tiles and
-    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into.
+    full, blocks [runs]: full tiles and blocks of every run, full None where no run has any; rest [runs]: tokens behind
+    full tiles. of_items: full tiles and blocks of every item; block_tiles [items]: the tiles that its blocks are packed
+    into.
     """
 
-    tokens: Each
     block: Sizes
-    counts: Longs
+    full: Longs | None
+    blocks: Longs
     rest: Longs
-    of_items: Longs
+    of_items: tuple[Longs, Longs]
     block_tiles: Longs
+
+    @property
+    def of_runs(self) -> Longs:
+        """Full tiles and blocks of every run."""
+        return self.blocks if self.full is None else self.full + self.blocks
 
 
 class Tables(NamedTuple):
@@ -85,7 +93,8 @@ def runs_of_groups(plan: Plan, tree: Tree) -> Runs:
     if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(plan.node)):
         return _cut_runs(Runs(indptr, table), kv, first_run, plan.start)
     counts = kv.indptr.take(plan.node + 1) - first_run
-    return Runs(offsets(counts)[indptr], _on_runs(table, kv, first_run, counts))
+    places = offsets(counts)
+    return Runs(places[indptr], _on_runs(table, kv, first_run, counts, places))
 
 
 def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
@@ -97,7 +106,8 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     end = begin + segments.table[:, 1]
     first = ends.searchsorted(begin, "right") - 1
     last = ends.searchsorted(end)
-    table, places = _on_runs(segments.table, kv, first, last - first), offsets(last - first)
+    places = offsets(last - first)
+    table = _on_runs(segments.table, kv, first, last - first, places)
     before = begin - ends[first]
     table[places[:-1], 0] += before
     table[places[:-1], 1] -= before
@@ -105,9 +115,9 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     return Runs(places[segments.indptr], table)
 
 
-def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints) -> Ints:
-    """A table of segments as one of so many whole runs each, from run `first` on."""
-    run = ragged_ranges(first, counts)
+def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, places: Longs) -> Ints:
+    """A table of segments as one of so many whole runs each, from run `first` on. places: the `offsets` of counts."""
+    run = ragged_ranges(first, counts, places)
     table = segments.repeat(counts, axis=0)
     table[:, 0] = kv.start.take(run)
     table[:, 1] = kv.length.take(run)
@@ -149,19 +159,35 @@ def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
     return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
 
 
+def masked_launches(runs: Runs, rows: Longs, bounds: list[int]) -> list[bool]:
+    """Whether a launch has a run that some of its owner's `rows` rows do not see. bounds: where the runs of every
+    launch begin, and where the last ones end.
+    """
+    later = runs.table[:, 2]  # seldom is none of a launch's runs seen by later rows than the first alone
+    found = [np.count_nonzero(later[begin:end]) > 0 for begin, end in pairwise(bounds)]
+    if all(found):
+        return found
+    masked = masked_runs(runs, rows)
+    return [np.count_nonzero(masked[begin:end]) > 0 for begin, end in pairwise(bounds)]
+
+
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
     """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
-    tokens, rest = _each(tile_tokens, launch, runs), runs.table[:, 1].astype(np.int64)
-    counts = np.empty((2, len(rest)), np.int64)
-    if isinstance(tokens, int):
-        np.right_shift(rest, tokens.bit_length() - 1, out=counts[0])
-        rest &= tokens - 1
+    rest, first_run, full = runs.table[:, 1].astype(np.int64), runs.indptr[:-1], None
+    if np.maximum.reduce(rest, initial=0) < min(tile_tokens):
+        full_of_items = np.zeros(len(launch), np.int64)
     else:
-        np.divmod(rest, tokens, out=(counts[0], rest))
-    counts[1] = _ceiled(rest, _each(block, launch, runs))
-    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
+        tokens = _each(tile_tokens, launch, runs)
+        if isinstance(tokens, int):
+            full = rest >> (tokens.bit_length() - 1)
+            rest &= tokens - 1
+        else:
+            full, rest = np.divmod(rest, tokens)
+        full_of_items = np.add.reduceat(full, first_run)
+    blocks = _ceiled(rest, _each(block, launch, runs))
+    of_items = full_of_items, np.add.reduceat(blocks, first_run)
     block_tiles = _ceiled(of_items[1], _blocks_per_tile(tile_tokens, block, launch))
-    return Pieces(tokens, block, counts, rest, of_items, block_tiles)
+    return Pieces(block, full, blocks, rest, of_items, block_tiles)
 
 
 def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
@@ -185,38 +211,45 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
     """
-    block, counts, (tile_count, block_count) = _each(pieces.block, launch, runs), pieces.counts, pieces.of_items
+    slot, (tile_count, block_count), blocks = runs.table[:, 0], pieces.of_items, pieces.blocks
     places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
+    tile0, block0 = offsets(tile_count), offsets(places)
+    tiles = runs.table[:0]
+    if pieces.full is not None:
+        tokens = _each(tile_tokens, launch, runs)
+        tiles = _cut_table(runs.table, slot, pieces.full, tokens)
+        slot = slot + pieces.full * tokens
     unfilled = places - block_count
     padded = np.count_nonzero(unfilled) > 0
     if padded:  # with what an item's last run would go on with, if it did
-        counts = counts.copy()
-        counts[1, runs.indptr[1:] - 1] += unfilled
-    full, blocks = counts
-    tile0, block0 = offsets(tile_count), offsets(places)
-    num_tiles = int(tile0[-1])
-    if num_tiles:  # all tiles and then all blocks
-        parts = np.empty((2, *runs.table.shape), np.int32)
-        parts[:] = runs.table
-        parts[1, :, 0] += (full * pieces.tokens).astype(np.int32)
-        parts[1, :, 1] = pieces.rest
-        numbers = counts.reshape(-1)
-        made = parts.reshape(-1, len(RUN_FIELDS)).repeat(numbers, axis=0)
-        size = np.empty(len(made), np.int32)
-        size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(full)
-        size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
-    else:
-        numbers, made = blocks, runs.table.repeat(blocks, axis=0)
-        size = np.int32(block) if isinstance(block, int) else block.repeat(blocks).astype(np.int32)
-    # The pieces of what begins in a slot and has so many tokens, of which none are left behind the last piece.
-    stop, before = made[:, 0] + made[:, 1], positions(offsets(numbers), numbers).astype(np.int32)
-    before *= size
-    made[:, 0] += before
-    np.minimum(stop - made[:, 0], size, out=made[:, 1])
+        blocks = blocks.copy()
+        blocks[runs.indptr[1:] - 1] += unfilled
+    packed = _cut_table(runs.table, slot, blocks, _each(pieces.block, launch, runs))
     if padded:
-        made[made[:, 1] <= 0] = 0
-    made = frozen(made)
-    return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
+        packed[ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
+    return Tables(frozen(tiles), frozen(packed), tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
+
+
+def _cut_table(table: Ints, begin: npt.NDArray[Any], counts: Longs, size: Each) -> Ints:
+    """So many pieces of every run of a table, one after another from slot `begin` on: each of `size` tokens, or of what
+    the run has left.
+    """
+    made = table.repeat(counts, axis=0)
+    stop, number = made[:, 0] + made[:, 1], np.arange(len(made))
+    # All pieces are counted at once, from before the first of every run as far as those before it go.
+    before = offsets(counts)[:-1]
+    if isinstance(size, int):
+        number *= size
+        before *= size
+    else:
+        of_piece = size.repeat(counts)
+        number *= of_piece
+        before *= size
+        size = of_piece
+    number += (begin - before).repeat(counts)
+    made[:, 0] = number
+    np.minimum(stop - number, size, out=made[:, 1])
+    return made
 
 
 def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:
