@@ -6,7 +6,7 @@ All functions are vectorised: no Python loop runs over tokens, rows or segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ def int32_array(
     """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
     `copy` it may be `values` itself, for who only reads them and does not keep them.
     """
+    if not copy and low == 0 and _is_int32(values) and np.maximum.reduce(values.view(np.uint32), initial=0) <= high:
+        return values
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as cause:
@@ -60,9 +62,12 @@ def int32_array(
     if array.min() < low or array.max() > high if unsigned is None else np.maximum.reduce(array.view(unsigned)) > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
-    if not copy and array.dtype is _INT32:
-        return array
     return frozen(array.astype(np.int32))
+
+
+def _is_int32(values: IntsLike) -> TypeGuard[Ints]:
+    """Whether this is a flat array of int32."""
+    return isinstance(values, np.ndarray) and values.dtype is _INT32 and values.ndim == 1
 
 
 def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:

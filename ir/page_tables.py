@@ -169,7 +169,7 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
         missing = full - tokens
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    row_node, row_sees = np.empty((2, len(number)), np.int32)
+    row_node, row_sees = np.empty((2, len(number)), np.int64)
     row_node[number], row_sees[number] = row_last, sees
     kv = KVRuns.of_pages(paged, page_size, counts, missing)
     return TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
@@ -181,8 +181,7 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
 
     Pages are compared in windows; only requests that agree with a neighbour in all of a window go on to the next.
     """
-    width = _width(pages)
-    whole = width == np.maximum.reduce(pages)
+    width, whole = _width(pages, len(indices))
     number, agreeing = _ordered(_padded(pages, indices, width) if whole else _window(begin, pages, indices, width))
     # Neighbours have as much in common as they agree in, and no more than the second of them has left.
     shared, left = np.zeros(len(pages), np.int64), pages[number]
@@ -195,8 +194,7 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
         place, left, depth = place[goes_on], left[goes_on] - width, depth + width
         if not np.count_nonzero(left):
             break
-        width = _width(left)
-        whole = width == np.maximum.reduce(left)
+        width, whole = _width(left, int(np.add.reduce(left)))
         table = _window(begin[number[place]] + depth, left, indices, width)
         order, agreeing = _ordered(np.column_stack([group, table]))
         agreeing -= 1
@@ -206,10 +204,11 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
     return number, shared
 
 
-def _width(left: Longs) -> int:
-    """Pages of a window on requests that have so many left."""
-    mean, most = int(np.add.reduce(left)) // len(left), int(np.maximum.reduce(left))
-    return min(most, 2 * mean + 1, max(_NARROWEST, _ENTRIES // len(left)))
+def _width(left: Longs, total: int) -> tuple[int, bool]:
+    """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
+    longest = int(np.maximum.reduce(left))
+    width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
+    return width, width == longest
 
 
 def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
@@ -262,19 +261,21 @@ def _order(columns: Ints) -> Longs:
     A radix sort, of the last columns first: as many as fit, and the row behind them, are a 64-bit key, since sorting
     values is several times faster than sorting indices by them.
     """
-    order = index = np.arange(columns.shape[1])
     columns = np.add(columns, 1, dtype=np.int64, order="C")
-    index_bits, bits = len(index).bit_length(), int(columns.max()).bit_length()
+    index, order = np.arange(columns.shape[1]), None
+    index_bits, bits = len(index).bit_length(), int(np.maximum.reduce(columns, axis=None)).bit_length()
     digits = (63 - index_bits) // max(bits, 1)
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)
         key = columns[start]
         for column in columns[start + 1 : stop]:
             key = (key << bits) | column
-        key = (key << index_bits if order is index else key[order] << index_bits) | index
+        key = (key if order is None else key[order]) << index_bits
+        key |= index
         key.sort()
-        order = order[key & ((1 << index_bits) - 1)]
-    return order
+        key &= (1 << index_bits) - 1
+        order = key if order is None else order[key]
+    return index if order is None else order
 
 
 def _owners(shared: Longs) -> Longs:
@@ -286,7 +287,8 @@ def _owners(shared: Longs) -> Longs:
     changes = (shared[1:] != shared[:-1]).nonzero()[0]
     owner[changes + 1] = changes
     np.maximum.accumulate(owner, out=owner)
-    owner *= shared > 0
+    if np.count_nonzero(shared) < len(shared) - 1:
+        owner[shared == 0] = 0
     least = np.maximum(shared, 1)
     far = (shared[owner] >= least).nonzero()[0]
     while len(far):

@@ -121,7 +121,7 @@ class Topology:
 
 def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_preorder: bool = False) -> Topology:
     """The topology of a forest; raises TreeError when the parents contain a cycle. `in_preorder` says that nodes are
-    numbered in depth-first order.
+    numbered in depth-first order, and that each has a row at or below it.
     """
     nodes = len(parent)
     preorder: Longs | Ints
@@ -135,12 +135,13 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
         behind, row_place = preorder + subtree, preorder[row_node]
 
     rows_at = np.bincount(row_place, minlength=nodes)
-    ranks = frozen(offsets(rows_at))
+    first_rank = offsets(rows_at)
     if np.count_nonzero(rows_at) < len(row_node):  # some node has several rows
         row_order = np.lexsort((row_sees, row_place))
     else:
-        row_order = np.empty(len(row_node), np.int32)
-        row_order[ranks[row_place]] = np.arange(len(row_node))
+        row_order = np.empty(len(row_node), np.int64)
+        row_order[first_rank[row_place]] = np.arange(len(row_node))
+    ranks = frozen(first_rank)
     rank_hi = ranks[behind]
     if in_preorder:
         rank_lo, rank_own = ranks[:-1], ranks[1:]
@@ -238,18 +239,17 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
 
 def _whole_spans(tokens: Ints, preorder: Ints | Longs | None, rank_lo: Ints, rank_hi: Ints) -> Spans:
     """The spans of nodes that no row ends inside of: all that have tokens and rows. preorder: None where nodes are
-    numbered so.
+    numbered so, and all have rows.
     """
     node = np.arange(len(tokens))
-    seen = (rank_hi > rank_lo) & (tokens > 0)
-    unseen = np.count_nonzero(seen) < len(seen)
-    if preorder is None and not unseen:
+    if preorder is None and np.count_nonzero(tokens) == len(tokens):
         return Spans.of(node, 0, tokens, rank_lo, rank_hi)
+    seen = (rank_hi > rank_lo) & (tokens > 0)
     if preorder is not None:
         in_order = np.empty_like(node)
         in_order[preorder] = node
         node = in_order
-    if unseen:
+    if np.count_nonzero(seen) < len(seen):
         node = node[seen[node]]
     return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])
 
