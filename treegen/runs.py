@@ -5,12 +5,12 @@ items or tokens.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
 from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
@@ -211,44 +211,46 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
     """
-    slot, (tile_count, block_count), blocks = runs.table[:, 0], pieces.of_items, pieces.blocks
+    (tile_count, block_count), blocks, block = pieces.of_items, pieces.blocks, _each(pieces.block, launch, runs)
     places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
     tile0, block0 = offsets(tile_count), offsets(places)
-    tiles = runs.table[:0]
-    if pieces.full is not None:
-        tokens = _each(tile_tokens, launch, runs)
-        tiles = _cut_table(runs.table, slot, pieces.full, tokens)
-        slot = slot + pieces.full * tokens
-    unfilled = places - block_count
+    num_tiles, unfilled = int(tile0[-1]), places - block_count
     padded = np.count_nonzero(unfilled) > 0
     if padded:  # with what an item's last run would go on with, if it did
         blocks = blocks.copy()
         blocks[runs.indptr[1:] - 1] += unfilled
-    packed = _cut_table(runs.table, slot, blocks, _each(pieces.block, launch, runs))
+    if pieces.full is None:
+        made = _cut_table(runs.table, blocks, block)
+    else:  # all tiles and then all blocks
+        tokens, both = _each(tile_tokens, launch, runs), np.concatenate([runs.table, runs.table])
+        of_tiles, of_blocks = both[: len(blocks)], both[len(blocks) :]
+        of_tiles[:, 1] = in_tiles = pieces.full * tokens
+        of_blocks[:, 0] = of_blocks[:, 0] + in_tiles
+        of_blocks[:, 1] = pieces.rest
+        size = np.empty(len(both), np.int64)
+        size[: len(blocks)], size[len(blocks) :] = tokens, block
+        made = _cut_table(both, np.concatenate([pieces.full, blocks]), size)
     if padded:
-        packed[ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
-    return Tables(frozen(tiles), frozen(packed), tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
+        made[num_tiles + ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
+    made = frozen(made)
+    return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
 
 
-def _cut_table(table: Ints, begin: npt.NDArray[Any], counts: Longs, size: Each) -> Ints:
-    """So many pieces of every run of a table, one after another from slot `begin` on: each of `size` tokens, or of what
-    the run has left.
-    """
+def _cut_table(table: Ints, counts: Longs, size: Each) -> Ints:
+    """So many pieces of every run of a table, one after another: each of `size` tokens, or of what the run has left."""
     made = table.repeat(counts, axis=0)
-    stop, number = made[:, 0] + made[:, 1], np.arange(len(made))
-    # All pieces are counted at once, from before the first of every run as far as those before it go.
-    before = offsets(counts)[:-1]
-    if isinstance(size, int):
-        number *= size
-        before *= size
-    else:
-        of_piece = size.repeat(counts)
-        number *= of_piece
-        before *= size
-        size = of_piece
-    number += (begin - before).repeat(counts)
-    made[:, 0] = number
-    np.minimum(stop - number, size, out=made[:, 1])
+    uncut = np.count_nonzero(counts == 1)
+    if uncut == len(made):
+        return made
+    part: slice | Longs = slice(None)
+    if uncut > len(made) // 2:  # as of pages in any order: a few runs are cut
+        cut = (counts > 1).nonzero()[0]
+        part, counts = ragged_ranges(offsets(counts)[cut], counts[cut]), counts[cut]
+        size = size if isinstance(size, int) else size[cut]
+    before, of_piece = positions(offsets(counts), counts), size if isinstance(size, int) else size.repeat(counts)
+    before *= of_piece
+    made[part, 0] = made[part, 0] + before
+    made[part, 1] = np.minimum(made[part, 1] - before, of_piece)
     return made
 
 
