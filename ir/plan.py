@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -187,7 +188,7 @@ class Plan:
             "tiles": tiles,
             "mask": mask,
             "blocks": blocks,
-            "stage": frozen(np.zeros(len(group_rows), np.int32) if stage is None else stage),
+            "stage": _first_stage(len(group_rows)) if stage is None else frozen(stage),
             "merge": merge,
         }
         return unchecked(cls, fields)
@@ -318,6 +319,12 @@ _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
+
+
+@lru_cache(64)
+def _first_stage(groups: int) -> Ints:
+    """The stage of so many groups of which none is later than another."""
+    return frozen(np.zeros(groups))
 
 
 def checked_ints(argument: str, value: Any) -> Ints:
