@@ -85,7 +85,7 @@ def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
     if array.dtype is not _INT32 or not array.flags.c_contiguous:
         array = array.astype(np.int32, order="C")
-    array.setflags(False)  # write; by name it takes twice as long
+    array.flags.writeable = False  # half as long as setflags(write=False)
     return array
 
 

@@ -23,6 +23,9 @@ code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: 
 token, added to materialised scores; such a plan runs unfused (Medusa).
 """
 
+BIT_MASKS = ("token-bits", "row-bits")
+"""Masks that have a word of bits."""
+
 Merge: TypeAlias = Literal["reduce", "final"]
 """How the partial results of a row that several items work on become one.
 

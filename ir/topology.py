@@ -50,32 +50,37 @@ class Spans:
         return Spans(frozen(table))
 
     def __len__(self) -> int:
-        return self.table.shape[1]
+        return len(self.table[0])
 
     @property
     def node(self) -> Ints:
         """Each span's node."""
-        return self.table[0]
+        column: Ints = self.table[0]
+        return column
 
     @property
     def start(self) -> Ints:
         """The first token of each span."""
-        return self.table[1]
+        column: Ints = self.table[1]
+        return column
 
     @property
     def stop(self) -> Ints:
         """The token behind each span."""
-        return self.table[2]
+        column: Ints = self.table[2]
+        return column
 
     @property
     def lo(self) -> Ints:
         """The first rank that sees each span."""
-        return self.table[3]
+        column: Ints = self.table[3]
+        return column
 
     @property
     def hi(self) -> Ints:
         """The rank behind those that see each span."""
-        return self.table[4]
+        column: Ints = self.table[4]
+        return column
 
     @property
     def lengths(self) -> Longs:
@@ -125,6 +130,7 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
     """
     nodes = len(parent)
     preorder: Longs | Ints
+    row_place: Longs | Ints
     if in_preorder:
         preorder, behind, row_place = np.arange(nodes, dtype=np.int32), _behind_subtrees(parent), row_node
         subtree = behind - preorder

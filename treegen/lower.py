@@ -13,8 +13,8 @@ import numpy as np
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
-from treegen.ir.plan import Mask, Plan
-from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
+from treegen.ir.plan import BIT_MASKS, Plan
+from treegen.ir.schedule import Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import (
@@ -47,9 +47,7 @@ from treegen.runs import (
     tabulate,
 )
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, rows_per_tile, tile_class, unfused_class, wanted_class
-
-BIT_MASKS = ("token-bits", "row-bits")
+from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):
@@ -107,9 +105,9 @@ def lower(plan: Plan, tree: Tree, shape: Shape, target: Target, frame: Frame | N
     """
     most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
     if frame is None:
-        sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
+        sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
-        sizes, tokens, heights = _sized(frame.sizes, plan.mask, shape)
+        sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
     items, runs = _cut(plan, runs_of_groups(plan, tree), heights)
     items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_stages * len(sizes)
@@ -158,7 +156,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
     most_rows = np.zeros(trees, np.int64)
     np.maximum.at(most_rows, tree, plan.group_rows)
-    sizes = [_tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
+    sizes = [tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
     heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
     items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
 
@@ -231,36 +229,6 @@ def _in_launch_order(
     else:
         order = (-work).argsort(kind="stable")
     return items.at(order), runs.of(order), num_stages
-
-
-class _TileSizes(NamedTuple):
-    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
-
-    classes: tuple[TileClass, ...]
-    tokens: Sizes
-    heights: Longs
-
-
-@cache
-def _tile_sizes(
-    tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
-) -> _TileSizes:
-    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
-    classes: tuple[TileClass, ...]
-    if mask == "dense":
-        classes = (unfused_class(shape, most_rows),)
-    elif tiles:
-        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
-    else:
-        classes = (tile_class(shape, target, most_rows),)
-    return _sized(classes, mask, shape)
-
-
-def _sized(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> _TileSizes:
-    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
-    if mask in BIT_MASKS:
-        heights = [min(height, MOST_BIT_ROWS) for height in heights]
-    return _TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
 
 
 @cache

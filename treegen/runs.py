@@ -164,11 +164,11 @@ def masked_launches(runs: Runs, rows: Longs, bounds: list[int]) -> list[bool]:
     launch begin, and where the last ones end.
     """
     later = runs.table[:, 2]  # seldom is none of a launch's runs seen by later rows than the first alone
-    found = [np.count_nonzero(later[begin:end]) > 0 for begin, end in pairwise(bounds)]
+    found = [bool(np.count_nonzero(later[begin:end])) for begin, end in pairwise(bounds)]
     if all(found):
         return found
     masked = masked_runs(runs, rows)
-    return [np.count_nonzero(masked[begin:end]) > 0 for begin, end in pairwise(bounds)]
+    return [bool(np.count_nonzero(masked[begin:end])) for begin, end in pairwise(bounds)]
 
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
