@@ -59,10 +59,8 @@ def by_token(runs: Runs, launch: Longs, tokens: tuple[int, ...], usual: int) -> 
 
 
 def listed(items: Ints, rows: Ints) -> Ints:
-    """The items as if no rows followed one another."""
-    found = items.copy()
-    found[:, -1] = -1
-    return found
+    """The first rows of items as if no rows followed one another."""
+    return np.full(len(items), -1, np.int32)
 
 
 def without(option: str) -> Plans:
@@ -98,7 +96,7 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "no masks where nothing is hidden", (1.02, 1.0, 1.0, 1.0, 1.0),
-        ((lowering, "masked_runs", lambda runs, rows: np.ones(len(runs.table), np.bool_)),),
+        ((lowering, "masked_launches", lambda runs, rows, bounds: [True] * (len(bounds) - 1)),),
     ),
     Optimisation("one loop for short work", (1.0, 1.1, 1.0, 1.0, 1.0), ((one_loop, "MOST_TILES", 0),)),
     Optimisation(
@@ -113,7 +111,7 @@ OPTIMISATIONS = (
         "a row's partials merged at once, against one by one", (1.1, 1.0, 1.0, 1.0, 1.02),
         ((emit, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in emit._MERGE_FORMS.items()}),),
     ),
-    Optimisation("rows found without a list", (1.04, 1.05, 1.0, 1.0, 1.02), ((arena, "_with_first_rows", listed),)),
+    Optimisation("rows found without a list", (1.04, 1.05, 1.0, 1.0, 1.02), ((arena, "_first_rows", listed),)),
     Optimisation(
         "partials in fp32, against fp16", (0.99, 1.0, 1.0, 1.0, 0.97),
         plans=lambda strategy, shape: [(strategy, replace(shape, partial_dtype="fp16"))],
@@ -124,7 +122,7 @@ OPTIMISATIONS = (
 @contextmanager
 def taken_away(optimisation: Optimisation) -> Iterator[None]:
     """Everything is planned and emitted without the optimisation."""
-    caches = (tiles.tile_class, tiles.wanted_class, lowering._tile_sizes)
+    caches = (tiles.tile_class, tiles.wanted_class, tiles.tile_sizes)
     with ExitStack() as stack:
         for module, name, value in optimisation.replaced:
             stack.enter_context(patch.object(module, name, value))

@@ -76,8 +76,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         _check_fits(size, capacity)
     item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
-    spare = run_width * max([tile.blocks_per_tile for tile in schedule.classes], default=1)
-    items = _with_first_rows(schedule.items, schedule.rows)
+    spare = run_width * max([tile.tokens // tile.block for tile in schedule.classes], default=1)
     sections = [
         (schedule.rows, room.rows),
         (schedule.tiles, (room.tiles + 1) * run_width),
@@ -91,7 +90,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     ]
     begin = 0
     for count, most in zip(size.items, room.items, strict=True):
-        sections.append((items[begin : begin + count], most * item_width))
+        sections.append((schedule.items[begin : begin + count], most * item_width))
         begin += count
     begin, indptrs = 0, []
     for count, most in zip(size.merges, room.merges, strict=True):
@@ -102,13 +101,17 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     places, end = [], 0
     for _, most in sections:
         places.append(end)
-        end -= -most // ALIGNMENT * ALIGNMENT
+        end += (most + ALIGNMENT - 1) & -ALIGNMENT
     array = np.zeros(end, np.int32)
     for place, (values, _) in zip(places, sections, strict=True):
         if values.size:
             array[place : place + values.size] = values.reshape(-1)
     of_items, of_merges = places[9:], places[9 + len(size.items) :]
     rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, positions = places[:9]
+    begin, first_rows = 0, _first_rows(schedule.items, schedule.rows)
+    for place, count in zip(of_items, size.items, strict=False):
+        array[place + item_width - 1 : place + count * item_width : item_width] = first_rows[begin : begin + count]
+        begin += count
     for place, count, most in zip(of_merges, size.merges, room.merges, strict=False):
         if most > count:
             array[place + count : place + most] = SURPLUS_MERGE
@@ -132,16 +135,13 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     )
 
 
-def _with_first_rows(items: Ints, rows: Ints) -> Ints:
-    """The items with their first caller's row in place of their group, or -1 where their rows do not follow one another
-    in the caller's order.
-    """
-    first, last = items[:, 0], items[:, 0] + items[:, 1] - 1
-    found: Ints = items.copy()
-    found[:, -1] = rows[first]
+def _first_rows(items: Ints, rows: Ints) -> Ints:
+    """Every item's first caller's row, or -1 where its rows do not follow one another in the caller's order."""
+    first = items[:, 0]
+    found = rows.take(first)
     gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
     if len(gaps):
-        found[gaps.searchsorted(first) != gaps.searchsorted(last), -1] = -1
+        found[gaps.searchsorted(first) != gaps.searchsorted(first + items[:, 1] - 1)] = -1
     return found
 
 

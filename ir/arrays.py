@@ -6,7 +6,7 @@ All functions are vectorised: no Python loop runs over tokens, rows or segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ def int32_array(
     """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
     `copy` it may be `values` itself, for who only reads them and does not keep them.
     """
+    if not copy and low == 0 and _is_int32(values) and np.maximum.reduce(values.view(np.uint32), initial=0) <= high:
+        return values
     try:
         array = np.asarray(values)
     except (ValueError, OverflowError) as cause:
@@ -57,12 +59,15 @@ def int32_array(
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     # Negative numbers are large ones where they are taken to be unsigned.
     unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
-    if array.min() < low or array.max() > high if unsigned is None else array.view(unsigned).max() > high:
+    if array.min() < low or array.max() > high if unsigned is None else np.maximum.reduce(array.view(unsigned)) > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
-    if not copy and array.dtype is _INT32:
-        return array
     return frozen(array.astype(np.int32))
+
+
+def _is_int32(values: IntsLike) -> TypeGuard[Ints]:
+    """Whether this is a flat array of int32."""
+    return isinstance(values, np.ndarray) and values.dtype is _INT32 and values.ndim == 1
 
 
 def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
@@ -79,8 +84,8 @@ def _is_integer(value: object) -> bool:
 def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
     if array.dtype is not _INT32 or not array.flags.c_contiguous:
-        array = np.ascontiguousarray(array, dtype=np.int32)
-    array.setflags(write=False)
+        array = array.astype(np.int32, order="C")
+    array.flags.writeable = False  # half as long as setflags(write=False)
     return array
 
 
@@ -104,9 +109,12 @@ def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
     return result
 
 
-def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> Longs:
-    """The concatenation of `range(start, start + length)` over all pairs."""
-    indptr = offsets(lengths)
+def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: Longs | None = None) -> Longs:
+    """The concatenation of `range(start, start + length)` over all pairs. indptr: the `offsets` of the lengths, if they
+    are at hand.
+    """
+    if indptr is None:
+        indptr = offsets(lengths)
     result = np.arange(indptr[-1])
     result += (starts - indptr[:-1]).repeat(lengths)
     return result

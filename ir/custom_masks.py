@@ -101,9 +101,11 @@ def under_masks(requests: Requests) -> TreeParts:
     """The tree of requests in which every query sees all tokens of its request, whatever its mask says. Requests share
     the slots that they begin with.
     """
-    tokens = requests.tokens[1:] - requests.tokens[:-1]
-    base = tree_parts(requests.tokens[:-1], tokens, frozen(requests.slots), frozen(tokens > 0), 1)
     rows = requests.queries[1:] - requests.queries[:-1]
+    asked = rows > 0
+    tokens = (requests.tokens[1:] - requests.tokens[:-1])[asked]
+    base = tree_parts(requests.tokens[:-1][asked], tokens, frozen(requests.slots), frozen(tokens > 0), 1)
+    rows = rows[asked]
     return base._replace(row_node=frozen(base.row_node.repeat(rows)), row_sees=frozen(base.row_sees.repeat(rows)))
 
 

@@ -66,25 +66,28 @@ class KVRuns:
         checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
         counts = -(-tokens // page_size)
         _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
-        return cls.of_pages(tokens, np.concatenate([np.empty(0, np.int32), *checked]), page_size)
+        flat = np.concatenate([np.empty(0, np.int32), *checked])
+        return cls.of_pages(flat, page_size, counts, counts * page_size - tokens)
 
     @classmethod
-    def of_pages(cls, tokens: npt.NDArray[Any], pages: npt.NDArray[Any], page_size: int) -> KVRuns:
-        """`from_pages` with the page ids of all nodes one after another, unchecked."""
-        counts = -(-tokens // page_size)
+    def of_pages(
+        cls, pages: npt.NDArray[Any], page_size: int, counts: npt.NDArray[Any], missing: npt.NDArray[Any] | None = None
+    ) -> KVRuns:
+        """`from_pages` with the page ids of all nodes one after another, so many of each, unchecked. missing: how many
+        slots of its last page every node does not have; None where all pages are full.
+        """
         ends = offsets(counts)
         head = np.empty(len(pages) + 1, bool)
         np.not_equal(pages[1:] - pages[:-1], 1, out=head[1:-1])
         head[ends] = True
         first = head.nonzero()[0]
-        indptr = first.searchsorted(ends)
+        indptr = ends if len(first) == len(head) else first.searchsorted(ends)
         length = first[1:] - first[:-1]
         length *= page_size
-        missing = counts * page_size - tokens
-        if np.count_nonzero(missing):
+        if missing is not None:
             partial = missing.nonzero()[0]
             length[indptr[partial + 1] - 1] -= missing[partial]
-        return cls(frozen(indptr), frozen(pages.take(first[:-1]) * np.int64(page_size)), frozen(length))
+        return cls(frozen(indptr), frozen(pages.take(first[:-1]) * page_size), frozen(length))
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:

@@ -152,21 +152,26 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     parent, end, start = np.arange(-1, len(keys) - 1), keys & ((1 << bits) - 1), np.empty(len(keys), np.int64)
     start[1:] = end[:-1]
     parent[first_node], start[first_node] = above, shared
-    inner = np.zeros(len(keys), bool)
-    np.equal(parent[1:], np.arange(len(keys) - 1), out=inner[:-1])
     paged = indices[ragged_ranges(begin + shared, pages - shared)]
 
-    if alike:  # requests of the same pages as the one before, which end where it does
-        request = np.cumsum(distinct) - 1
-        pages, last_node = pages[request], last_node[request]
-    sees = (pages - start[last_node] - 1) * page_size + last[number]
-    tokens = (end - start) * page_size * inner
-    np.maximum.at(tokens, last_node, sees)  # leaves are as long as the longest of their rows; inner nodes are full
+    counts = end - start
+    tokens = counts * page_size
+    # Requests of the same pages as the one before end where it does.
+    row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
+    sees, missing = tokens[row_last], None
+    if np.count_nonzero(last == page_size) < len(last):
+        sees -= page_size - last[number]
+        # Leaves are as long as the longest of their rows; inner nodes, which later requests go on from, are full.
+        leaf = np.append(above[1:] != last_node[:-1], True)
+        longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
+        full, tokens = tokens, tokens.copy()
+        tokens[last_node[leaf]] = longest[leaf]
+        missing = full - tokens
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    row_node, row_sees = np.empty((2, len(number)), np.int32)
-    row_node[number], row_sees[number] = last_node, sees
-    kv = KVRuns.of_pages(tokens, paged, page_size)
+    row_node, row_sees = np.empty((2, len(number)), np.int64)
+    row_node[number], row_sees[number] = row_last, sees
+    kv = KVRuns.of_pages(paged, page_size, counts, missing)
     return TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
 
 
@@ -176,32 +181,34 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
 
     Pages are compared in windows; only requests that agree with a neighbour in all of a window go on to the next.
     """
-    number, shared = np.arange(len(pages)), np.zeros(len(pages), np.int64)
-    place, group, left, depth = number, np.zeros(0, np.int32), pages, 0
-    bits = (max(int(np.maximum.reduce(indices)), len(pages)) + 1).bit_length()
-    while longest := int(left.max(initial=0)):
-        width = min(longest, 2 * int(left.sum()) // len(left) + 1, max(_NARROWEST, _ENTRIES // len(left)))
-        # Neighbours have as much in common as they agree in, and no more than the second of them has left.
-        if depth:
-            table = _window(begin[number[place]] + depth, left, indices, width)
-            order, agreeing = _ordered(np.column_stack([group, table]), bits)
-            agreeing -= 1
-            number[place], left = number[place[order]], left[order]
-            related = np.flatnonzero(agreeing >= 0)
-            shared[place[1:][related]] = depth + np.minimum(agreeing, left[1:])[related]
-        else:
-            table = _padded(left, indices, width) if width == longest else _window(begin, left, indices, width)
-            number, agreeing = _ordered(table, bits)
-            left = left[number]
-            np.minimum(agreeing, left[1:], out=shared[1:])
-        if width == longest:
-            break
-        depth += width
+    width, whole = _width(pages, len(indices))
+    number, agreeing = _ordered(_padded(pages, indices, width) if whole else _window(begin, pages, indices, width))
+    # Neighbours have as much in common as they agree in, and no more than the second of them has left.
+    shared, left = np.zeros(len(pages), np.int64), pages[number]
+    np.minimum(agreeing, left[1:], out=shared[1:])
+    place, depth = np.arange(len(pages)), 0
+    while not whole:
         undecided = (agreeing == width) & (left[1:] >= width)
         goes_on = np.append(undecided, False) | np.append(False, undecided)
         group = np.cumsum(~np.append(False, undecided), dtype=np.int32)[goes_on]
-        place, left = place[goes_on], left[goes_on] - width
+        place, left, depth = place[goes_on], left[goes_on] - width, depth + width
+        if not np.count_nonzero(left):
+            break
+        width, whole = _width(left, int(np.add.reduce(left)))
+        table = _window(begin[number[place]] + depth, left, indices, width)
+        order, agreeing = _ordered(np.column_stack([group, table]))
+        agreeing -= 1
+        number[place], left = number[place[order]], left[order]
+        related = np.flatnonzero(agreeing >= 0)
+        shared[place[1:][related]] = depth + np.minimum(agreeing, left[1:])[related]
     return number, shared
+
+
+def _width(left: Longs, total: int) -> tuple[int, bool]:
+    """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
+    longest = int(np.maximum.reduce(left))
+    width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
+    return width, width == longest
 
 
 def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
@@ -221,9 +228,9 @@ def _window(begin: Longs, left: Longs, indices: Ints, width: int) -> Ints:
     return table
 
 
-def _ordered(table: Ints, bits: int) -> tuple[Longs, Longs]:
-    """The stable lexical order of a table's rows of numbers from -1 up to 2^bits - 2; and in how many columns every row
-    but the first of that order begins like the one before.
+def _ordered(table: Ints) -> tuple[Longs, Longs]:
+    """The stable lexical order of a table's rows of numbers from -1 on; and in how many columns every row but the first
+    of that order begins like the one before.
 
     Most columns follow from those before them: rows are sorted by the few in which neighbours first differ. Neighbours
     of the new order show whether that was enough, and if not, by which columns to sort too.
@@ -239,32 +246,36 @@ def _ordered(table: Ints, bits: int) -> tuple[Longs, Longs]:
         if not np.count_nonzero(before > after):
             break
         deciding[first] = True
-        deciding |= attempt == _ATTEMPTS
-        order = _order(table.take(deciding.nonzero()[0], axis=1).T, bits)
+        if attempt == _ATTEMPTS:
+            deciding[:] = True
+        order = _order(table.take(deciding.nonzero()[0], axis=1).T)
         ordered = table.take(order, axis=0)
     first[before == after] = width
     return order, first
 
 
-def _order(columns: Ints, bits: int) -> Longs:
-    """The stable order by the first of the columns [columns, rows], where equal by the next, and so on.
+def _order(columns: Ints) -> Longs:
+    """The stable order by the first of the columns [columns, rows] of numbers from -1 on, where equal by the next, and
+    so on.
 
     A radix sort, of the last columns first: as many as fit, and the row behind them, are a 64-bit key, since sorting
     values is several times faster than sorting indices by them.
     """
-    order = index = np.arange(columns.shape[1])
-    index_bits = len(index).bit_length()
-    digits = (63 - index_bits) // bits
     columns = np.add(columns, 1, dtype=np.int64, order="C")
+    index, order = np.arange(columns.shape[1]), None
+    index_bits, bits = len(index).bit_length(), int(np.maximum.reduce(columns, axis=None)).bit_length()
+    digits = (63 - index_bits) // max(bits, 1)
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)
         key = columns[start]
         for column in columns[start + 1 : stop]:
             key = (key << bits) | column
-        key = (key << index_bits if order is index else key[order] << index_bits) | index
+        key = (key if order is None else key[order]) << index_bits
+        key |= index
         key.sort()
-        order = order[key & ((1 << index_bits) - 1)]
-    return order
+        key &= (1 << index_bits) - 1
+        order = key if order is None else order[key]
+    return index if order is None else order
 
 
 def _owners(shared: Longs) -> Longs:
@@ -276,7 +287,8 @@ def _owners(shared: Longs) -> Longs:
     changes = (shared[1:] != shared[:-1]).nonzero()[0]
     owner[changes + 1] = changes
     np.maximum.accumulate(owner, out=owner)
-    owner *= shared > 0
+    if np.count_nonzero(shared) < len(shared) - 1:
+        owner[shared == 0] = 0
     least = np.maximum(shared, 1)
     far = (shared[owner] >= least).nonzero()[0]
     while len(far):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -21,6 +22,9 @@ interval: two row numbers per run. token-bits: one 64-bit word per token, bit j 
 code). row-bits: one bit per row and token, in 64-bit words (SpecInfer). dense: one element of q's type per row and
 token, added to materialised scores; such a plan runs unfused (Medusa).
 """
+
+BIT_MASKS = ("token-bits", "row-bits")
+"""Masks that have a word of bits."""
 
 Merge: TypeAlias = Literal["reduce", "final"]
 """How the partial results of a row that several items work on become one.
@@ -197,7 +201,7 @@ class Plan:
             "tiles": tiles,
             "mask": mask,
             "blocks": blocks,
-            "stage": frozen(np.zeros(len(group_rows), np.int32) if stage is None else stage),
+            "stage": _first_stage(len(group_rows)) if stage is None else frozen(stage),
             "merge": merge,
         }
         return unchecked(cls, fields)
@@ -332,6 +336,12 @@ _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
+
+
+@lru_cache(64)
+def _first_stage(groups: int) -> Ints:
+    """The stage of so many groups of which none is later than another."""
+    return frozen(np.zeros(groups))
 
 
 def checked_ints(argument: str, value: Any) -> Ints:

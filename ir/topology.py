@@ -7,6 +7,7 @@ nodes costs 14 rounds and no recursion.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import TreeError
+from treegen.ir.unchecked import unchecked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,11 +26,6 @@ class Spans:
     [5, spans] has these columns, so that they can be gathered all at once.
     """
 
-    node: Ints
-    start: Ints
-    stop: Ints
-    lo: Ints
-    hi: Ints
     table: Ints
 
     @classmethod
@@ -42,23 +39,48 @@ class Spans:
     ) -> Spans:
         """Spans of these columns."""
         table = np.empty((5, len(node)), np.int32)
-        for column, values in zip(table, (node, start, stop, lo, hi), strict=True):
-            column[:] = values
-        return cls._of_table(table)
-
-    @classmethod
-    def _of_table(cls, table: Ints) -> Spans:
-        node, start, stop, lo, hi = frozen(table)
-        return cls(node, start, stop, lo, hi, table)
+        for column, values in enumerate((node, start, stop, lo, hi)):
+            table[column] = values
+        return cls(frozen(table))
 
     def until(self, stop: npt.NDArray[Any]) -> Spans:
         """The same spans with other ends."""
         table = self.table.copy()
         table[2] = stop
-        return self._of_table(table)
+        return Spans(frozen(table))
 
     def __len__(self) -> int:
-        return len(self.node)
+        return len(self.table[0])
+
+    @property
+    def node(self) -> Ints:
+        """Each span's node."""
+        column: Ints = self.table[0]
+        return column
+
+    @property
+    def start(self) -> Ints:
+        """The first token of each span."""
+        column: Ints = self.table[1]
+        return column
+
+    @property
+    def stop(self) -> Ints:
+        """The token behind each span."""
+        column: Ints = self.table[2]
+        return column
+
+    @property
+    def lo(self) -> Ints:
+        """The first rank that sees each span."""
+        column: Ints = self.table[3]
+        return column
+
+    @property
+    def hi(self) -> Ints:
+        """The rank behind those that see each span."""
+        column: Ints = self.table[4]
+        return column
 
     @property
     def lengths(self) -> Longs:
@@ -66,24 +88,35 @@ class Spans:
         return (self.stop - self.start).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Topology:
     """Derived arrays of a tree. Ranks number the rows by depth-first preorder, within a node by `sees`.
 
-    `depth[v]`: edges above node v. `preorder[v]`: its place in depth-first order, siblings by index.
-    `subtree[v]`: nodes at or below v. `prefix[v]`: tokens above v. `row_of_rank[k]`: the caller's row with rank k.
-    `rank_lo[v]:rank_hi[v]`: ranks of the rows at or below v; `rank_own[v]`: end of the ranks of v's own rows.
+    `preorder[v]`: place of node v in depth-first order, siblings by index. `subtree[v]`: nodes at or below v.
+    `row_of_rank[k]`: the caller's row with rank k. `rank_lo[v]:rank_hi[v]`: ranks of the rows at or below v;
+    `rank_own[v]`: end of the ranks of v's own rows. `parent` and `tokens` are the tree's, for what is made when it is
+    asked for: plans need neither depths nor prefixes.
     """
 
-    depth: Ints
+    parent: Ints
+    tokens: Ints
     preorder: Ints
     subtree: Ints
-    prefix: Longs
     row_of_rank: Ints
     rank_lo: Ints
     rank_own: Ints
     rank_hi: Ints
     spans: Spans
+
+    @cached_property
+    def depth(self) -> Ints:
+        """Edges above every node."""
+        return frozen(_path_sum(_doubled_parents(self.parent), np.ones(len(self.parent), np.int64)) - 1)
+
+    @cached_property
+    def prefix(self) -> Longs:
+        """Tokens above every node."""
+        return _path_sum(_doubled_parents(self.parent), self.tokens) - self.tokens
 
     @property
     def nodes_in_preorder(self) -> Ints:
@@ -93,31 +126,29 @@ class Topology:
 
 def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_preorder: bool = False) -> Topology:
     """The topology of a forest; raises TreeError when the parents contain a cycle. `in_preorder` says that nodes are
-    numbered in depth-first order.
+    numbered in depth-first order, and that each has a row at or below it.
     """
     nodes = len(parent)
-    ancestors = _doubled_parents(parent)
-    depth = _path_sum(ancestors, np.ones(nodes, np.int64)) - 1
-    prefix = _path_sum(ancestors, tokens) - tokens
-    subtree = np.ones(nodes + 1, np.int64)
-    for ancestor in ancestors:
-        subtree[0] = 0
-        subtree = subtree + np.bincount(ancestor, subtree, nodes + 1).astype(np.int64)
-    subtree = subtree[1:]
+    preorder: Longs | Ints
+    row_place: Longs | Ints
     if in_preorder:
-        preorder, row_place = np.arange(nodes), row_node.astype(np.int64)
+        preorder, behind, row_place = np.arange(nodes, dtype=np.int32), _behind_subtrees(parent), row_node
+        subtree = behind - preorder
     else:
+        ancestors = _doubled_parents(parent)
+        subtree = _subtrees(ancestors, nodes)
         preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
-        row_place = preorder[row_node]
+        behind, row_place = preorder + subtree, preorder[row_node]
 
     rows_at = np.bincount(row_place, minlength=nodes)
-    ranks = offsets(rows_at)
-    if np.maximum.reduce(rows_at) > 1:
+    first_rank = offsets(rows_at)
+    if np.count_nonzero(rows_at) < len(row_node):  # some node has several rows
         row_order = np.lexsort((row_sees, row_place))
     else:
         row_order = np.empty(len(row_node), np.int64)
-        row_order[ranks[row_place]] = np.arange(len(row_node))
-    rank_hi = ranks[preorder + subtree]
+        row_order[first_rank[row_place]] = np.arange(len(row_node))
+    ranks = frozen(first_rank)
+    rank_hi = ranks[behind]
     if in_preorder:
         rank_lo, rank_own = ranks[:-1], ranks[1:]
     else:
@@ -126,24 +157,26 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
         spans = _whole_spans(tokens, None if in_preorder else preorder, rank_lo, rank_hi)
     else:
         spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
-    return Topology(
-        depth=frozen(depth),
-        preorder=frozen(preorder),
-        subtree=frozen(subtree),
-        prefix=prefix,
-        row_of_rank=frozen(row_order),
-        rank_lo=frozen(rank_lo),
-        rank_own=frozen(rank_own),
-        rank_hi=frozen(rank_hi),
-        spans=spans,
+    return unchecked(
+        Topology,
+        {
+            "parent": parent,
+            "tokens": tokens,
+            "preorder": frozen(preorder),
+            "subtree": frozen(subtree),
+            "row_of_rank": frozen(row_order),
+            "rank_lo": frozen(rank_lo),
+            "rank_own": frozen(rank_own),
+            "rank_hi": frozen(rank_hi),
+            "spans": spans,
+        },
     )
 
 
-def lengthened(topology: Topology, parent: Ints, tokens: Ints) -> Topology:
+def lengthened(topology: Topology, tokens: Ints) -> Topology:
     """The same topology with nodes of other lengths, where every span is the whole of its node before and after."""
     spans = topology.spans
-    prefix = _path_sum(_doubled_parents(parent), tokens) - tokens
-    return replace(topology, prefix=prefix, spans=spans.until(tokens[spans.node]))
+    return replace(topology, tokens=tokens, spans=spans.until(tokens[spans.node]))
 
 
 def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
@@ -151,7 +184,27 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     them, and 0 for all others.
     """
     spans = topology.spans
-    return replace(topology, spans=spans.until(spans.stop + more[spans.node]))
+    return replace(topology, tokens=frozen(topology.tokens + more), spans=spans.until(spans.stop + more[spans.node]))
+
+
+def _behind_subtrees(parent: Ints) -> Longs:
+    """The node behind the subtree of every node, where nodes are numbered in depth-first order: the one behind its last
+    child's. By pointer doubling along last children; nodes count from 1 here, 0 is above the roots.
+    """
+    last = np.arange(len(parent) + 1)
+    np.maximum.at(last, parent + 1, last[1:])
+    while np.count_nonzero((further := last[last]) != last):
+        last = further
+    return last[1:]
+
+
+def _subtrees(ancestors: list[Longs], nodes: int) -> Longs:
+    """Nodes at or below every node."""
+    subtree = np.ones(nodes + 1, np.int64)
+    for ancestor in ancestors:
+        subtree[0] = 0
+        subtree = subtree + np.bincount(ancestor, subtree, nodes + 1).astype(np.int64)
+    return subtree[1:]
 
 
 def _doubled_parents(parent: Ints) -> list[Longs]:
@@ -190,26 +243,25 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     return result
 
 
-def _whole_spans(tokens: Ints, preorder: Longs | None, rank_lo: Longs, rank_hi: Longs) -> Spans:
+def _whole_spans(tokens: Ints, preorder: Ints | Longs | None, rank_lo: Ints, rank_hi: Ints) -> Spans:
     """The spans of nodes that no row ends inside of: all that have tokens and rows. preorder: None where nodes are
-    numbered so.
+    numbered so, and all have rows.
     """
     node = np.arange(len(tokens))
-    seen = (rank_hi > rank_lo) & (tokens > 0)
-    unseen = np.count_nonzero(seen) < len(seen)
-    if preorder is None and not unseen:
+    if preorder is None and np.count_nonzero(tokens) == len(tokens):
         return Spans.of(node, 0, tokens, rank_lo, rank_hi)
+    seen = (rank_hi > rank_lo) & (tokens > 0)
     if preorder is not None:
         in_order = np.empty_like(node)
         in_order[preorder] = node
         node = in_order
-    if unseen:
+    if np.count_nonzero(seen) < len(seen):
         node = node[seen[node]]
     return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])
 
 
 def _spans(
-    tokens: Ints, node: Ints, sees: Ints, preorder: Longs, rank_lo: Longs, rank_own: Longs, rank_hi: Longs
+    tokens: Ints, node: Ints, sees: Ints, preorder: Ints | Longs, rank_lo: Ints, rank_own: Ints, rank_hi: Ints
 ) -> Spans:
     """Cut every node at the distinct `sees` of its own rows (`node` and `sees` are in rank order)."""
     same_node = np.zeros(len(node), bool)

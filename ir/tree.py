@@ -236,7 +236,7 @@ class Tree:
         if (self.row_sees != self.tokens[self.row_node]).any():
             row = int((self.row_sees != self.tokens[self.row_node]).argmax())
             raise TreeError(f"rows[{row}]", int(self.row_sees[row]), "ends inside its node", "make a new tree")
-        topology = lengthened(self.topology, self.parent, length)
+        topology = lengthened(self.topology, length)
         sees = frozen(length[self.row_node])
         return Tree(self.parent, length, self.row_node, sees, KVRuns.contiguous(length), topology)
 

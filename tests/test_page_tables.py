@@ -84,7 +84,7 @@ def test_rows_are_ordered_as_tuples(seed: int, bits: int, rows: int) -> None:
     source = np.random.default_rng(seed)
     table = source.choice([-1, 0, 2**bits - 2], (rows, 30), p=[0.05, 0.9, 0.05]).astype(np.int32)
     table[source.integers(rows, size=rows // 3)] = table[0]
-    order, agreeing = page_tables._ordered(table, bits)
+    order, agreeing = page_tables._ordered(table)
     lists = table.tolist()
     assert order.tolist() == sorted(range(rows), key=lambda row: lists[row])
     for common, one, other in zip(agreeing, order[:-1], order[1:], strict=True):

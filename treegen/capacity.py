@@ -14,11 +14,11 @@ import numpy as np
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
-from treegen.ir.plan import Mask, Merge, Plan
+from treegen.ir.plan import BIT_MASKS, Mask, Merge, Plan
 from treegen.ir.schedule import Schedule, TileMask
 from treegen.ir.shape import Shape
 from treegen.limits import Limits, WantedLimits
-from treegen.lower import BIT_MASKS, Frame, lower
+from treegen.lower import Frame, lower
 from treegen.runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
 from treegen.targets import Target

@@ -13,9 +13,9 @@ import numpy as np
 from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
-from treegen.ir.plan import Mask, Plan
+from treegen.ir.plan import BIT_MASKS, Plan
 from treegen.ir.positions import Positions
-from treegen.ir.schedule import MOST_BIT_ROWS, Schedule, TileClass, TileMask
+from treegen.ir.schedule import Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.merges import (
@@ -39,6 +39,7 @@ from treegen.runs import (
     Tables,
     bit_words,
     fixed_pieces_of,
+    masked_launches,
     masked_runs,
     packed_pieces_of,
     pieces_of,
@@ -49,17 +50,7 @@ from treegen.runs import (
     tabulate,
 )
 from treegen.targets import Target
-from treegen.tiles import (
-    BLOCK_TOKENS,
-    DEALT_BLOCK_TOKENS,
-    fixed_class,
-    rows_per_tile,
-    tile_class,
-    unfused_class,
-    wanted_class,
-)
-
-BIT_MASKS = ("token-bits", "row-bits")
+from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):
@@ -84,8 +75,6 @@ class _Work(NamedTuple):
 
 
 _NO_WORK = _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
-
-
 _NO_POSITIONS = frozen(np.empty(0))
 
 
@@ -130,9 +119,9 @@ def lower(
     if plan.fixed_block and frame is None:
         frame = Frame((fixed_class(shape, target, plan.fixed_block),), 1)
     if frame is None:
-        sizes, tokens, heights = _tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
+        sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
-        sizes, tokens, heights = _sized(frame.sizes, plan.mask, shape)
+        sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
     items, runs = _cut(plan, runs_of_groups(plan, tree, positions), heights)
     items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_stages * len(sizes)
@@ -186,7 +175,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
     most_rows = np.zeros(trees, np.int64)
     np.maximum.at(most_rows, tree, plan.group_rows)
-    sizes = [_tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
+    sizes = [tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
     heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
     items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
 
@@ -210,7 +199,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
     pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.counts.sum(0), 0)
+    mask_runs = np.where(masked[of_run], pieces.of_runs, 0)
     return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
 
 
@@ -261,36 +250,6 @@ def _in_launch_order(
     return items.at(order), runs.of(order), num_stages
 
 
-class _TileSizes(NamedTuple):
-    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
-
-    classes: tuple[TileClass, ...]
-    tokens: Sizes
-    heights: Longs
-
-
-@cache
-def _tile_sizes(
-    tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
-) -> _TileSizes:
-    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
-    classes: tuple[TileClass, ...]
-    if mask == "dense":
-        classes = (unfused_class(shape, most_rows),)
-    elif tiles:
-        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
-    else:
-        classes = (tile_class(shape, target, most_rows),)
-    return _sized(classes, mask, shape)
-
-
-def _sized(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> _TileSizes:
-    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
-    if mask in BIT_MASKS:
-        heights = [min(height, MOST_BIT_ROWS) for height in heights]
-    return _TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
-
-
 @cache
 def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
     """The tile class with what the runs of a launch need."""
@@ -329,12 +288,11 @@ def _tabulate_classes(
         pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
         return sizes, tabulate(runs, pieces, items.tile, tokens)
     pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
-    masked = masked_runs(runs, items.rows)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
-    of_runs = [0, len(masked)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
+    of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
     classes = []
-    for tile, block, begin, end in zip(sizes, pieces.block, of_runs[:-1], of_runs[1:], strict=True):
-        is_masked = np.count_nonzero(masked[begin:end]) > 0
+    masked = masked_launches(runs, items.rows, of_runs)
+    for tile, block, is_masked, begin, end in zip(sizes, pieces.block, masked, of_runs[:-1], of_runs[1:], strict=True):
         if is_masked and mask == "bits":
             of_class = runs.table[begin:end]
             of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])

@@ -4,6 +4,7 @@ items or tokens.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,24 +43,30 @@ class Runs(NamedTuple):
     def of(self, owners: Longs) -> Runs:
         """The runs of these owners, in this order."""
         counts = self.counts[owners]
-        return Runs(offsets(counts), self.table.take(ragged_ranges(self.indptr[owners], counts), axis=0))
+        places = offsets(counts)
+        return Runs(places, self.table.take(ragged_ranges(self.indptr[owners], counts, places), axis=0))
 
 
 class Pieces(NamedTuple):
-    """Runs cut into full tiles and a rest in blocks. tokens: of a tile, by run; block: tokens of a block, by launch.
+    """Runs cut into full tiles and a rest in blocks. block: tokens of a block, by launch.
 
-    counts [2, runs]: full tiles and blocks; rest [runs]: tokens behind full tiles. of_items [2, items]: full tiles and
-    blocks of every item; block_tiles [items]: the tiles that its blocks are packed into. padded: some blocks are behind
-    the end of their run, and empty.
+    full, blocks [runs]: full tiles and blocks of every run, full None where no run has any; rest [runs]: tokens behind
+    full tiles. of_items: full tiles and blocks of every item; block_tiles [items]: the tiles that its blocks are packed
+    into. padded: some blocks are behind the end of their run, and empty.
     """
 
-    tokens: Each
     block: Sizes
-    counts: Longs
+    full: Longs | None
+    blocks: Longs
     rest: Longs
-    of_items: Longs
+    of_items: tuple[Longs, Longs]
     block_tiles: Longs
     padded: bool = False
+
+    @property
+    def of_runs(self) -> Longs:
+        """Full tiles and blocks of every run."""
+        return self.blocks if self.full is None else self.full + self.blocks
 
 
 class Tables(NamedTuple):
@@ -82,7 +89,7 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
         table[:, 4] = positions.node[plan.node] + plan.start
     seen = plan.seen_hi > plan.seen_lo
     if np.count_nonzero(seen) < len(seen):
-        table[~seen, 2:] = 0
+        table[~seen, 2:4] = 0
     if len(kv.start) == np.count_nonzero(tree.tokens):  # every node that has tokens is one run
         run = plan.node if len(kv.start) == len(tree.tokens) else kv.indptr.take(plan.node)
         np.add(kv.start.take(run), plan.start, out=table[:, 0])
@@ -91,7 +98,8 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
     if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(plan.node)):
         return _cut_runs(Runs(indptr, table), kv, first_run, plan.start)
     counts = kv.indptr.take(plan.node + 1) - first_run
-    return Runs(offsets(counts)[indptr], _on_runs(table, kv, first_run, counts))
+    places = offsets(counts)
+    return Runs(places[indptr], _on_runs(table, kv, first_run, counts, places))
 
 
 def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
@@ -103,31 +111,27 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     end = begin + segments.table[:, 1]
     first = ends.searchsorted(begin, "right") - 1
     last = ends.searchsorted(end)
+    places = offsets(last - first)
+    table = _on_runs(segments.table, kv, first, last - first, places)
     before = begin - ends[first]
-    table, places = _on_runs(segments.table, kv, first, last - first, before), offsets(last - first)
     table[places[:-1], 0] += before
     table[places[:-1], 1] -= before
-    if table.shape[1] > len(RUN_FIELDS):
+    if table.shape[1] > len(RUN_FIELDS):  # of later runs than a segment's first
+        table[:, 4] -= before.repeat(last - first).astype(np.int32)
         table[places[:-1], 4] += before
     table[places[1:] - 1, 1] -= ends[last] - end
     return Runs(places[segments.indptr], table)
 
 
-def _on_runs(
-    segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, before: Longs | None = None
-) -> Ints:
-    """A table of segments as one of so many whole runs each, from run `first` on. before: tokens of that run that are
-    ahead of the segment's position, if any.
-    """
-    run = ragged_ranges(first, counts)
+def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, places: Longs) -> Ints:
+    """A table of segments as one of so many whole runs each, from run `first` on. places: the `offsets` of counts."""
+    run = ragged_ranges(first, counts, places)
     table = segments.repeat(counts, axis=0)
     table[:, 0] = kv.start.take(run)
     table[:, 1] = kv.length.take(run)
     if table.shape[1] > len(RUN_FIELDS):
         ends = offsets(kv.length)
         table[:, 4] += (ends[run] - ends[first].repeat(counts)).astype(np.int32)
-        if before is not None:
-            table[:, 4] -= before.repeat(counts).astype(np.int32)
     return table
 
 
@@ -166,19 +170,35 @@ def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
     return halves[:, 0].astype(np.int64), halves[:, 1].astype(np.int64)
 
 
+def masked_launches(runs: Runs, rows: Longs, bounds: list[int]) -> list[bool]:
+    """Whether a launch has a run that some of its owner's `rows` rows do not see. bounds: where the runs of every
+    launch begin, and where the last ones end.
+    """
+    later = runs.table[:, 2]  # seldom is none of a launch's runs seen by later rows than the first alone
+    found = [bool(np.count_nonzero(later[begin:end])) for begin, end in pairwise(bounds)]
+    if all(found):
+        return found
+    masked = masked_runs(runs, rows)
+    return [bool(np.count_nonzero(masked[begin:end])) for begin, end in pairwise(bounds)]
+
+
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
     """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
-    tokens, rest = _each(tile_tokens, launch, runs), runs.table[:, 1].astype(np.int64)
-    counts = np.empty((2, len(rest)), np.int64)
-    if isinstance(tokens, int):
-        np.right_shift(rest, tokens.bit_length() - 1, out=counts[0])
-        rest &= tokens - 1
+    rest, first_run, full = runs.table[:, 1].astype(np.int64), runs.indptr[:-1], None
+    if np.maximum.reduce(rest, initial=0) < min(tile_tokens):
+        full_of_items = np.zeros(len(launch), np.int64)
     else:
-        np.divmod(rest, tokens, out=(counts[0], rest))
-    counts[1] = _ceiled(rest, _each(block, launch, runs))
-    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
+        tokens = _each(tile_tokens, launch, runs)
+        if isinstance(tokens, int):
+            full = rest >> (tokens.bit_length() - 1)
+            rest &= tokens - 1
+        else:
+            full, rest = np.divmod(rest, tokens)
+        full_of_items = np.add.reduceat(full, first_run)
+    blocks = _ceiled(rest, _each(block, launch, runs))
+    of_items = full_of_items, np.add.reduceat(blocks, first_run)
     block_tiles = _ceiled(of_items[1], _blocks_per_tile(tile_tokens, block, launch))
-    return Pieces(tokens, block, counts, rest, of_items, block_tiles)
+    return Pieces(block, full, blocks, rest, of_items, block_tiles)
 
 
 def packed_pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
@@ -216,10 +236,10 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> P
         raise PlanError("block", block, reason, f"use block=1, or share and place KV in multiples of {block} tokens")
     if (place[~follows[:-1]] % tile_tokens).any():
         raise PlanError("fixed_block", block, "some run begins inside a tile", "give whole tiles of paths")
-    counts = np.zeros((2, len(length)), np.int64)
-    counts[1] = _ceiled(length, block) + np.where(follows[1:], 0, -end % tile_tokens // block)
-    of_items = np.add.reduceat(counts, runs.indptr[:-1], axis=1)
-    return Pieces(tile_tokens, (block,), counts, length, of_items, of_items[1] * block // tile_tokens, padded=True)
+    blocks = _ceiled(length, block) + np.where(follows[1:], 0, -end % tile_tokens // block)
+    of_items = np.add.reduceat(blocks, runs.indptr[:-1])
+    none = np.zeros(len(of_items), np.int64)
+    return Pieces((block,), None, blocks, length, (none, of_items), of_items * block // tile_tokens, padded=True)
 
 
 def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Longs:
@@ -238,44 +258,53 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
     """
-    block, counts, (tile_count, block_count) = _each(pieces.block, launch, runs), pieces.counts, pieces.of_items
+    (tile_count, block_count), blocks, block = pieces.of_items, pieces.blocks, _each(pieces.block, launch, runs)
     places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
-    unfilled = places - block_count
+    tile0, block0 = offsets(tile_count), offsets(places)
+    num_tiles, unfilled = int(tile0[-1]), places - block_count
     padded = np.count_nonzero(unfilled) > 0
     if padded:  # with what an item's last run would go on with, if it did
-        counts = counts.copy()
-        counts[1, runs.indptr[1:] - 1] += unfilled
-    padded |= pieces.padded
-    full, blocks = counts
-    tile0, block0 = offsets(tile_count), offsets(places)
-    num_tiles = int(tile0[-1])
-    if num_tiles:  # all tiles and then all blocks
-        parts = np.empty((2, *runs.table.shape), np.int32)
-        parts[:] = runs.table
-        behind = (full * pieces.tokens).astype(np.int32)
-        parts[1, :, 0] += behind
-        if parts.shape[2] > len(RUN_FIELDS):
-            parts[1, :, 4] += behind
-        parts[1, :, 1] = pieces.rest
-        numbers = counts.reshape(-1)
-        made = parts.reshape(-1, parts.shape[2]).repeat(numbers, axis=0)
-        size = np.empty(len(made), np.int32)
-        size[:num_tiles] = pieces.tokens if isinstance(pieces.tokens, int) else pieces.tokens.repeat(full)
-        size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
-    else:
-        numbers, made = blocks, runs.table.repeat(blocks, axis=0)
-        size = np.int32(block) if isinstance(block, int) else block.repeat(blocks).astype(np.int32)
-    # The pieces of what begins in a slot and has so many tokens, of which none are left behind the last piece.
-    stop, before = made[:, 0] + made[:, 1], positions(offsets(numbers), numbers).astype(np.int32)
-    before *= size
-    made[:, 0] += before
-    if made.shape[1] > len(RUN_FIELDS):
-        made[:, 4] += before
-    np.minimum(stop - made[:, 0], size, out=made[:, 1])
-    if padded:
+        blocks = blocks.copy()
+        blocks[runs.indptr[1:] - 1] += unfilled
+    if pieces.full is None:
+        made = _cut_table(runs.table, blocks, block)
+    else:  # all tiles and then all blocks
+        tokens, both = _each(tile_tokens, launch, runs), np.concatenate([runs.table, runs.table])
+        of_tiles, of_blocks = both[: len(blocks)], both[len(blocks) :]
+        of_tiles[:, 1] = in_tiles = pieces.full * tokens
+        of_blocks[:, 0] = of_blocks[:, 0] + in_tiles
+        of_blocks[:, 1] = pieces.rest
+        if both.shape[1] > len(RUN_FIELDS):
+            of_blocks[:, 4] = of_blocks[:, 4] + in_tiles
+        size = np.empty(len(both), np.int64)
+        size[: len(blocks)], size[len(blocks) :] = tokens, block
+        made = _cut_table(both, np.concatenate([pieces.full, blocks]), size)
+    if pieces.padded:
         made[made[:, 1] <= 0] = 0
+    elif padded:
+        made[num_tiles + ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
     made = frozen(made)
     return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
+
+
+def _cut_table(table: Ints, counts: Longs, size: Each) -> Ints:
+    """So many pieces of every run of a table, one after another: each of `size` tokens, or of what the run has left."""
+    made = table.repeat(counts, axis=0)
+    uncut = np.count_nonzero(counts == 1)
+    if uncut == len(made):
+        return made
+    part: slice | Longs = slice(None)
+    if uncut > len(made) // 2:  # as of pages in any order: a few runs are cut
+        cut = (counts > 1).nonzero()[0]
+        part, counts = ragged_ranges(offsets(counts)[cut], counts[cut]), counts[cut]
+        size = size if isinstance(size, int) else size[cut]
+    before, of_piece = positions(offsets(counts), counts), size if isinstance(size, int) else size.repeat(counts)
+    before *= of_piece
+    made[part, 0] = made[part, 0] + before
+    if made.shape[1] > len(RUN_FIELDS):
+        made[part, 4] = made[part, 4] + before
+    made[part, 1] = np.minimum(made[part, 1] - before, of_piece)
+    return made
 
 
 def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
+import numpy as np
+
+from treegen.ir.arrays import Longs
 from treegen.ir.errors import ShapeError
-from treegen.ir.schedule import TileClass
+from treegen.ir.plan import BIT_MASKS, Mask
+from treegen.ir.schedule import MOST_BIT_ROWS, TileClass
 from treegen.ir.shape import DTYPE_BYTES, FP8, Shape
 from treegen.targets import Target
 
@@ -170,3 +175,34 @@ def unfused_class(shape: Shape, rows: int) -> TileClass:
 def rows_per_tile(rows: int, group: int) -> int:
     """Whole query rows in a tile of `rows` head rows; 1 when a row's heads need several tiles."""
     return max(1, rows // group)
+
+
+class TileSizes(NamedTuple):
+    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
+
+    classes: tuple[TileClass, ...]
+    tokens: tuple[int, ...]
+    heights: Longs
+
+
+@cache
+def tile_sizes(
+    tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
+) -> TileSizes:
+    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
+    classes: tuple[TileClass, ...]
+    if mask == "dense":
+        classes = (unfused_class(shape, most_rows),)
+    elif tiles:
+        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
+    else:
+        classes = (tile_class(shape, target, most_rows),)
+    return sizes_of(classes, mask, shape)
+
+
+def sizes_of(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> TileSizes:
+    """The sizes of tile classes for a plan's mask."""
+    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
+    if mask in BIT_MASKS:
+        heights = [min(height, MOST_BIT_ROWS) for height in heights]
+    return TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
