@@ -1,0 +1,190 @@
+"""Everything beside plain attention, checked on the current device, and what it costs there.
+
+    python benchmarks/features.py [--rows 24] [--repeats 15] [TREE ...]
+
+Every option is compiled with several strategies for every tree, and some rows of its output are compared with the
+float64 oracle; on a CUDA device it is then timed beside the plain kernel of the same strategy, tree and run (medians on
+a cold L2 cache, treegen.timing). A second table times fp8 caches beside fp16 ones on trees that memory bounds. Without
+a CUDA device the torch backend is checked, and nothing timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+
+import treegen
+from treegen import oracle
+from treegen.devices import default_device
+from treegen.kernel_meter import checked_rows
+from treegen.scoring.scoring import ScoreOptions
+from treegen.timing import median_us
+
+TREES = ("1,64/4096,256", "1,4,16,512/1024,256,128,32", "256*1024")
+BOUND_TREES = (
+    "1,10/4000,400", "1,16,64/1024,256,32", "1,64,256/4000,200,50", "1,4,16,64,256,1024/256,8,256,64,32,256",
+    "1,256/256,256", "256*4096",
+)  # fmt: skip
+STRATEGIES = ("auto", "deft-node", "cohort")
+BASE = treegen.Shape(32, 8, 128, dtype="fp16")
+
+
+def by_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A bias that depends on everything, without tensors."""
+    return torch.where(kv_idx % 3 == 0, score * 0.5, score) - 0.01 * (q_idx - kv_idx) / (1 + h)
+
+
+def strided(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """Every fourth token, and the last hundred."""
+    return (kv_idx % 4 == 0) | (q_idx - kv_idx < 100)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row of the first table: an attention shape, and options of treegen.compile; `slopes` and `sinks` are made for
+    its heads, `scales` for its KV heads.
+    """
+
+    name: str
+    shape: treegen.Shape = BASE
+    options: dict[str, Any] = field(default_factory=dict)
+    slopes: bool = False
+    sinks: bool = False
+    scales: bool = False
+
+
+FEATURES = (
+    Feature("soft-cap", options={"logits_soft_cap": 5.0}),
+    Feature("ALiBi", slopes=True),
+    Feature("window 511", options={"window_left": 511}),
+    Feature("sinks", sinks=True),
+    Feature("score_mod", options={"score_mod": by_head}),
+    Feature("mask_mod", options={"mask_mod": strided}),
+    Feature("all of these", options={"logits_soft_cap": 5.0, "window_left": 511, "score_mod": by_head}, sinks=True),
+    Feature("pages of 16, HND", replace(BASE, page_size=16, kv_layout="HND")),
+    Feature("head dims 192, 128", replace(BASE, head_dim=192)),
+    Feature("e4m3, scales", replace(BASE, kv_dtype="e4m3"), scales=True),
+    Feature("e5m2", replace(BASE, kv_dtype="e5m2")),
+    Feature("MLA", treegen.Shape(16, 1, 576, 512, dtype="bf16", shared_kv=True), {"sm_scale": 192**-0.5}),
+    Feature("MLA 128 heads", treegen.Shape(128, 1, 576, 512, dtype="bf16", shared_kv=True), {"sm_scale": 192**-0.5}),
+)
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A tree's q and caches of a shape, and room for out."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    out: torch.Tensor
+
+    @classmethod
+    def of(cls, tree: treegen.Tree, shape: treegen.Shape, device: torch.device) -> Tensors:
+        """Standard-normal tensors, always the same ones."""
+        generator = torch.Generator(device).manual_seed(0)
+        dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+        def normal(kind: str, *sizes: int) -> torch.Tensor:
+            made = torch.randn(*sizes, generator=generator, device=device, dtype=dtypes[shape.dtype])
+            return made.to(dtypes[kind])
+
+        q = normal(shape.dtype, tree.num_rows, shape.num_qo_heads, shape.head_dim)
+        sizes = shape.cache_sizes(-(-(tree.kv.last_slot + 1) // shape.page_size))
+        k = normal(shape.kv_dtype, *sizes[0])
+        v = k[..., : shape.head_dim_v] if shape.shared_kv else normal(shape.kv_dtype, *sizes[1])
+        return cls(q, k, v, torch.empty(*q.shape[:2], shape.head_dim_v, dtype=q.dtype, device=device))
+
+
+def options_of(feature: Feature, device: torch.device) -> dict[str, Any]:
+    """The options of a feature with its tensors."""
+    heads, kv_heads = feature.shape.num_qo_heads, feature.shape.num_kv_heads
+    options = dict(feature.options)
+    if feature.slopes:
+        options["alibi_slopes"] = torch.linspace(0.001, 0.1, heads, device=device)
+    if feature.sinks:
+        options["sinks"] = torch.linspace(-1, 4, heads, device=device)
+    if feature.scales:
+        options |= {"k_scale": torch.linspace(0.5, 1, kv_heads, device=device), "v_scale": 2.0}
+    return options
+
+
+def error_of(kernel: treegen.Kernel, tensors: Tensors, options: dict[str, Any], rows: int) -> float:
+    """The larger error of out and lse on so many rows."""
+    options, tree = dict(options), kernel.tree
+    scale, k_scale, v_scale = (options.pop(name, None) for name in ("sm_scale", "k_scale", "v_scale"))
+    chosen = checked_rows(tree, rows)
+    out, lse = kernel(tensors.q, tensors.k, tensors.v, return_lse=True)
+    expected = oracle.reference(
+        tree, tensors.q, tensors.k, tensors.v, rows=chosen, sm_scale=scale, kv_layout=kernel.shape.kv_layout,
+        k_scale=k_scale, v_scale=v_scale, options=ScoreOptions(**options),
+    )  # fmt: skip
+    picked = torch.tensor(chosen.tolist(), device=out.device)
+    return max(oracle.error(found[picked], wanted) for found, wanted in zip((out, lse), expected, strict=True))
+
+
+def timed(kernel: treegen.Kernel, tensors: Tensors, repeats: int) -> float:
+    """The median time of a call in microseconds; not a number without a CUDA device."""
+    if tensors.q.device.type != "cuda":
+        return math.nan
+    return median_us(lambda: kernel(tensors.q, tensors.k, tensors.v, out=tensors.out), repeats)
+
+
+def features(trees: Sequence[str], rows: int, repeats: int, device: torch.device) -> Iterator[str]:
+    """A line for every feature and tree: the worst error over strategies, and times over those of plain kernels."""
+    for feature in FEATURES:
+        options = options_of(feature, device)
+        plain_shape = feature.shape if feature.options.get("sm_scale") else BASE
+        tolerance = oracle.TOLERANCE[feature.shape.dtype]
+        for text in trees:
+            tree, errors, ratios = treegen.Tree.parse(text), [], []
+            tensors, plain = Tensors.of(tree, feature.shape, device), Tensors.of(tree, plain_shape, device)
+            for strategy in STRATEGIES:
+                kernel = treegen.compile(tree, strategy=strategy, shape=feature.shape, **options)
+                errors.append(error_of(kernel, tensors, options, rows))
+                base = treegen.compile(tree, strategy=strategy, shape=plain_shape)
+                ratios.append(timed(kernel, tensors, repeats) / timed(base, plain, repeats))
+            verdict = "right" if max(errors) <= tolerance else "WRONG"
+            shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in zip(STRATEGIES, ratios, strict=True))
+            times = f"; time over plain: {shown}" if device.type == "cuda" else ""
+            yield f"{feature.name:20} {text:30} {verdict}, error {max(errors):.1e}{times}"
+
+
+def halves(repeats: int, device: torch.device) -> Iterator[str]:
+    """A line for every tree that memory bounds: fp16 caches over fp8 ones, heads 32/32."""
+    of_all = []
+    for text in BOUND_TREES:
+        tree, found = treegen.Tree.parse(text), []
+        for kind in ("fp16", "e4m3"):
+            shape = treegen.Shape(32, 32, 128, dtype="fp16", kv_dtype=kind)
+            tensors, kernel = Tensors.of(tree, shape, device), treegen.compile(tree, shape=shape)
+            assert error_of(kernel, tensors, {}, 8) <= oracle.TOLERANCE["fp16"]
+            found.append(timed(kernel, tensors, repeats))
+        of_all.append(found[0] / found[1])
+        yield f"{text:45} fp16 {found[0]:8.1f} us, e4m3 {found[1]:8.1f} us: {of_all[-1]:.2f}x"
+    yield f"geometric mean {geometric_mean(of_all):.2f}x"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("trees", nargs="*", default=TREES)
+    parser.add_argument("--rows", type=int, default=24, help="rows compared with the oracle")
+    parser.add_argument("--repeats", type=int, default=15)
+    given = parser.parse_args(arguments)
+    device = default_device()
+    for line in features(given.trees, given.rows, given.repeats, device):
+        print(line, flush=True)
+    if device.type == "cuda":
+        for line in halves(given.repeats, device):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
