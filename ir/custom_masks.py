@@ -102,10 +102,10 @@ def under_masks(requests: Requests) -> TreeParts:
     the slots that they begin with.
     """
     rows = requests.queries[1:] - requests.queries[:-1]
-    asked = rows > 0
-    tokens = (requests.tokens[1:] - requests.tokens[:-1])[asked]
-    base = tree_parts(requests.tokens[:-1][asked], tokens, frozen(requests.slots), frozen(tokens > 0), 1)
-    rows = rows[asked]
+    asked, tokens = rows > 0, requests.tokens[1:] - requests.tokens[:-1]
+    slots = requests.slots[asked.repeat(tokens)]
+    rows, tokens = rows[asked], tokens[asked]
+    base = tree_parts(offsets(tokens)[:-1], tokens, frozen(slots), frozen(tokens > 0), 1)
     return base._replace(row_node=frozen(base.row_node.repeat(rows)), row_sees=frozen(base.row_sees.repeat(rows)))
 
 

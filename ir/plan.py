@@ -203,6 +203,7 @@ class Plan:
             "blocks": blocks,
             "stage": _first_stage(len(group_rows)) if stage is None else frozen(stage),
             "merge": merge,
+            "fixed_block": 0,
         }
         return unchecked(cls, fields)
 

@@ -88,8 +88,8 @@ def test_bad_compile_arguments(arguments: dict[str, object], expected: type[Tree
 
 
 def test_unknown_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="window_left"):
-        treegen.compile(TREE, window_left=3)
+    with pytest.raises(TypeError, match="window_right"):
+        treegen.compile(TREE, window_right=3)
     with pytest.raises(TreeError, match="is not a Tree"):
         treegen.compile([1, 2])
     with pytest.raises(TreeError, match="is not a Tree"):

@@ -25,6 +25,7 @@ from treegen.strategies import Choice, Strategy, cohort
 from treegen.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
+from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")
@@ -105,10 +106,10 @@ def test_every_tree_is_served_by_the_launches_of_the_first(strategy: Strategy, b
 def test_schedules_of_a_layout_cover_their_trees(trees: list[Tree], strategy: Strategy) -> None:
     wanted = WantedLimits(400, 5000, 5000)
     first = Tree.joined(trees)  # has every level that another may have
-    layout = layout_of(wanted, Choice(strategy, "told so"), first, SHAPE, H200)
+    layout = layout_of(wanted, Choice(strategy, "told so"), View(first), SHAPE, H200)
     arenas = set()
     for tree in (first, *trees):
-        _, schedule = layout.lowered(tree, SHAPE, H200)
+        _, schedule = layout.lowered(View(tree), SHAPE, H200)
         assert schedule.classes == layout.frame.classes
         assert (np.diff(schedule.merge_indptr) > 0).all()
         slots = tree.kv.last_slot + 1

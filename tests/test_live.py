@@ -24,6 +24,7 @@ from treegen.room import RESERVE, with_room
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.triton_backend import TritonProgram
+from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 CPU = torch.device("cpu")
@@ -337,7 +338,7 @@ def test_a_kernel_without_room_in_its_tables_plans_every_step() -> None:
     kernel = compiled(tree, max_items=60, max_slots=120, max_rows=40)
     layout = kernel._served.layout
     assert layout is not None
-    blocks = len(layout.lowered(tree, SHAPE, kernel.target)[1].blocks)
+    blocks = len(layout.lowered(View(tree), SHAPE, kernel.target)[1].blocks)
     small = dataclasses.replace(layout, room=dataclasses.replace(layout.room, blocks=blocks))
     kernel._served = dataclasses.replace(kernel._served, layout=small)
     for _ in range(3):
