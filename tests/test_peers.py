@@ -15,7 +15,7 @@ from hypothesis import given
 from forests import examples, forests, visible_slots
 from treegen import Shape, Tree, oracle
 from treegen.bench.fasttree_peer import FastTreeArtifact, query_tiles
-from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode
+from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Call, Provider, UnavailableError
 from treegen.ir.kv import KVRuns
 from treegen.kernel_meter import Case
@@ -144,6 +144,44 @@ class StandInDecode:
         return out
 
 
+class StandInPrefill:
+    """The part of BatchPrefillWithPagedKVCacheWrapper that the adapter uses."""
+
+    def __init__(self, workspace: torch.Tensor, kv_layout: str, *, backend: str) -> None:
+        assert (workspace.dtype, kv_layout, backend) == (torch.uint8, "NHD", "fa2")
+
+    def plan(
+        self, qo_indptr: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, *, custom_mask: torch.Tensor,
+        sm_scale: float, q_data_type: torch.dtype, kv_data_type: torch.dtype,
+    ) -> None:  # fmt: skip
+        assert page_size == 1
+        assert custom_mask.dtype == torch.bool
+        assert (last_page_len == 1).all()
+        self.tables, self.mask, self.scale = (
+            (qo_indptr.tolist(), indptr.tolist(), indices.long()),
+            custom_mask,
+            sm_scale,
+        )
+
+    def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        qo_indptr, indptr, indices = self.tables
+        out, read = torch.empty_like(q), 0
+        for request in range(len(indptr) - 1):
+            slots = indices[indptr[request] : indptr[request + 1]]
+            own = slice(qo_indptr[request], qo_indptr[request + 1])
+            size = (own.stop - own.start) * len(slots)
+            mask = self.mask[read : read + size].view(-1, len(slots))
+            read += size
+            groups = q.shape[1] // paged_kv_cache[0].shape[2]
+            k, v = (cache[slots, 0].repeat_interleave(groups, 1).double() for cache in paged_kv_cache)
+            scores = torch.einsum("rhd,thd->rht", q[own].double(), k) * self.scale
+            weights = scores.masked_fill(~mask[:, None], -torch.inf).softmax(-1)
+            out[own] = torch.einsum("rht,thd->rhd", weights, v).to(q.dtype)
+        assert read == len(self.mask)
+        return out
+
+
 class StandInLevel:
     """A level's wrapper."""
 
@@ -194,6 +232,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module: Any = ModuleType("flashinfer")
     module.BatchDecodeWithPagedKVCacheWrapper = StandInDecode
     module.MultiLevelCascadeAttentionWrapper = StandInCascade
+    module.BatchPrefillWithPagedKVCacheWrapper = StandInPrefill
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setattr(StandInDecode, "made", [])
     monkeypatch.setattr(StandInCascade, "made", [])
@@ -238,17 +277,25 @@ def paged_tree(tokens: list[int]) -> Tree:
 
 
 @pytest.mark.parametrize(
-    "provider", [FlashInferDecode(), FlashInferCascade(), FlashInferCascade("fa2")], ids=lambda p: p.name
+    "provider",
+    [FlashInferDecode(), FlashInferCascade(), FlashInferCascade("fa2"), FlashInferPrefill()],
+    ids=lambda p: p.name,
 )
 def test_flashinfer_serves_trees(provider: Provider, flashinfer: ModuleType) -> None:
     check(provider, TREE)
     check(provider, SHUFFLED)
-    check(provider, paged_tree([8, 3, 6]), PAGED)
+    if isinstance(provider, FlashInferPrefill):
+        refuses(provider, "page size of 1", paged_tree([8, 3, 6]), PAGED)
+        check(provider, Tree.from_token_tree([(0,), (1,), (0, 0), (0, 1), (1, 0)], 20))
+    else:
+        check(provider, paged_tree([8, 3, 6]), PAGED)
     unequal = Tree.from_parents([-1, -1, 0, 2], [4, 3, 0, 2], rows=[(3, 2), (0, 2), (1, 3), (2, 0), (3, 1)])
     check(provider, unequal)
 
 
-@pytest.mark.parametrize("provider", [FlashInferDecode(), FlashInferCascade()], ids=lambda provider: provider.name)
+@pytest.mark.parametrize(
+    "provider", [FlashInferDecode(), FlashInferCascade(), FlashInferPrefill()], ids=lambda provider: provider.name
+)
 def test_flashinfer_serves_random_forests(provider: Provider, flashinfer: ModuleType) -> None:
     @given(tree=forests(max_nodes=12, max_tokens=12, salt=2))
     @examples(25)
@@ -293,7 +340,7 @@ def test_flashinfer_refuses_what_it_cannot_serve(flashinfer: ModuleType) -> None
 def test_flashinfer_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    for provider in (FlashInferDecode(), FlashInferCascade()):
+    for provider in (FlashInferDecode(), FlashInferCascade(), FlashInferPrefill()):
         refuses(provider, "^flashinfer is not installed$")
     (tmp_path / "flashinfer.py").write_text("import surely_missing")
     refuses(FlashInferDecode(), "^flashinfer cannot be imported: No module named 'surely_missing'$")

@@ -1,4 +1,4 @@
-"""FlashInfer's paged decode and multi-level cascade as providers (flashinfer-python 0.7.2).
+"""FlashInfer's paged decode, multi-level cascade and masked prefill as providers (flashinfer-python 0.7.2).
 
 Plans are made in `prepare` without the wrappers' CUDA-graph mode: what they plan then is the best they can, and a
 planned `run` only launches kernels on fixed buffers, so that it may be captured as long as it is not planned anew.
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from treegen.bench.flashinfer_tables import level_tables, row_table
+from treegen.bench.flashinfer_tables import level_tables, masked_requests, row_table
 from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
@@ -109,6 +109,46 @@ class FlashInferCascade:
             return out
 
         call = _in_rank_order(attend, case.q, tree)
+        call()  # loads what run() loads lazily, outside of any capture
+        return call
+
+
+class FlashInferPrefill:
+    """BatchPrefillWithPagedKVCacheWrapper with a custom mask: every root with all below it is a request, whose rows are
+    its queries. What engines use for speculative tokens.
+    """
+
+    name = "flashinfer-prefill"
+
+    def prepare(self, case: Case) -> Call:
+        """See Provider. The call returns a tensor that FlashInfer allocates, or, reordered, one that it owns."""
+        _check(case)
+        shape = case.shape
+        if shape.page_size > 1:
+            raise UnavailableError("requests under masks are told by slot here: use a page size of 1")
+        requests = masked_requests(case.tree)
+        wrapper = _flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(case), "NHD", backend="fa2")
+        wrapper.plan(
+            _tensor(requests.qo_indptr),
+            _tensor(requests.table.indptr),
+            _tensor(requests.table.indices),
+            _tensor(requests.table.last_page_len),
+            shape.num_qo_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.page_size,
+            custom_mask=torch.from_numpy(requests.mask).to(case.q.device),
+            sm_scale=shape.head_dim**-0.5,
+            q_data_type=case.q.dtype,
+            kv_data_type=case.k_cache.dtype,
+        )
+        caches = _caches(case)
+
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = wrapper.run(q, caches)
+            return out
+
+        call = _in_rank_order(attend, case.q, case.tree)
         call()  # loads what run() loads lazily, outside of any capture
         return call
 

@@ -1,4 +1,4 @@
-"""Page tables of a tree in the form of FlashInfer's wrappers: rows as requests, or levels of shared requests.
+"""Page tables of a tree in the form of FlashInfer's wrappers: rows as requests, levels of shared requests, or roots.
 
 A request's tokens fill the slots of its pages in order; only its last page may be filled in part.
 """
@@ -45,6 +45,33 @@ class Level:
 
     qo_indptr: Ints
     table: PageTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskedRequests:
+    """Requests of many queries: the ranks `qo_indptr[r]:qo_indptr[r + 1]` are those of request r of the table, and mask
+    is, request by request, what of its tokens each sees [queries, tokens], flat.
+    """
+
+    qo_indptr: Ints
+    table: PageTable
+    mask: npt.NDArray[np.bool_]
+
+
+def masked_requests(tree: Tree) -> MaskedRequests:
+    """Every root that has rows, with all below it, as one request of all tokens that some row sees, in pages of one."""
+    topology = tree.topology
+    spans, ends = topology.spans, np.unique(topology.rank_hi[tree.parent < 0])
+    indptr = np.append(0, ends[ends > 0])
+    request = np.searchsorted(indptr, spans.lo, side="right") - 1  # spans are in depth-first order, as ranks are
+    table = _table(tree, np.arange(len(spans)), np.bincount(request, minlength=len(indptr) - 1), 1)
+    masks = []
+    for number, (first, last) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
+        own = request == number
+        lo, hi = (ranks[own].repeat(spans.lengths[own]) for ranks in (spans.lo, spans.hi))
+        rank = np.arange(first, last)[:, None]
+        masks.append(((lo <= rank) & (rank < hi)).reshape(-1))
+    return MaskedRequests(frozen(indptr), table, np.concatenate([np.empty(0, bool), *masks]))
 
 
 def row_table(tree: Tree, page_size: int = 1) -> PageTable:

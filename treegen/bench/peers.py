@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from treegen.bench.fasttree_peer import FastTreeArtifact
-from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode
+from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Provider, Treegen
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.ir.errors import InputError
@@ -18,6 +18,7 @@ _LIBRARIES: dict[str, Callable[[], Provider]] = {
     "flashinfer-decode": FlashInferDecode,
     "flashinfer-cascade": FlashInferCascade,
     "flashinfer-cascade-fa2": lambda: FlashInferCascade("fa2"),
+    "flashinfer-prefill": FlashInferPrefill,
 }
 _ARTIFACTS: dict[str, Callable[[Path], Provider]] = {
     "fasttree-artifact": FastTreeArtifact,

@@ -1,0 +1,78 @@
+"""Verifying speculative tokens: token trees over long prefixes, beside PyTorch's FlexAttention and FlashInfer's prefill
+with a custom mask.
+
+    python benchmarks/verification.py [--prefixes 1024,4096,16384,32768] [--heads 32:8] FILE ...
+
+FILE: JSON with `paths`, Medusa's child ranks, and the number of tokens follows from them. Every provider's output is
+checked against the float64 oracle, and then timed in the same process on the current CUDA device: medians on a cold L2
+cache (treegen.timing). A provider that is not there is named with the reason. Without a CUDA device nothing is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+import treegen
+from treegen import oracle
+from treegen.bench.flashinfer_peer import FlashInferDecode, FlashInferPrefill
+from treegen.bench.providers import Provider, Treegen, UnavailableError
+from treegen.bench.torch_peers import Flex
+from treegen.devices import default_device
+from treegen.kernel_meter import Case
+from treegen.timing import median_us
+
+PROVIDERS: tuple[Provider, ...] = (Treegen("auto"), Flex(), FlashInferPrefill(), FlashInferDecode())
+
+
+def measured(provider: Provider, case: Case, repeats: int) -> tuple[str, float]:
+    """What to print of a provider for a case, and its time in microseconds; not a number where there is none."""
+    try:
+        call = provider.prepare(case)
+    except UnavailableError as reason:
+        return f"{provider.name}: {reason}", math.nan
+    error = case.error_of(call())
+    if not error <= oracle.TOLERANCE[case.shape.dtype]:
+        return f"{provider.name}: WRONG, error {error:.1e}", math.nan
+    if case.q.device.type != "cuda":
+        return f"{provider.name}: right, error {error:.1e}", math.nan
+    time = median_us(call, repeats)
+    return f"{provider.name} {time:.1f} us (error {error:.1e})", time
+
+
+def lines(files: Sequence[str], prefixes: Sequence[int], shape: treegen.Shape, repeats: int) -> Iterator[str]:
+    """A line for every tree, and one with the geometric means of treegen's gain."""
+    gains: dict[str, list[float]] = {provider.name: [] for provider in PROVIDERS[1:]}
+    for name in files:
+        paths = json.loads(Path(name).read_text())["paths"]
+        for prefix in prefixes:
+            case = Case.of(treegen.Tree.from_token_tree(paths, prefix), shape, default_device())
+            texts, times = zip(*(measured(provider, case, repeats) for provider in PROVIDERS), strict=True)
+            for provider, time in zip(PROVIDERS[1:], times[1:], strict=True):
+                gains[provider.name].append(time / times[0])
+            yield f"{1 + len(paths)} tokens over {prefix}: {'; '.join(texts)}"
+    for name, found in gains.items():
+        there = [gain for gain in found if not math.isnan(gain)]
+        if there:
+            yield f"auto over {name}: {geometric_mean(there):.2f}x, least {min(there):.2f}x, {len(there)} cases"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--prefixes", default="1024,4096,16384,32768")
+    parser.add_argument("--heads", default="32:8")
+    parser.add_argument("--repeats", type=int, default=15)
+    given = parser.parse_args(arguments)
+    shape = treegen.Shape(*map(int, given.heads.split(":")), 128, dtype="fp16")
+    for line in lines(given.files, list(map(int, given.prefixes.split(","))), shape, given.repeats):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
