@@ -37,7 +37,7 @@ def bench(
         typer.Option(
             metavar="NAME,...",
             help="Strategies, or peers: sdpa, flex, flashinfer-decode, flashinfer-cascade, flashinfer-cascade-fa2, "
-            "fasttree-artifact, fasttree-artifact-planner-tiles.",
+            "flashinfer-prefill, fasttree-artifact, fasttree-artifact-planner-tiles.",
             show_default="auto,query; with --from all",
         ),
     ] = None,
