@@ -23,6 +23,8 @@ from treegen.tiles import key_pieces
 
 NAMES = (*strategies.strategy_names(), "auto")
 PAIRS = ((192, 128), (64, 128), (80, 48), (16, 40), (128, 256))
+MOST_STACK_MERGING = 256
+"""Bytes of spilled registers per thread that kernels may have which join partials behind loops over odd head dims."""
 
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), PAIRS)
@@ -194,4 +196,4 @@ def test_more_kernels_compile_ahead(dims: tuple[int, int]) -> None:
         for arch in ARCHITECTURES for large in (False, True) for page_size, merging in ((1, True), (16, False))
     ]  # fmt: skip
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
-        assert resources.stack <= (16 if key.merging else 0), f"sm_{architecture} {key}"
+        assert resources.stack <= (MOST_STACK_MERGING if key.merging else 16), f"sm_{architecture} {key}"
