@@ -83,7 +83,7 @@ def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     return made
 
 
-INTERPRETED = [pytest.param(each, "triton", marks=[pytest.mark.full] if n % 4 else []) for n, each in enumerate(EVERY)]
+INTERPRETED = [pytest.param(each, "triton", marks=[pytest.mark.full] if n % 8 else []) for n, each in enumerate(EVERY)]
 
 
 @pytest.mark.parametrize(("strategy", "backend"), [*((each, "torch") for each in EVERY), *INTERPRETED], ids=str)

@@ -177,6 +177,7 @@ def test_kernels_of_two_dims_can_be_measured() -> None:
     assert case.q.dtype == DTYPES["fp32"]
 
 
+@pytest.mark.full
 def test_kernels_compile_ahead_without_spilling() -> None:
     shape = Shape(32, 8, 192, 128, dtype="bf16")
     jobs = [(arch, suited_key(arch, shape, large=arch != 80)) for arch in ARCHITECTURES]

@@ -44,7 +44,7 @@ def together(work: Callable[[int], None]) -> None:
         list(pool.map(begin, range(THREADS)))
 
 
-@pytest.mark.parametrize(("backend", "calls"), [("torch", 60), ("triton", 3)])
+@pytest.mark.parametrize(("backend", "calls"), [("torch", 60), pytest.param("triton", 3, marks=pytest.mark.full)])
 def test_one_kernel_from_several_threads(backend: str, calls: int) -> None:
     kernel = treegen.compile(TREES[0], strategy="deft-node", backend=backend)
 
