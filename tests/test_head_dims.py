@@ -23,7 +23,7 @@ from treegen.tiles import key_pieces
 
 NAMES = (*strategies.strategy_names(), "auto")
 PAIRS = ((192, 128), (64, 128), (80, 48), (16, 40), (128, 256))
-MOST_STACK_MERGING = 256
+MOST_STACK_MERGING = 160
 """Bytes of spilled registers per thread that kernels may have which join partials behind loops over odd head dims."""
 
 
