@@ -129,7 +129,7 @@ def test_each_changes_the_result(name: str) -> None:
     assert not torch.allclose(treegen.compile(tree, backend="torch", **OPTIONS[name])(q, k, v), plain, atol=1e-3)
 
 
-def test_a_window_is_not_read_outside_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_not_read_outside_of() -> None:
     tree = Tree.parse("4000(100*16)")
     kernel = verified(tree, 5600, 1, strategy="deft-node", backend="torch", window_left=149)
     whole = treegen.compile(tree, strategy="deft-node", backend="torch", shape=kernel.shape)
@@ -141,6 +141,15 @@ def test_a_window_is_not_read_outside_of(monkeypatch: pytest.MonkeyPatch) -> Non
     ragged = Tree.from_parents([-1, 0, 0], [1000, 10, 300])
     alone = verified(ragged, 1310, 1, strategy="query", backend="torch", window_left=20)
     assert alone.estimate.kv_hbm_bytes == 2 * 21 * alone.shape.kv_token_bytes
+
+
+def test_tuning_is_for_what_the_window_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tree] = []
+    monkeypatch.setattr("treegen.compiler.check_tuning", lambda *arguments: None)
+    monkeypatch.setattr("treegen.kernel.tuned", lambda tree, shape, target: given.append(tree))
+    shape = treegen.Shape(4, 2, 64)
+    treegen.compile(Tree.parse("4000(100*16)"), shape=shape, autotune=True, window_left=149)
+    assert [tree.unique_tokens for tree in given] == [50 + 1600]
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.full)])

@@ -53,7 +53,7 @@ def compile(
     the scores' factor, 0 or more, by default `1 / sqrt(head_dim)` of the head_dim given (absorbed MLA wants that of the
     heads before absorption: give it). k_scale, v_scale: what keys and values are multiplied by, above 0, as fp8 caches
     need it: a number, or a float32 tensor [num_kv_heads] on the tensors' device, which every launch reads, so that it
-    may be overwritten. autotune: `auto` measures its best candidates on the current GPU, for every
+    may be overwritten. autotune: `auto` measures its best candidates on the current GPU, with plain scores, for every
     bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
 
     score_mod(score, b, h, q_idx, kv_idx) returns what becomes of a score (already times sm_scale), and mask_mod(b, h,

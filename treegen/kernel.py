@@ -94,11 +94,11 @@ class Kernel:
 
     def _planned(self, tree: Tree, kept: Choice | None = None) -> Served:
         """The tree with its plan."""
+        seen = tree if kept else View.of(tree, self._scoring).tree
         if self._autotune and not self._shape_is_assumed and tree.num_rows and kept is None:
             with stage("tune"):
-                tuned(tree, self._shape, self._target)
+                tuned(seen, self._shape, self._target)
         with stage("choose"):
-            seen = tree if kept else View.of(tree, self._scoring).tree
             choice = kept or self._strategy.choose(seen, self._shape, self._target)
         if self._wanted is None:
             return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)

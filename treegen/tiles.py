@@ -30,8 +30,8 @@ SMALL_ROWS = 16
 # (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
-# Where both head dims are one of at most 64, twice the tokens take the same registers and shared memory; but spill if
-# they have to be converted.
+# Where K and V have the same head dim of at most 64, twice the tokens take the same registers and shared memory; with
+# unequal ones, and with caches that have to be converted, such tiles spill.
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
