@@ -1,6 +1,6 @@
 """Everything beside plain attention, checked on the current device, and what it costs there.
 
-    python benchmarks/features.py [--rows 24] [--repeats 15] [TREE ...]
+    python benchmarks/features.py [--rows 24] [--repeats 15] [--workers 8] [TREE ...]
 
 Every option is compiled with several strategies for every tree, and some rows of its output are compared with the
 float64 oracle; on a CUDA device it is then timed beside the plain kernel of the same strategy, tree and run (medians on
@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import get_context
 from statistics import geometric_mean
 from typing import Any
 
@@ -136,19 +139,47 @@ def timed(kernel: treegen.Kernel, tensors: Tensors, repeats: int) -> float:
     return median_us(lambda: kernel(tensors.q, tensors.k, tensors.v, out=tensors.out), repeats)
 
 
+def kernels(feature: Feature, text: str, device: torch.device) -> Iterator[tuple[treegen.Kernel, treegen.Kernel]]:
+    """For every strategy the kernel with a feature, and the plain one that it is measured beside."""
+    tree, options = treegen.Tree.parse(text), options_of(feature, device)
+    for strategy in STRATEGIES:
+        plain = treegen.compile(tree, strategy=strategy, shape=plain_shape(feature))
+        yield treegen.compile(tree, strategy=strategy, shape=feature.shape, **options), plain
+
+
+def plain_shape(feature: Feature) -> treegen.Shape:
+    """What a feature's time is compared with: the same shape where a score scale is all that is special about it."""
+    return feature.shape if feature.options.get("sm_scale") else BASE
+
+
+def bound_kernels(text: str) -> Iterator[treegen.Kernel]:
+    """The kernels of the second table, for fp16 and for e4m3 caches."""
+    for kind in ("fp16", "e4m3"):
+        yield treegen.compile(treegen.Tree.parse(text), shape=treegen.Shape(32, 32, 128, dtype="fp16", kv_dtype=kind))
+
+
+def compile_kernels(task: tuple[int, str], device: torch.device) -> None:
+    """Runs what a line of a table needs once, so that its kernels are in Triton's cache."""
+    number, text = task
+    made = (
+        [one for pair in kernels(FEATURES[number], text, device) for one in pair]
+        if number >= 0
+        else bound_kernels(text)
+    )
+    for kernel in made:
+        tensors = Tensors.of(kernel.tree, kernel.shape, device)
+        kernel(tensors.q, tensors.k, tensors.v, out=tensors.out)
+
+
 def features(trees: Sequence[str], rows: int, repeats: int, device: torch.device) -> Iterator[str]:
     """A line for every feature and tree: the worst error over strategies, and times over those of plain kernels."""
     for feature in FEATURES:
-        options = options_of(feature, device)
-        plain_shape = feature.shape if feature.options.get("sm_scale") else BASE
-        tolerance = oracle.TOLERANCE[feature.shape.dtype]
+        options, tolerance = options_of(feature, device), oracle.TOLERANCE[feature.shape.dtype]
         for text in trees:
             tree, errors, ratios = treegen.Tree.parse(text), [], []
-            tensors, plain = Tensors.of(tree, feature.shape, device), Tensors.of(tree, plain_shape, device)
-            for strategy in STRATEGIES:
-                kernel = treegen.compile(tree, strategy=strategy, shape=feature.shape, **options)
+            tensors, plain = Tensors.of(tree, feature.shape, device), Tensors.of(tree, plain_shape(feature), device)
+            for kernel, base in kernels(feature, text, device):
                 errors.append(error_of(kernel, tensors, options, rows))
-                base = treegen.compile(tree, strategy=strategy, shape=plain_shape)
                 ratios.append(timed(kernel, tensors, repeats) / timed(base, plain, repeats))
             verdict = "right" if max(errors) <= tolerance else "WRONG"
             shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in zip(STRATEGIES, ratios, strict=True))
@@ -160,10 +191,9 @@ def halves(repeats: int, device: torch.device) -> Iterator[str]:
     """A line for every tree that memory bounds: fp16 caches over fp8 ones, heads 32/32."""
     of_all = []
     for text in BOUND_TREES:
-        tree, found = treegen.Tree.parse(text), []
-        for kind in ("fp16", "e4m3"):
-            shape = treegen.Shape(32, 32, 128, dtype="fp16", kv_dtype=kind)
-            tensors, kernel = Tensors.of(tree, shape, device), treegen.compile(tree, shape=shape)
+        found = []
+        for kernel in bound_kernels(text):
+            tensors = Tensors.of(kernel.tree, kernel.shape, device)
             assert error_of(kernel, tensors, {}, 8) <= oracle.TOLERANCE["fp16"]
             found.append(timed(kernel, tensors, repeats))
         of_all.append(found[0] / found[1])
@@ -177,8 +207,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("trees", nargs="*", default=TREES)
     parser.add_argument("--rows", type=int, default=24, help="rows compared with the oracle")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
     given = parser.parse_args(arguments)
     device = default_device()
+    if device.type == "cuda":
+        tasks = [(number, text) for text in given.trees for number in range(len(FEATURES))]
+        tasks += [(-1, text) for text in BOUND_TREES]
+        with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(partial(compile_kernels, device=device), tasks))
     for line in features(given.trees, given.rows, given.repeats, device):
         print(line, flush=True)
     if device.type == "cuda":

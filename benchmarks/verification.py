@@ -1,7 +1,7 @@
 """Verifying speculative tokens: token trees over long prefixes, beside PyTorch's FlexAttention and FlashInfer's prefill
 with a custom mask.
 
-    python benchmarks/verification.py [--prefixes 1024,4096,16384,32768] [--heads 32:8] FILE ...
+    python benchmarks/verification.py [--prefixes 1024,4096,16384,32768] [--heads 32:8] [--workers 8] FILE ...
 
 FILE: JSON with `paths`, Medusa's child ranks, and the number of tokens follows from them. Every provider's output is
 checked against the float64 oracle, and then timed in the same process on the current CUDA device: medians on a cold L2
@@ -14,6 +14,9 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -44,17 +47,33 @@ def measured(provider: Provider, case: Case, repeats: int) -> tuple[str, float]:
     return f"{provider.name} {time:.1f} us (error {error:.1e})", time
 
 
+def cases(files: Sequence[str], prefixes: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """Every file with every prefix."""
+    return ((name, prefix) for name in files for prefix in prefixes)
+
+
+def case_of(name: str, prefix: int, shape: treegen.Shape) -> Case:
+    """The tensors of a file's token tree over a prefix."""
+    paths = json.loads(Path(name).read_text())["paths"]
+    return Case.of(treegen.Tree.from_token_tree(paths, prefix), shape, default_device())
+
+
+def compile_kernels(task: tuple[str, int], shape: treegen.Shape) -> None:
+    """Runs a case once, so that its kernels are in the caches of Triton and PyTorch."""
+    case = case_of(*task, shape)
+    for provider in PROVIDERS:
+        measured(provider, case, 1)
+
+
 def lines(files: Sequence[str], prefixes: Sequence[int], shape: treegen.Shape, repeats: int) -> Iterator[str]:
     """A line for every tree, and one with the geometric means of treegen's gain."""
     gains: dict[str, list[float]] = {provider.name: [] for provider in PROVIDERS[1:]}
-    for name in files:
-        paths = json.loads(Path(name).read_text())["paths"]
-        for prefix in prefixes:
-            case = Case.of(treegen.Tree.from_token_tree(paths, prefix), shape, default_device())
-            texts, times = zip(*(measured(provider, case, repeats) for provider in PROVIDERS), strict=True)
-            for provider, time in zip(PROVIDERS[1:], times[1:], strict=True):
-                gains[provider.name].append(time / times[0])
-            yield f"{1 + len(paths)} tokens over {prefix}: {'; '.join(texts)}"
+    for name, prefix in cases(files, prefixes):
+        case = case_of(name, prefix, shape)
+        texts, times = zip(*(measured(provider, case, repeats) for provider in PROVIDERS), strict=True)
+        for provider, time in zip(PROVIDERS[1:], times[1:], strict=True):
+            gains[provider.name].append(time / times[0])
+        yield f"{case.tree.num_rows} tokens over {prefix}: {'; '.join(texts)}"
     for name, found in gains.items():
         there = [gain for gain in found if not math.isnan(gain)]
         if there:
@@ -68,9 +87,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--prefixes", default="1024,4096,16384,32768")
     parser.add_argument("--heads", default="32:8")
     parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
     given = parser.parse_args(arguments)
     shape = treegen.Shape(*map(int, given.heads.split(":")), 128, dtype="fp16")
-    for line in lines(given.files, list(map(int, given.prefixes.split(","))), shape, given.repeats):
+    prefixes = list(map(int, given.prefixes.split(",")))
+    if default_device().type == "cuda":
+        with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
+            list(pool.map(partial(compile_kernels, shape=shape), cases(given.files, prefixes)))
+    for line in lines(given.files, prefixes, shape, given.repeats):
         print(line, flush=True)
 
 

@@ -55,7 +55,8 @@ class KernelKey:
     packed into one tile. dealt: whether thread blocks work off lists. merging: whether items join partials of earlier
     stages before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether values are
     the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is read as
-    bytes and put together. scoring: what is done to scores. sinks: whether every head has a sink, which takes its share
+    bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done to
+    scores. sinks: whether every head has a sink, which takes its share
     of the softmax.
     """
 
@@ -77,6 +78,7 @@ class KernelKey:
     shared_kv: bool = False
     scaled: bool = False
     by_bits: bool = False
+    words: bool = False
     scoring: ScoreCode | None = None
     sinks: bool = False
 

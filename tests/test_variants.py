@@ -96,8 +96,12 @@ def test_some_plan_launches_each_of_them() -> None:
         Tree.from_parents([-1] + [0] * n, [9000] + [10] * n, [*[(0, 9000)] * n, *((v, 10) for v in range(1, n + 1))])
         for n in (4, 40, 100)
     ]
+    further = cohort(split=128), cohort(apart=100)
+    every = {
+        str(one): one for seed in range(3) for one in (*every_strategy(shape, target, random.Random(seed)), *further)
+    }
     for tree in (*forests, *inside, Tree.parse("20000"), Tree.parse("50(10*100)")):
-        for strategy in (*every_strategy(shape, target, random.Random(0)), cohort(split=128), cohort(apart=100)):
+        for strategy in every.values():
             for most_tiles in (0, one_loop.MOST_TILES):
                 with patch.object(one_loop, "MOST_TILES", most_tiles):
                     missing -= keys_of(tree, strategy, shape, target)

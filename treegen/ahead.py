@@ -34,6 +34,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.modules import load_module
 from treegen.targets import Target
+from treegen.tiles import ELEMENTS_PER_WORD
 
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities, times ten, for which every template variant has to compile."""
@@ -106,8 +107,7 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     if triton.knobs.runtime.interpret:
         raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
     kernel = getattr(load_module(source), source.kernel)
-    by_bits = isinstance(source.key, KernelKey) and source.key.by_bits
-    tensors, table = _tensors(shape, by_bits), _Contiguous("torch.int32", (_ANY,))
+    tensors, table = _tensors(shape, source.key), _Contiguous("torch.int32", (_ANY,))
     arguments: tuple[Any, ...]
     if isinstance(source.key, KernelKey):
         scale = _Contiguous(_DTYPES["fp32"], (shape.num_kv_heads,))
@@ -152,10 +152,16 @@ class _Contiguous:
         return 0
 
 
-def _tensors(shape: Shape, by_bits: bool) -> Tensors:
+def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:
     dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
-    kv_dtype = "torch.uint8" if by_bits else _DTYPES[shape.kv_dtype]
-    k_sizes, v_sizes = shape.cache_sizes(_ANY)
+    kv_dtype, (k_sizes, v_sizes) = _DTYPES[shape.kv_dtype], shape.cache_sizes(_ANY)
+    if isinstance(key, KernelKey) and key.words:
+        kv_dtype, (k_sizes, v_sizes) = (
+            "torch.int32",
+            ((*sizes[:-1], sizes[-1] // ELEMENTS_PER_WORD) for sizes in (k_sizes, v_sizes)),
+        )
+    elif isinstance(key, KernelKey) and key.by_bits:
+        kv_dtype = "torch.uint8"
     return Tensors(
         _Contiguous(dtype, (_ANY, heads, shape.head_dim)),
         _Contiguous(kv_dtype, k_sizes),

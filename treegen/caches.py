@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from treegen.tiles import ELEMENTS_PER_WORD
+
 
 def token_major(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
     """A cache of this layout as a view `[slots, num_kv_heads, dim]` or `[pages, page_size, num_kv_heads, dim]`."""
@@ -13,6 +15,14 @@ def token_major(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:
 def slots_of(cache: torch.Tensor) -> int:
     """Slots of a cache as `token_major` gives it."""
     return cache.shape[0] * (cache.shape[1] if cache.dim() == 4 else 1)
+
+
+def in_words(cache: torch.Tensor) -> torch.Tensor | None:
+    """A cache in 8 bits with four elements of a head side by side as one int32; None where its strides or its place in
+    memory are not of whole words.
+    """
+    places = (*cache.stride()[:-1], cache.shape[-1], cache.storage_offset(), cache.data_ptr())
+    return None if any(place % ELEMENTS_PER_WORD for place in places) else cache.view(torch.int32)
 
 
 def tokens_at(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

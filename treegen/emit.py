@@ -15,7 +15,7 @@ from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, Til
 from treegen.ir.shape import FP8, Shape
 from treegen.ir.signature import KernelKey, MergeKey, ScoreCode
 from treegen.one_loop import in_one_loop
-from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, rows_per_tile
+from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,9 @@ class PartialContext:
     dim_v_mask: bool
     shared_kv: bool
     fp8: bool
+    e5m2: bool
     by_bits: bool
+    words: bool
     scaled: bool
     precision: str
     scoring: ScoreCode | None
@@ -123,11 +125,14 @@ def kernel_key(
     shared_kv: bool | None = None,
     scaled: bool = False,
     by_bits: bool = False,
+    words: bool = True,
     sinks: bool = False,
 ) -> KernelKey:
     """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
-    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks: see KernelKey.
+    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks: see KernelKey. words:
+    whether tensors allow words to be read; the tile and the shape have to, too.
     """
+    shared = loads_once(shape) if shared_kv is None else shared_kv
     return KernelKey(
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype,
@@ -146,9 +151,10 @@ def kernel_key(
         stages=tile.stages,
         scoring=scoring,
         sinks=sinks,
-        shared_kv=loads_once(shape) if shared_kv is None else shared_kv,
+        shared_kv=shared,
         scaled=scaled,
         by_bits=by_bits,
+        words=words and not shared and reads_words(tile.rows, shape),
     )
 
 
@@ -278,7 +284,9 @@ def emit_partial(key: KernelKey) -> Source:
         dim_v_mask=padded(key.head_dim_v) != key.head_dim_v,
         shared_kv=key.shared_kv,
         fp8=key.kv_dtype in FP8,
+        e5m2=key.kv_dtype == "e5m2",
         by_bits=key.by_bits,
+        words=key.words,
         scaled=key.scaled,
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
         scoring=key.scoring,

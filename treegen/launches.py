@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets, ragged_ranges
+from treegen.ir.arrays import INT32_MAX, Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
@@ -96,9 +96,9 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
 
 
 def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Longs, lanes: int) -> tuple[int, int, int]:
-    """Turns, full and packed tiles of the thread block with the most tiles."""
+    """Turns, full and packed tiles of the thread block with the most tiles, and of those the most packed ones."""
     if not tile.dealt:
-        longest = int((full + packed).argmax())
+        longest = int(((full + packed) * INT32_MAX + packed).argmax())
         return 1, int(full[longest]), int(packed[longest])
     item = schedule.work.astype(np.int64) // lanes
     turns, fulls, packeds = (

@@ -232,6 +232,9 @@ def _in_launch_order(
 ) -> tuple[_Items, Runs, int]:
     """Items stage by stage, class by class, the longest first, with their runs; and the number of stages.
 
+    Of items as long as one another those that begin with the same KV come together: they run at the same time, so that
+    all but the first find it in L2, however long the paths are that they are parts of.
+
     `tile` of the result counts the classes of all stages.
     """
     num_stages = 1 if frame is None else frame.stages
@@ -241,12 +244,14 @@ def _in_launch_order(
         stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
         items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
     work = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
+    slot = runs.table[runs.indptr[:-1], 0]
     if num_stages * sizes > 1:
-        order = np.lexsort((-work, items.tile))
-    elif not np.count_nonzero(work[1:] > work[:-1]):
-        return items, runs, 1
+        order = np.lexsort((slot, -work, items.tile))
     else:
-        order = (-work).argsort(kind="stable")
+        rises = (work[1:] > work[:-1]) | ((work[1:] == work[:-1]) & (slot[1:] < slot[:-1]))
+        if not np.count_nonzero(rises):
+            return items, runs, 1
+        order = np.lexsort((slot, -work))
     return items.at(order), runs.of(order), num_stages
 
 

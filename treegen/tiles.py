@@ -35,6 +35,8 @@ _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 1
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
+# One warp alone never waits for others; elsewhere its registers spill.
+_SMALL_ON_HOPPER = ((16, 32, 1, 3), (16, 32, 1, 2), (16, 16, 1, 2))
 # Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so one block fits into an
 # SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
 # the keys'; those of 16 tokens 0 and 8.
@@ -50,6 +52,15 @@ _WARPS_BY_REGISTERS = 8  # 65,536 registers of an SM, 8,192 for a warp
 _RESERVED = 1024  # shared memory that the driver keeps per block
 _BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
+
+MATRIX_ROWS = 64
+"""Head rows of a tile from which Hopper's matrix instructions take operands from shared memory."""
+
+ELEMENTS_PER_WORD = 4
+"""Elements in 8 bits that are read as one word."""
+
+_DIMS_IN_WORDS = frozenset({64, 128, 256})
+"""Head dims that need no padding and are at least four times the 16 that a matrix instruction takes."""
 
 MOST_IN_ONE_PIECE = 256
 """Head dim of K and V alike up to which keys are in one piece."""
@@ -83,6 +94,19 @@ def loads_once(shape: Shape) -> bool:
     return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
 
 
+def reads_words(rows: int, shape: Shape) -> bool:
+    """Whether kernels with tiles of so many head rows read words of four elements of caches in 8 bits.
+
+    Tiles below MATRIX_ROWS multiply from registers, where a word's elements can be told apart at once; larger ones
+    multiply from shared memory, through which elements have to go in order.
+    """
+    dims = {shape.head_dim, shape.head_dim_v}
+    return (
+        shape.kv_dtype in FP8 and shape.dtype != "fp32" and rows < MATRIX_ROWS
+        and dims <= _DIMS_IN_WORDS and not shape.shared_kv
+    )  # fmt: skip
+
+
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
     """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles, and where these
     are in 8 bits, one of them in the query's type.
@@ -92,7 +116,8 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     # Blackwell's kernels copy values that are part of keys into tiles of their own.
     of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
     kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
-    converted = tokens * max(of_key, of_value) * DTYPE_BYTES[shape.dtype] if shape.kv_dtype in FP8 else 0
+    in_place = shape.kv_dtype not in FP8 or reads_words(rows, shape)
+    converted = 0 if in_place else tokens * max(of_key, of_value) * DTYPE_BYTES[shape.dtype]
     return query + stages * kv + converted + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
@@ -117,7 +142,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     if shape.dtype == "fp32":
         candidates = _SMALL_FP32 if small else _LARGE_FP32
     elif small:
-        candidates = _SMALL
+        candidates = _SMALL_ON_HOPPER if target.capability == _HOPPER else _SMALL
     elif target.capability < _HOPPER:
         candidates = _LARGE_BEFORE_HOPPER
     else:
@@ -154,11 +179,13 @@ def fixed_class(shape: Shape, target: Target, block: int) -> TileClass:
 
 @cache
 def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileClass:
-    """The tile class of exactly these sizes, with 2 warps for 16 rows and 4 for more, and as many stages as fit.
+    """The tile class of exactly these sizes, with 2 warps for 16 rows (on Hopper one for every 32 tokens) and 4 for
+    more, and as many stages as fit.
 
     Three stages if two blocks then fit into an SM, else two. Raises ShapeError when not even that fits.
     """
-    warps = (2 if rows <= 16 else 4) * (2 if padded(shape.head_dim_v) > 128 else 1)
+    of_small = max(1, tokens // 32) if target.capability == _HOPPER else 2
+    warps = (of_small if rows <= SMALL_ROWS else 4) * (2 if padded(shape.head_dim_v) > 128 else 1)
     for stages, blocks in ((3, 2), (2, 2), (2, 1)):
         needed = shared_bytes(rows, tokens, stages, shape, target)
         if needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm:

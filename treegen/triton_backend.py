@@ -28,6 +28,7 @@ from treegen.arguments import (
     shared_kv,
 )
 from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
+from treegen.caches import in_words
 from treegen.counts import warn_of_compiles
 from treegen.devices import capability_of, interpreted
 from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of, reads_bits
@@ -36,7 +37,7 @@ from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
-from treegen.ir.shape import Shape
+from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
 from treegen.one_loop import in_one_loop
 from treegen.scales import Scales, placed
@@ -190,11 +191,8 @@ class TritonProgram:
     def _tensors(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
     ) -> Tensors:
-        """The tensors of a launch, with room for partial results, and with caches as kernels read them."""
-        caches = (k_cache, v_cache)
-        if self._by_bits:
-            caches = (k_cache.view(torch.uint8), v_cache.view(torch.uint8))
-        return Tensors(q, *caches, out, lse, *self._partials(q.device))
+        """The tensors of a launch, with room for partial results."""
+        return Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
 
     def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Room for part_out and part_lse."""
@@ -212,6 +210,7 @@ class TritonProgram:
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         code = None if self._scoring is None else self._scoring.code
         shared, scaled = shared_kv(shape, tensors), self._scales is not None
+        words = tuple(map(in_words, (tensors.k_cache, tensors.v_cache))) if shape.kv_dtype in FP8 else (None, None)
         last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
@@ -226,6 +225,7 @@ class TritonProgram:
                     shared_kv=shared,
                     scaled=scaled,
                     by_bits=self._by_bits,
+                    words=None not in words,
                     sinks=self._sinks,
                 )
                 kernel = _module(emit_partial(key)).partial_attention
@@ -233,8 +233,14 @@ class TritonProgram:
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
                 tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or ())
                 early = not tile.merging and c < last_merging
+                read = tensors
+                if key.words:
+                    read = tensors._replace(k_cache=words[0], v_cache=words[1])
+                elif key.by_bits:
+                    in_bytes = (cache.view(torch.uint8) for cache in (tensors.k_cache, tensors.v_cache))
+                    read = tensors._replace(**dict(zip(("k_cache", "v_cache"), in_bytes, strict=True)))
                 arguments = partial_arguments(
-                    key, shape, tensors, tables, sm_scale, lse_scale, early=early, extra=self._extra
+                    key, shape, read, tables, sm_scale, lse_scale, early=early, extra=self._extra
                 )
                 options = partial_options(key, interpreted=_is_interpreted(kernel), dependent=self._dependent)
                 yield kernel, (blocks,), arguments, options

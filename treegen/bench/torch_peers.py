@@ -16,6 +16,10 @@ _MASK_COPIES = 4
 """Bytes that a mask's entry takes, as bool and as the bias that PyTorch makes of it."""
 
 
+_FLEX_KERNELS: tuple[dict[str, str], ...] = ({}, {"BACKEND": "TRITON"})
+"""Options of FlexAttention's kernels: its own choice, and the kernel for many rows."""
+
+
 class _Gathered:
     """A case's tensors as dense attention takes them: rows in order of rank, and all tokens that some row sees in order
     of their slots. Where the cache holds just these it is taken as it is, else a call gathers them.
@@ -88,7 +92,9 @@ class Sdpa:
 
 @dataclass(frozen=True, slots=True)
 class Flex:
-    """torch.nn.attention.flex_attention, compiled for the case, with a block mask."""
+    """torch.nn.attention.flex_attention, compiled for the case, with a block mask. Where the kernel that it takes for
+    few rows does not compile, the one for many is asked for.
+    """
 
     name: str = "flex"
 
@@ -106,11 +112,19 @@ class Flex:
         torch._dynamo.reset()
         compiled: Any = torch.compile(flex_attention, dynamic=False)
 
-        def call() -> torch.Tensor:
+        def attend(kernel: dict[str, str]) -> torch.Tensor:
             query, keys, values = (
                 part.transpose(0, 1)[None] for part in (gathered.queries(), *gathered.keys_and_values())
             )
-            out = compiled(query, keys, values, block_mask=mask, enable_gqa=shape.group > 1)
+            out = compiled(query, keys, values, block_mask=mask, enable_gqa=shape.group > 1, kernel_options=kernel)
             return gathered.in_order(out[0].transpose(0, 1))
 
-        return call
+        failed = ""
+        for kernel in _FLEX_KERNELS:
+            try:
+                attend(kernel)
+            except torch._dynamo.exc.TorchDynamoException as cause:
+                failed = str(cause).partition("\n")[0]
+            else:
+                return lambda: attend(kernel)
+        raise UnavailableError(f"FlexAttention does not compile: {failed}")

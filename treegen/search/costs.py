@@ -261,8 +261,8 @@ class PolicyCosts:
         by_slot = -(-slots // tokens[item_line])
         block_tiles, slot_tiles = (np.bincount(item_line, full + own, walks.lines) for own in (by_block, by_slot))
         packed = np.where((block_tiles > MOST_SPREAD * slot_tiles)[item_line], by_slot, by_block)
-        # The first of the items with most tokens among those with most tiles.
-        size = (full + packed) * INT32_MAX + _sums(item, length, items)
+        # One with most packed tiles among those with most tiles.
+        size = (full + packed) * INT32_MAX + packed
         longest = np.flatnonzero(size == highest(size, item_line, walks.lines)[item_line])
         most = np.zeros(walks.lines, np.int64)
         most[item_line[longest[::-1]]] = longest[::-1]

@@ -25,7 +25,7 @@ from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
 
 HEAD_ROWS = (64, 32, 16, 1)
 """Query head rows of a cohort; 1 stands for one query row, which is plain per-row decoding."""
-SPLITS = (None, 1024, 512, 256, 128)
+SPLITS = (None, 4096, 2048, 1024, 512, 256, 128)
 """KV tokens per work item; None: all that a cohort sees."""
 MOST_EDGES = 10
 """Edges up to which every assignment is searched."""
