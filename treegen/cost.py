@@ -1,8 +1,8 @@
 """The analytic cost model: how long a schedule's launches take on a target, written symbolically.
 
 A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
-tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory. A launch
-of merges takes its longest list or its traffic.
+tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory, the last
+two as if every SM had as many blocks as the one with most. A launch of merges takes its longest list or its traffic.
 Constants are a target's, fitted to measurements or scaled from a target that has been measured (treegen.targets).
 """
 
@@ -60,8 +60,8 @@ def _joined(v: Any, *times: Any) -> Any:
 
 ITEMS = Part(
     (
-        "turns", "full", "packed", "longest_turns", "longest_full", "longest_packed", "longest_merges", "tile_flops",
-        "tile_bytes", "tile_rows", "memory_bytes",
+        "turns", "evened", "full", "packed", "longest_turns", "longest_full", "longest_packed", "longest_merges",
+        "tile_flops", "tile_bytes", "tile_rows", "memory_bytes",
     ),
     {
         "lone_tile": lambda v: v.lone_tile_us + v.tile_flops / (v.sm_flops_per_us * v.lone_flop_fraction),
@@ -74,13 +74,17 @@ ITEMS = Part(
             + v.longest_packed * v.lone_packed_us
             + v.longest_merges * v.merge_step_us
         ),
+        "unevenness": lambda v: v.evened / v.turns,
         "throughput": lambda v: (
-            v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)
-            + (v.full + v.packed) * v.full_tile
-            + v.packed * v.full_packed_us
-        )
-        / v.sms,
-        "traffic": lambda v: v.memory_bytes / (v.memory_bytes_per_us * v.memory_fraction),
+            (
+                v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)
+                + (v.full + v.packed) * v.full_tile
+                + v.packed * v.full_packed_us
+            )
+            * v.unevenness
+            / v.sms
+        ),
+        "traffic": lambda v: v.memory_bytes * v.unevenness / (v.memory_bytes_per_us * v.memory_fraction),
         "items_us": lambda v: _joined(v, v.chain, v.throughput, v.traffic),
     },
 )  # fmt: skip

@@ -56,7 +56,8 @@ def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target
     flops, loaded = tile_work(tile, shape)
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     idle = ItemLaunches(*[none] * len(fields(ItemLaunches)))
-    turn = replace(idle, turns=one, tile_flops=flops * one, tile_bytes=loaded * one, tile_rows=tile.rows * one)
+    work = {"tile_flops": flops * one, "tile_bytes": loaded * one, "tile_rows": tile.rows * one}
+    turn = replace(idle, turns=one, evened=one, **work)
     values = term_values(turn, target)
     start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
     whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)

@@ -333,7 +333,7 @@ class _Class:
 
     def __init__(self, tile: TileClass, shape: Shape, facts: Mapping[str, float]) -> None:
         flops, loaded = tile_work(tile, shape)
-        counts = dict.fromkeys(ITEMS.counts, 0.0) | {"tile_flops": float(flops), "tile_bytes": float(loaded)}
+        counts = dict.fromkeys(ITEMS.counts, 1.0) | {"tile_flops": float(flops), "tile_bytes": float(loaded)}
         of_tile = ITEMS.values(SimpleNamespace(**counts, **facts))
         lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
         self.rows = rows_per_tile(tile.rows, shape.group)

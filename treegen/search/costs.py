@@ -19,7 +19,7 @@ from treegen.ir.arrays import INT32_MAX, Ints, Longs, offsets, ragged, ragged_ra
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.launches import FP32_BYTES, tile_work
+from treegen.launches import FP32_BYTES, evened_turns, tile_work
 from treegen.runs import MOST_SPREAD
 from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
@@ -192,8 +192,10 @@ class PolicyCosts:
         partial = merging.written + merging.joined
         memory = item_rows * self.q_row + partial * self.partial_row + (item_rows - merging.written) * self.final_row
         alive: npt.NDArray[np.bool_] = work > 0
+        turns = np.maximum(work, 1) * lanes
         items = {
-            "turns": work * lanes,
+            "turns": turns,
+            "evened": evened_turns(turns, self.target.sms),
             "full": np.bincount(item_line, full, count) * lanes,
             "packed": np.bincount(item_line, packed, count) * lanes,
             "longest_turns": alive * 1.0,
