@@ -7,7 +7,7 @@ with the one before it, it branches off, and the rest of its pages are its own.
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,10 @@ from treegen.ir.arrays import (
     int32_array,
     offsets,
     positive_int,
-    ragged_ranges,
 )
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
+from treegen.ir.topology import Ranks
 
 # A window's entries, beyond which it is no wider than the narrowest.
 _ENTRIES, _NARROWEST = 1 << 17, 8
@@ -42,7 +42,11 @@ class TreeParts(NamedTuple):
     kv: KVRuns
 
 
-def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> TreeParts:
+Sorted: TypeAlias = tuple[TreeParts, Ranks]
+"""A tree whose nodes are in depth-first order."""
+
+
+def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
     indptr, indices, last = (
@@ -58,7 +62,7 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
     return tree_parts(begin, pages, indices, last, page_size)
 
 
-def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> TreeParts:
+def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_block_table."""
     positive_int("page_size", page_size, TreeError)
     lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0).astype(np.int64)
@@ -107,29 +111,32 @@ def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
         raise TreeError(f"kv_last_page_len[{wrong[0]}]", 0, "leaves a request's last page empty", "drop that page")
 
 
-def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
-    """The tree of a page table that was checked: every shared prefix is stored once. begin, pages: where every
-    request's pages begin in `indices`, and their number.
+def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
+    """The tree of a page table that was checked, and its ranks: every shared prefix is stored once. begin, pages: where
+    every request's pages begin in `indices`, and their number.
     """
     if np.count_nonzero(pages) == len(pages) > 0:
         return _tree_of_filled(begin, pages, indices, last, page_size)
     filled = np.flatnonzero(pages)
     root, row_node, row_sees = np.zeros(1, np.int64), np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
     if not len(filled):
-        return TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
-    parts = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
+        parts = TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
+        return parts, Ranks(frozen(np.array([0, len(pages)])), frozen(np.arange(len(pages))))
+    parts, ranks = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
     row_node[:] = len(parts.parent)
     row_node[filled], row_sees[filled] = parts.row_node, parts.row_sees
-    return TreeParts(
+    parts = TreeParts(
         frozen(np.append(parts.parent, -1)),
         frozen(np.append(parts.tokens, 0)),
         frozen(row_node),
         frozen(row_sees),
         KVRuns(frozen(np.append(parts.kv.indptr, parts.kv.indptr[-1])), parts.kv.start, parts.kv.length),
     )
+    row = np.concatenate([filled[ranks.row], np.flatnonzero(pages == 0)])
+    return parts, Ranks(frozen(np.append(ranks.first, len(pages))), frozen(row))
 
 
-def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
+def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
     """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
     number, shared = _sorted(begin, pages, indices)
     begin, pages = begin[number], pages[number]
@@ -137,42 +144,76 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     alike = np.count_nonzero(distinct) < len(distinct)
     if alike:
         begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
-
-    # A node is a piece of what a request does not share with the one before, cut where later requests branch off. Its
-    # key says where it ends: after how many pages of which request. By these keys nodes are in depth-first order.
-    bits = int(np.maximum.reduce(pages)).bit_length()
-    ends = np.arange(0, len(pages) << bits, 1 << bits) + pages
-    places = np.concatenate([ends, (_owners(shared) << bits) + shared])  # where requests end and branch off
-    keys = np.sort(places)
-    keys = keys[1:][keys[1:] != keys[:-1]]  # without 0, where roots begin
-    node = keys.searchsorted(places, side="right") - 1
-    last_node, above = node[: len(ends)], node[len(ends) :]
-    first_node = np.zeros(len(pages), np.int64)
-    np.add(last_node[:-1], 1, out=first_node[1:])
-    parent, end, start = np.arange(-1, len(keys) - 1), keys & ((1 << bits) - 1), np.empty(len(keys), np.int64)
-    start[1:] = end[:-1]
-    parent[first_node], start[first_node] = above, shared
-    paged = indices[ragged_ranges(begin + shared, pages - shared)]
-
-    counts = end - start
+    parent, owner, counts, first_node = _nodes(pages, shared)
+    ends, last_node = offsets(counts), first_node[1:] - 1
+    moved = begin + shared - ends[first_node[:-1]]
+    paged = indices.take(np.arange(ends[-1]) + moved.repeat(pages - shared))
     tokens = counts * page_size
     # Requests of the same pages as the one before end where it does.
     row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
     sees, missing = tokens[row_last], None
     if np.count_nonzero(last == page_size) < len(last):
         sees -= page_size - last[number]
+        if alike:
+            order = np.lexsort((sees, row_last))
+            number, sees = number[order], sees[order]
         # Leaves are as long as the longest of their rows; inner nodes, which later requests go on from, are full.
-        leaf = np.append(above[1:] != last_node[:-1], True)
+        leaf = np.append(parent[first_node[1:-1]] != last_node[:-1], True)
         longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
         full, tokens = tokens, tokens.copy()
         tokens[last_node[leaf]] = longest[leaf]
         missing = full - tokens
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    row_node, row_sees = np.empty((2, len(number)), np.int64)
+    row_node, row_sees = np.empty((2, len(number)), np.int32)
     row_node[number], row_sees[number] = row_last, sees
-    kv = KVRuns.of_pages(paged, page_size, counts, missing)
-    return TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
+    kv = KVRuns.of_pages(paged, page_size, ends, missing)
+    first = np.empty(len(parent) + 1, np.int32)
+    first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(number)
+    parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
+    return parts, Ranks(frozen(first), frozen(number))
+
+
+def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
+    """The nodes of sorted requests of so many pages, of which they share so many, and not all, with the one before: the
+    parent of every node; the request whose own pages it holds; how many; and where every request's nodes begin.
+
+    A node is a piece of what a request does not share with the one before, cut where later requests branch off. Nodes
+    are in depth-first order.
+    """
+    # Runs of neighbours that share as much branch off at the same place: behind `depth` pages of the nearest request
+    # before that shares less with its own predecessor. That ends a run, which pointer doubling finds.
+    changes = (shared[1:] != shared[:-1]).nonzero()[0]
+    bounds = np.zeros(len(changes) + 2, np.int64)
+    np.add(changes, 1, out=bounds[1:-1])
+    bounds[-1] = len(shared)
+    begin, behind = bounds[:-1], bounds[1:]
+    depth, before = shared[begin], np.arange(-1, len(changes))
+    before[0] = 0
+    least = np.maximum(depth, 1)
+    far = (depth[before] >= least).nonzero()[0]
+    while len(far):
+        before[far] = before[before[far]]
+        far = far[depth[before[far]] >= least[far]]
+    owner = behind[before] - 1
+
+    # A key says after how many pages of which request.
+    bits = int(np.maximum.reduce(pages)).bit_length()
+    keys = (owner << bits) + depth
+    cuts = keys[(depth > 0) & (depth < pages[owner])]
+    if len(cuts) > 1:
+        cuts.sort()
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
+    cut = cuts >> bits
+    sizes = np.bincount(cut, minlength=len(pages)) + 1
+    first, end = offsets(sizes), pages.repeat(sizes)
+    end[cut + np.arange(len(cut))] = cuts & ((1 << bits) - 1)
+    parent, own = np.arange(-1, len(end) - 1, dtype=np.int32), end.copy()
+    own[1:] -= end[:-1]
+    above = owner + cuts.searchsorted(keys)
+    above[depth == 0] = -1
+    parent[first[:-1]], own[first[:-1]] = above.repeat(behind - begin), end[first[:-1]] - shared
+    return parent, np.arange(len(pages)).repeat(sizes), own, first
 
 
 def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
@@ -276,22 +317,3 @@ def _order(columns: Ints) -> Longs:
         key &= (1 << index_bits) - 1
         order = key if order is None else order[key]
     return index if order is None else order
-
-
-def _owners(shared: Longs) -> Longs:
-    """For every request the one whose own pages hold the last page that it shares: the nearest before it that shares
-    less with its own predecessor; 0 for those that share nothing. By pointer doubling, from what is before neighbours
-    that share as much.
-    """
-    owner = np.zeros(len(shared), np.int64)
-    changes = (shared[1:] != shared[:-1]).nonzero()[0]
-    owner[changes + 1] = changes
-    np.maximum.accumulate(owner, out=owner)
-    if np.count_nonzero(shared) < len(shared) - 1:
-        owner[shared == 0] = 0
-    least = np.maximum(shared, 1)
-    far = (shared[owner] >= least).nonzero()[0]
-    while len(far):
-        owner[far] = owner[owner[far]]
-        far = far[shared[owner[far]] >= least[far]]
-    return owner
