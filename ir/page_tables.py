@@ -19,8 +19,10 @@ from treegen.ir.arrays import (
     Longs,
     frozen,
     int32_array,
+    largest,
     offsets,
     positive_int,
+    ramp,
 )
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -49,15 +51,15 @@ Sorted: TypeAlias = tuple[TreeParts, Ranks]
 def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
-    indptr, indices, last = (
-        int32_array(name, on_host(name, values), low=0, high=high, copy=False)
-        for name, values, high in (
-            ("kv_indptr", kv_indptr, INT32_MAX),
-            ("kv_indices", kv_indices, (INT32_MAX + 1) // page_size - 1),
-            ("kv_last_page_len", kv_last_page_len, page_size),
-        )
+    most = (INT32_MAX + 1) // page_size - 1
+    indptr = int32_array("kv_indptr", on_host("kv_indptr", kv_indptr), low=0, copy=False)
+    indices = int32_array("kv_indices", on_host("kv_indices", kv_indices), low=0, high=most, copy=False)
+    last = int32_array(
+        "kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size, copy=False
     )
-    begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
+    ends = indptr.astype(np.int64)
+    begin = ends[:-1]
+    pages = ends[1:] - begin
     check_table(indptr, pages, indices, last)
     return tree_parts(begin, pages, indices, last, page_size)
 
@@ -101,7 +103,7 @@ def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
-    if np.minimum.reduce(pages, initial=0) < 0:
+    if len(pages) and pages.item(pages.argmin()) < 0:
         request = int((pages < 0).argmax())
         raise TreeError(f"kv_indptr[{request + 1}]", int(indptr[request + 1]), "falls", "give ascending offsets")
     if len(last) != len(pages):
@@ -121,7 +123,7 @@ def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, pa
     root, row_node, row_sees = np.zeros(1, np.int64), np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
     if not len(filled):
         parts = TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
-        return parts, Ranks(frozen(np.array([0, len(pages)])), frozen(np.arange(len(pages))))
+        return parts, Ranks(frozen(np.array([0, len(pages)])), frozen(np.arange(len(pages))), True)
     parts, ranks = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
     row_node[:] = len(parts.parent)
     row_node[filled], row_sees[filled] = parts.row_node, parts.row_sees
@@ -133,7 +135,7 @@ def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, pa
         KVRuns(frozen(np.append(parts.kv.indptr, parts.kv.indptr[-1])), parts.kv.start, parts.kv.length),
     )
     row = np.concatenate([filled[ranks.row], np.flatnonzero(pages == 0)])
-    return parts, Ranks(frozen(np.append(ranks.first, len(pages))), frozen(row))
+    return parts, Ranks(frozen(np.append(ranks.first, len(pages))), frozen(row), ranks.whole)
 
 
 def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
@@ -147,11 +149,13 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     parent, owner, counts, first_node = _nodes(pages, shared)
     ends, last_node = offsets(counts), first_node[1:] - 1
     moved = begin + shared - ends[first_node[:-1]]
-    paged = indices.take(np.arange(ends[-1]) + moved.repeat(pages - shared))
+    place = moved.repeat(pages - shared)
+    place += ramp(len(place))
+    paged = indices.take(place)
     tokens = counts * page_size
     # Requests of the same pages as the one before end where it does.
     row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
-    sees, missing = tokens[row_last], None
+    sees, missing, whole = tokens[row_last], None, True
     if np.count_nonzero(last == page_size) < len(last):
         sees -= page_size - last[number]
         if alike:
@@ -162,16 +166,17 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
         longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
         full, tokens = tokens, tokens.copy()
         tokens[last_node[leaf]] = longest[leaf]
-        missing = full - tokens
+        missing, whole = full - tokens, np.count_nonzero(sees == tokens[row_last]) == len(sees)
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    row_node, row_sees = np.empty((2, len(number)), np.int32)
-    row_node[number], row_sees[number] = row_last, sees
+    of_rows = np.empty((2, len(number)), np.int32)
+    of_rows[0, number], of_rows[1, number] = row_last, sees
+    row_node, row_sees = frozen(of_rows)
     kv = KVRuns.of_pages(paged, page_size, ends, missing)
     first = np.empty(len(parent) + 1, np.int32)
     first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(number)
-    parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
-    return parts, Ranks(frozen(first), frozen(number))
+    parts = TreeParts(frozen(parent), frozen(tokens), row_node, row_sees, kv)
+    return parts, Ranks(frozen(first), frozen(number), whole)
 
 
 def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
@@ -198,7 +203,7 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
     owner = behind[before] - 1
 
     # A key says after how many pages of which request.
-    bits = int(np.maximum.reduce(pages)).bit_length()
+    bits = largest(pages).bit_length()
     keys = (owner << bits) + depth
     cuts = keys[(depth > 0) & (depth < pages[owner])]
     if len(cuts) > 1:
@@ -206,14 +211,15 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
         cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
     cut = cuts >> bits
     sizes = np.bincount(cut, minlength=len(pages)) + 1
-    first, end = offsets(sizes), pages.repeat(sizes)
-    end[cut + np.arange(len(cut))] = cuts & ((1 << bits) - 1)
+    owners, first = ramp(len(pages)).repeat(sizes), offsets(sizes)
+    end = pages[owners]
+    end[cut + ramp(len(cut))] = cuts & ((1 << bits) - 1)
     parent, own = np.arange(-1, len(end) - 1, dtype=np.int32), end.copy()
     own[1:] -= end[:-1]
     above = owner + cuts.searchsorted(keys)
     above[depth == 0] = -1
     parent[first[:-1]], own[first[:-1]] = above.repeat(behind - begin), end[first[:-1]] - shared
-    return parent, np.arange(len(pages)).repeat(sizes), own, first
+    return parent, owners, own, first
 
 
 def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
@@ -227,7 +233,9 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
     # Neighbours have as much in common as they agree in, and no more than the second of them has left.
     shared, left = np.zeros(len(pages), np.int64), pages[number]
     np.minimum(agreeing, left[1:], out=shared[1:])
-    place, depth = np.arange(len(pages)), 0
+    if whole:
+        return number, shared
+    number, place, depth = number.copy(), np.arange(len(pages)), 0
     while not whole:
         undecided = (agreeing == width) & (left[1:] >= width)
         goes_on = np.append(undecided, False) | np.append(False, undecided)
@@ -247,7 +255,7 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
 
 def _width(left: Longs, total: int) -> tuple[int, bool]:
     """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
-    longest = int(np.maximum.reduce(left))
+    longest = largest(left)
     width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
     return width, width == longest
 
@@ -277,7 +285,7 @@ def _ordered(table: Ints) -> tuple[Longs, Longs]:
     of the new order show whether that was enough, and if not, by which columns to sort too.
     """
     rows, width = table.shape
-    order, ordered = np.arange(rows), table
+    order, ordered = ramp(rows), table
     begin, deciding = np.arange(0, (rows - 1) * width, width), np.zeros(width, bool)
     for attempt in count():
         first = (ordered[1:] != ordered[:-1]).argmax(axis=1)
@@ -303,8 +311,8 @@ def _order(columns: Ints) -> Longs:
     values is several times faster than sorting indices by them.
     """
     columns = np.add(columns, 1, dtype=np.int64, order="C")
-    index, order = np.arange(columns.shape[1]), None
-    index_bits, bits = len(index).bit_length(), int(np.maximum.reduce(columns, axis=None)).bit_length()
+    index, order = ramp(columns.shape[1]), None
+    index_bits, bits = len(index).bit_length(), largest(columns).bit_length()
     digits = (63 - index_bits) // max(bits, 1)
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.unchecked import unchecked
 
@@ -89,12 +89,13 @@ class Spans:
 
 
 class Ranks(NamedTuple):
-    """Numbers of rows. first [nodes + 1]: that of the first row at or behind every place in depth-first order; row: the
-    caller's row of every rank.
+    """The order of rows. first [nodes + 1]: the rank of the first row at or behind every place in depth-first order;
+    row: the caller's row of every rank; whole: whether no row ends inside of its node.
     """
 
     first: Ints
     row: Ints
+    whole: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,10 +139,10 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topolo
     ancestors = _doubled_parents(parent)
     subtree = _subtrees(ancestors, len(parent))
     preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
-    ranks = ranks_of(preorder[row_node], row_sees, len(parent))
+    ranks = ranks_of(preorder[row_node], tokens, row_node, row_sees)
     rank_lo, rank_own = ranks.first[preorder], ranks.first[preorder + 1]
     rank_hi = ranks.first[preorder + subtree]
-    if _all_see_whole(tokens, row_node, row_sees):
+    if ranks.whole:
         spans = _whole_spans(tokens, preorder, rank_lo, rank_hi)
     else:
         node, sees = row_node[ranks.row], row_sees[ranks.row]
@@ -164,47 +165,41 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topolo
 
 def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ranks: Ranks) -> Topology:
     """`derive` where nodes are numbered in depth-first order, each with a row at or below it, and ranks are known."""
-    table = np.empty((5, len(parent)), np.int32)  # of spans, if all nodes are spans
-    node, start, stop, rank_lo, rank_hi = table
-    last = _last_below(parent)
-    node[:], start[:], stop[:], rank_lo[:] = np.arange(len(parent)), 0, tokens, ranks.first[:-1]
-    ranks.first[1:].take(last, out=rank_hi, mode="clip")
-    subtree = last - node
-    subtree += 1
-    preorder, rank_own = frozen(node), ranks.first[1:]
-    if not _all_see_whole(tokens, row_node, row_sees):
-        own_node, sees = row_node[ranks.row], row_sees[ranks.row]
-        spans = _spans(tokens, own_node, sees, preorder, rank_lo, rank_own, rank_hi)
-    else:
-        if np.count_nonzero(tokens) < len(tokens) or not len(row_node):
-            table = table.compress((rank_hi > rank_lo) & (tokens > 0), axis=1)
-        spans = Spans(frozen(table))
+    number, last, rank_own = ramp(len(parent)), _last_below(parent), ranks.first[1:]
+    spans = Spans.of(number, 0, tokens, ranks.first[:-1], rank_own[last])
+    preorder, _, _, rank_lo, rank_hi = spans.table
+    if not ranks.whole:
+        node, sees = row_node[ranks.row], row_sees[ranks.row]
+        spans = _spans(tokens, node, sees, preorder, rank_lo, rank_own, rank_hi)
+    elif np.count_nonzero(tokens) < len(tokens) or not len(row_node):
+        spans = Spans(frozen(spans.table.compress((rank_hi > rank_lo) & (tokens > 0), axis=1)))
     return unchecked(
         Topology,
         {
             "parent": parent,
             "tokens": tokens,
             "preorder": preorder,
-            "subtree": frozen(subtree),
+            "subtree": frozen(last - (number - 1)),
             "row_of_rank": ranks.row,
-            "rank_lo": frozen(rank_lo),
+            "rank_lo": rank_lo,
             "rank_own": rank_own,
-            "rank_hi": frozen(rank_hi),
+            "rank_hi": rank_hi,
             "spans": spans,
         },
     )
 
 
-def ranks_of(row_place: Ints | Longs, row_sees: Ints, nodes: int) -> Ranks:
-    """The ranks of rows of nodes at these places in depth-first order."""
-    rows_at = np.bincount(row_place, minlength=nodes)
+def ranks_of(row_place: Ints | Longs, tokens: Ints, row_node: Ints, row_sees: Ints) -> Ranks:
+    """The ranks of rows whose nodes have these places in depth-first order."""
+    rows_at = np.bincount(row_place, minlength=len(tokens))
     first = offsets(rows_at)
     if np.count_nonzero(rows_at) < len(row_place):  # some node has several rows
         row = np.lexsort((row_sees, row_place))
     else:
         row = np.empty(len(row_place), np.int64)
         row[first[row_place]] = np.arange(len(row_place))
-    return Ranks(frozen(first), frozen(row))
+    whole = np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees)
+    return Ranks(frozen(first), frozen(row), whole)
 
 
 def lengthened(topology: Topology, tokens: Ints) -> Topology:
@@ -221,16 +216,11 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     return replace(topology, tokens=frozen(topology.tokens + more), spans=spans.until(spans.stop + more[spans.node]))
 
 
-def _all_see_whole(tokens: Ints, row_node: Ints, row_sees: Ints) -> bool:
-    """Whether no row ends inside of its node."""
-    return np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees)
-
-
 def _last_below(parent: Ints) -> Longs:
     """The last node at or below every node, where nodes are numbered in depth-first order: its last child's. By pointer
     doubling along last children.
     """
-    number = np.arange(len(parent))
+    number = ramp(len(parent))
     last = number.copy()
     last[parent] = number  # of the children of a node the last one stays; roots, of parent -1, go to the last node
     last[-1] = number[-1]

@@ -152,7 +152,7 @@ class Tree:
     @classmethod
     def of_parts(cls, parts: page_tables.TreeParts) -> Tree:
         """The tree of arrays that treegen itself has made, with nodes in depth-first order; unchecked."""
-        return cls._ranked(parts, ranks_of(parts.row_node, parts.row_sees, len(parts.parent)))
+        return cls._ranked(parts, ranks_of(parts.row_node, *parts[1:4]))
 
     @classmethod
     def _ranked(cls, parts: page_tables.TreeParts, ranks: Ranks) -> Tree:
