@@ -145,7 +145,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
 
 def _first_rows(items: Ints, rows: Ints) -> Ints:
     """Every item's first caller's row, or -1 where its rows do not follow one another in the caller's order."""
-    first = items[:, 0]
+    first = items[:, 0].astype(np.int64)
     found = rows.take(first)
     gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
     if len(gaps):

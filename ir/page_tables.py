@@ -146,13 +146,15 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     alike = np.count_nonzero(distinct) < len(distinct)
     if alike:
         begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
-    parent, owner, counts, first_node = _nodes(pages, shared)
-    ends, last_node = offsets(counts), first_node[1:] - 1
-    moved = begin + shared - ends[first_node[:-1]]
-    place = moved.repeat(pages - shared)
+    parent, owner, depth, last_node = _nodes(pages, shared)
+    own = pages - shared
+    before = offsets(own)[:-1] - shared  # what a request's pages come behind, were it stored with those that it shares
+    ends = np.zeros(len(parent) + 1, np.int64)
+    np.add(before[owner], depth, out=ends[1:])
+    place = (begin - before).repeat(own)
     place += ramp(len(place))
     paged = indices.take(place)
-    tokens = counts * page_size
+    tokens = (ends[1:] - ends[:-1]) * page_size
     # Requests of the same pages as the one before end where it does.
     row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
     sees, missing, whole = tokens[row_last], None, True
@@ -162,7 +164,7 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
             order = np.lexsort((sees, row_last))
             number, sees = number[order], sees[order]
         # Leaves are as long as the longest of their rows; inner nodes, which later requests go on from, are full.
-        leaf = np.append(parent[first_node[1:-1]] != last_node[:-1], True)
+        leaf = np.append(parent[last_node[:-1] + 1] != last_node[:-1], True)
         longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
         full, tokens = tokens, tokens.copy()
         tokens[last_node[leaf]] = longest[leaf]
@@ -181,7 +183,8 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
 
 def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
     """The nodes of sorted requests of so many pages, of which they share so many, and not all, with the one before: the
-    parent of every node; the request whose own pages it holds; how many; and where every request's nodes begin.
+    parent of every node; the request whose own pages it holds; behind how many pages of that it ends; and the last node
+    of every request.
 
     A node is a piece of what a request does not share with the one before, cut where later requests branch off. Nodes
     are in depth-first order.
@@ -212,14 +215,12 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
     cut = cuts >> bits
     sizes = np.bincount(cut, minlength=len(pages)) + 1
     owners, first = ramp(len(pages)).repeat(sizes), offsets(sizes)
-    end = pages[owners]
+    end, parent = pages[owners], np.arange(-1, len(owners) - 1, dtype=np.int32)
     end[cut + ramp(len(cut))] = cuts & ((1 << bits) - 1)
-    parent, own = np.arange(-1, len(end) - 1, dtype=np.int32), end.copy()
-    own[1:] -= end[:-1]
     above = owner + cuts.searchsorted(keys)
     above[depth == 0] = -1
-    parent[first[:-1]], own[first[:-1]] = above.repeat(behind - begin), end[first[:-1]] - shared
-    return parent, owners, own, first
+    parent[first[:-1]] = above.repeat(behind - begin)
+    return parent, owners, end, first[1:] - 1
 
 
 def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
@@ -307,9 +308,11 @@ def _order(columns: Ints) -> Longs:
     """The stable order by the first of the columns [columns, rows] of numbers from -1 on, where equal by the next, and
     so on.
 
-    A radix sort, of the last columns first: as many as fit, and the row behind them, are a 64-bit key, since sorting
-    values is several times faster than sorting indices by them.
+    Of several columns a radix sort, the last ones first: as many as fit, and the row behind them, are a 64-bit key,
+    since sorting values is several times faster than sorting indices by them.
     """
+    if len(columns) == 1:
+        return columns[0].argsort(kind="stable")
     columns = np.add(columns, 1, dtype=np.int64, order="C")
     index, order = ramp(columns.shape[1]), None
     index_bits, bits = len(index).bit_length(), largest(columns).bit_length()

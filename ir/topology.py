@@ -222,7 +222,8 @@ def _last_below(parent: Ints) -> Longs:
     """
     number = ramp(len(parent))
     last = number.copy()
-    last[parent] = number  # of the children of a node the last one stays; roots, of parent -1, go to the last node
+    # Of the children of a node the last one stays; roots, of parent -1, go to the last node.
+    last[parent.astype(np.int64)] = number
     last[-1] = number[-1]
     while np.count_nonzero((further := last[last]) != last):
         last = further

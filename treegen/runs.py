@@ -98,15 +98,16 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
         run = plan.node if len(kv.start) == len(tree.tokens) else kv.indptr.take(plan.node)
         np.add(kv.start.take(run), plan.start, out=table[:, 0])
         return Runs(indptr, table)
-    first_run = kv.indptr.take(plan.node)
-    if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(plan.node)):
+    node, first = plan.node.astype(np.int64), kv.indptr.astype(np.int64)
+    first_run = first.take(node)
+    if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(node)):
         return _cut_runs(Runs(indptr, table), kv, first_run, plan.start)
-    counts = kv.indptr.take(plan.node + 1) - first_run
+    counts = first[1:].take(node) - first_run
     places = offsets(counts)
     return Runs(places[indptr], _on_runs(table, kv, first_run, counts, places))
 
 
-def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
+def _cut_runs(segments: Runs, kv: KVRuns, first_run: Longs, start: Ints) -> Runs:
     """The runs of segments that may begin and end inside of runs, `start` tokens behind the one that their node begins
     with.
     """
@@ -127,7 +128,7 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     return Runs(places[segments.indptr], table)
 
 
-def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, places: Longs) -> Ints:
+def _on_runs(segments: Ints, kv: KVRuns, first: Longs, counts: Longs, places: Longs) -> Ints:
     """A table of segments as one of so many whole runs each, from run `first` on. places: the `offsets` of counts."""
     run = ragged_ranges(first, counts, places)
     table = segments.repeat(counts, axis=0)
