@@ -171,17 +171,16 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
         missing, whole = full - tokens, np.count_nonzero(sees == tokens[row_last]) == len(sees)
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    of_rows = np.empty((2, len(number)), np.int32)
-    of_rows[0, number], of_rows[1, number] = row_last, sees
-    row_node, row_sees = frozen(of_rows)
+    row_node, row_sees = np.empty((2, len(number)), np.int64)
+    row_node[number], row_sees[number] = row_last, sees
     kv = KVRuns.of_pages(paged, page_size, ends, missing)
     first = np.empty(len(parent) + 1, np.int32)
     first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(number)
-    parts = TreeParts(frozen(parent), frozen(tokens), row_node, row_sees, kv)
+    parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
     return parts, Ranks(frozen(first), frozen(number), whole)
 
 
-def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
+def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
     """The nodes of sorted requests of so many pages, of which they share so many, and not all, with the one before: the
     parent of every node; the request whose own pages it holds; behind how many pages of that it ends; and the last node
     of every request.
@@ -198,11 +197,12 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
     begin, behind = bounds[:-1], bounds[1:]
     depth, before = shared[begin], np.arange(-1, len(changes))
     before[0] = 0
-    least = np.maximum(depth, 1)
-    far = (depth[before] >= least).nonzero()[0]
-    while len(far):
-        before[far] = before[before[far]]
-        far = far[depth[before[far]] >= least[far]]
+    if len(changes) > 1:
+        least = np.maximum(depth, 1)
+        far = (depth[before] >= least).nonzero()[0]
+        while len(far):
+            before[far] = before[before[far]]
+            far = far[depth[before[far]] >= least[far]]
     owner = behind[before] - 1
 
     # A key says after how many pages of which request.
@@ -215,7 +215,7 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Ints, Longs, Longs, Longs]:
     cut = cuts >> bits
     sizes = np.bincount(cut, minlength=len(pages)) + 1
     owners, first = ramp(len(pages)).repeat(sizes), offsets(sizes)
-    end, parent = pages[owners], np.arange(-1, len(owners) - 1, dtype=np.int32)
+    end, parent = pages[owners], np.arange(-1, len(owners) - 1)
     end[cut + ramp(len(cut))] = cuts & ((1 << bits) - 1)
     above = owner + cuts.searchsorted(keys)
     above[depth == 0] = -1

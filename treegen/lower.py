@@ -146,7 +146,7 @@ def lower(
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=frozen(np.array(bounds)),
+        class_indptr=frozen(np.array(bounds, np.int32)),
         items=table(row0, items.rows, *walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
@@ -209,7 +209,7 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     """
     rows = plan.group_rows.astype(np.int64)
     highest = heights[:, 0]
-    if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
+    if np.count_nonzero(rows) == len(rows) and _fit(rows, highest):
         group, begin = ramp(len(rows)), np.zeros(len(rows), np.int64)
     else:
         group, step = ragged(-(-rows // highest))
@@ -225,6 +225,13 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     if np.count_nonzero(counts) < len(counts):
         items, runs = items.at(counts.nonzero()[0]), Runs(offsets(counts[counts > 0]), runs.table)
     return items, runs
+
+
+def _fit(rows: Longs, highest: Longs) -> bool:
+    """Whether groups of so many rows are a tile each. highest: rows of a tile, of every group, or one for all."""
+    if len(highest) == 1 and len(rows):
+        return largest(rows) <= highest.item()
+    return not np.count_nonzero(rows > highest)
 
 
 def _in_launch_order(

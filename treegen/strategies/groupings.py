@@ -110,7 +110,8 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
         alive = counts.nonzero()[0]
         counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
     segments = spans.table.take(span, axis=1)
-    segments[3:] -= row_lo.repeat(counts)
+    seen = segments[3:]
+    seen -= row_lo.repeat(counts)
     node, start, stop, seen_lo, seen_hi = segments
     np.maximum(seen_lo, 0, out=seen_lo)
     np.minimum(seen_hi, rows, out=seen_hi)  # and not beyond a cohort of fewer rows: it ends where they all do
