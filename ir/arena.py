@@ -113,8 +113,8 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     *places, end = accumulate([(most + ALIGNMENT - 1) & -ALIGNMENT for most in room], initial=0)
     array = np.zeros(end, np.int32)
     for place, values in zip(places, sections, strict=True):
-        if values.size:
-            array[place : place + values.size] = values.reshape(-1)
+        if size := values.size:
+            array[place : place + size] = values.ravel()
     of_items, of_merges = places[9 : 9 + len(of_class)], places[9 + len(of_class) :]
     rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, positions = places[:9]
     first_rows = _first_rows(schedule.items, schedule.rows)
