@@ -24,7 +24,7 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _UINT32 = np.dtype(np.uint32)
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: _UINT32, _INT64: np.dtype(np.uint64)}
 _RAMP = np.arange(1 << 15)
-_RAMP.setflags(False)
+_RAMP.setflags(write=False)
 
 
 def int32_array(
@@ -88,7 +88,7 @@ def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
     if array.dtype is not _INT32 or not array.flags.c_contiguous:
         array = array.astype(_INT32, "C")
-    array.setflags(False)  # a third as long as with the keyword, or as flags.writeable
+    array.setflags(False)  # type: ignore[call-arg]  # by keyword, or as flags.writeable, twice as long
     return array
 
 

@@ -67,7 +67,7 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_block_table."""
     positive_int("page_size", page_size, TreeError)
-    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0).astype(np.int64)
+    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0, copy=False).astype(np.int64)
     table = np.asarray(on_host("block_table", block_table))
     if table.size == 0 and table.ndim < 2:
         table = np.empty((len(lengths), 0), np.int32)
@@ -77,14 +77,14 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     if len(table) != len(lengths):
         raise TreeError("seq_lens", f"{len(lengths)} entries", f"does not match {len(table)} requests", "give one each")
     counts = -(-lengths // page_size)
-    if np.maximum.reduce(counts, initial=0) > table.shape[1]:
+    if len(counts) and largest(counts) > table.shape[1]:
         request = int(counts.argmax())
         reason = f"needs {counts[request]} pages, the table has room for {table.shape[1]}"
         raise TreeError(f"seq_lens[{request}]", int(lengths[request]), reason, "correct the length or the page size")
     width = table.shape[1]
     everything = np.count_nonzero(counts == width) == len(counts)
     used = table.reshape(-1) if everything else table[np.arange(width) < counts[:, None]]
-    last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
+    last = lengths - (counts - 1) * page_size  # of requests without pages it is not read
     indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1, copy=False)
     return tree_parts(offsets(counts)[:-1], counts, indices, last, page_size)
 
@@ -311,10 +311,12 @@ def _order(columns: Ints) -> Longs:
     Of several columns a radix sort, the last ones first: as many as fit, and the row behind them, are a 64-bit key,
     since sorting values is several times faster than sorting indices by them.
     """
+    order: Longs | None = None
     if len(columns) == 1:
-        return columns[0].argsort(kind="stable")
+        order = columns[0].argsort(kind="stable")
+        return order
     columns = np.add(columns, 1, dtype=np.int64, order="C")
-    index, order = ramp(columns.shape[1]), None
+    index = ramp(columns.shape[1])
     index_bits, bits = len(index).bit_length(), largest(columns).bit_length()
     digits = (63 - index_bits) // max(bits, 1)
     for stop in range(len(columns), 0, -digits):

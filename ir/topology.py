@@ -221,7 +221,7 @@ def _last_below(parent: Ints) -> Longs:
     doubling along last children.
     """
     number = ramp(len(parent))
-    last = number.copy()
+    last: Longs = number.copy()
     # Of the children of a node the last one stays; roots, of parent -1, go to the last node.
     last[parent.astype(np.int64)] = number
     last[-1] = number[-1]

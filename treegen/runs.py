@@ -275,7 +275,8 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
         made = _cut_table(runs.table, blocks, block if isinstance(block, int) else block.repeat(blocks))
     else:  # all tiles and then all blocks
         tokens, both = _each(tile_tokens, launch, runs), np.concatenate([runs.table, runs.table])
-        of_blocks, in_tiles = both[len(blocks) :], pieces.full * tokens
+        of_tiles, of_blocks = both[: len(blocks)], both[len(blocks) :]
+        of_tiles[:, 1] = in_tiles = pieces.full * tokens
         of_blocks[:, 0] = of_blocks[:, 0] + in_tiles
         of_blocks[:, 1] = pieces.rest
         if both.shape[1] > len(RUN_FIELDS):
