@@ -21,9 +21,8 @@ from treegen.ir.tree import Tree
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""
 
+# Of more pieces, most of them whole runs, as of pages in any order, only those of runs that are cut are gone through.
 _MANY_PIECES = 4096
-"""More pieces, most of whole runs, as of pages in any order, are not all gone through: only those of runs that are cut.
-"""
 
 Each: TypeAlias = "int | Longs"
 """One number for all, or an array of one for each: most schedules have one tile size."""
