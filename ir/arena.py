@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import accumulate, pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -70,54 +71,61 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     """The arena of a schedule, with room for `capacity` (None: exactly the schedule). Raises PlanError when it does
     not fit.
     """
-    size = schedule.size
-    room = capacity or size
-    if capacity is not None:
-        _check_fits(size, capacity)
     item_width, run_width = schedule.items.shape[1], schedule.tiles.shape[1]
+    of_class = list(pairwise(schedule.class_indptr.tolist()))
+    of_stage = list(pairwise(schedule.merge_stage_indptr.tolist()))
+    sections = [
+        schedule.rows,
+        schedule.tiles,
+        schedule.blocks,
+        schedule.merge_slots,
+        schedule.work_indptr,
+        schedule.work,
+        schedule.epilogue_indptr,
+        schedule.epilogue_slots,
+        schedule.row_positions,
+        *[schedule.items[begin:end] for begin, end in of_class],
+        *[schedule.merge_rows[begin:end] for begin, end in of_stage],
+        *[schedule.merge_indptr[begin : end + 1] for begin, end in of_stage],
+    ]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
     spare = run_width * max([tile.tokens // tile.block for tile in schedule.classes], default=1)
-    sections = [
-        (schedule.rows, room.rows),
-        (schedule.tiles, (room.tiles + 1) * run_width),
-        (schedule.blocks, room.blocks * run_width + spare),
-        (schedule.merge_slots, room.merge_slots + 1),
-        (schedule.work_indptr, room.workers + 1),
-        (schedule.work, room.work),
-        (schedule.epilogue_indptr, room.epilogue_rows + 1),
-        (schedule.epilogue_slots, room.epilogue_slots + 1),
-        (schedule.row_positions, room.positions),
-    ]
-    begin = 0
-    for count, most in zip(size.items, room.items, strict=True):
-        sections.append((schedule.items[begin : begin + count], most * item_width))
-        begin += count
-    begin, indptrs = 0, []
-    for count, most in zip(size.merges, room.merges, strict=True):
-        sections.append((schedule.merge_rows[begin : begin + count], most))
-        indptrs.append((schedule.merge_indptr[begin : begin + count + 1], most + 1))
-        begin += count
-    sections += indptrs
-    places, end = [], 0
-    for _, most in sections:
-        places.append(end)
-        end += (most + ALIGNMENT - 1) & -ALIGNMENT
+    if capacity is None:
+        room = [values.size for values in sections]
+        for section, more in enumerate((0, run_width, spare, 1, 0, 0, 0, 1)):
+            room[section] += more
+    else:
+        _check_fits(schedule.size, capacity)
+        room = [
+            capacity.rows,
+            (capacity.tiles + 1) * run_width,
+            capacity.blocks * run_width + spare,
+            capacity.merge_slots + 1,
+            capacity.workers + 1,
+            capacity.work,
+            capacity.epilogue_rows + 1,
+            capacity.epilogue_slots + 1,
+            capacity.positions,
+            *[most * item_width for most in capacity.items],
+            *capacity.merges,
+            *[most + 1 for most in capacity.merges],
+        ]
+    *places, end = accumulate([(most + ALIGNMENT - 1) & -ALIGNMENT for most in room], initial=0)
     array = np.zeros(end, np.int32)
-    for place, (values, _) in zip(places, sections, strict=True):
-        if values.size:
-            array[place : place + values.size] = values.reshape(-1)
-    of_items, of_merges = places[9:], places[9 + len(size.items) :]
+    for place, values in zip(places, sections, strict=True):
+        if size := values.size:
+            array[place : place + size] = values.ravel()
+    of_items, of_merges = places[9 : 9 + len(of_class)], places[9 + len(of_class) :]
     rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, positions = places[:9]
-    begin, first_rows = 0, _first_rows(schedule.items, schedule.rows)
-    for place, count in zip(of_items, size.items, strict=False):
-        array[place + item_width - 1 : place + count * item_width : item_width] = first_rows[begin : begin + count]
-        begin += count
-    for place, count, most in zip(of_merges, size.merges, room.merges, strict=False):
-        if most > count:
-            array[place + count : place + most] = SURPLUS_MERGE
-    # Thread blocks beyond those that have work have empty lists.
-    if room.workers > size.workers:
-        array[work_indptr + size.workers + 1 : work_indptr + room.workers + 1] = size.work
+    first_rows = _first_rows(schedule.items, schedule.rows)
+    for place, (begin, end) in zip(of_items, of_class, strict=True):
+        array[place + item_width - 1 : place + (end - begin) * item_width : item_width] = first_rows[begin:end]
+    if capacity is not None:
+        for place, (begin, end), most in zip(of_merges, of_stage, capacity.merges, strict=False):
+            array[place + end - begin : place + most] = SURPLUS_MERGE
+        # Thread blocks beyond those that have work have empty lists.
+        workers = len(schedule.work_indptr)
+        array[work_indptr + workers : work_indptr + capacity.workers + 1] = len(schedule.work)
     return Arena(
         frozen(array),
         rows,
@@ -129,15 +137,15 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         epilogue_indptr,
         epilogue_slots,
         positions,
-        tuple(of_items[: len(size.items)]),
-        tuple(of_merges[: len(size.merges)]),
-        tuple(of_merges[len(size.merges) :]),
+        tuple(of_items),
+        tuple(of_merges[: len(of_stage)]),
+        tuple(of_merges[len(of_stage) :]),
     )
 
 
 def _first_rows(items: Ints, rows: Ints) -> Ints:
     """Every item's first caller's row, or -1 where its rows do not follow one another in the caller's order."""
-    first = items[:, 0]
+    first = items[:, 0].astype(np.int64)
     found = rows.take(first)
     gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
     if len(gaps):

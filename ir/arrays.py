@@ -20,8 +20,11 @@ IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
-_INT32 = np.dtype(np.int32)
-_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
+_INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
+_UINT32 = np.dtype(np.uint32)
+_UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: _UINT32, _INT64: np.dtype(np.uint64)}
+_RAMP = np.arange(1 << 15)
+_RAMP.setflags(write=False)
 
 
 def int32_array(
@@ -36,7 +39,7 @@ def int32_array(
     """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
     `copy` it may be `values` itself, for who only reads them and does not keep them.
     """
-    if not copy and low == 0 and _is_int32(values) and np.maximum.reduce(values.view(np.uint32), initial=0) <= high:
+    if not copy and low == 0 and _is_int32(values) and (not len(values) or largest(values.view(_UINT32)) <= high):
         return values
     try:
         array = np.asarray(values)
@@ -59,7 +62,7 @@ def int32_array(
         raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     # Negative numbers are large ones where they are taken to be unsigned.
     unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
-    if array.min() < low or array.max() > high if unsigned is None else np.maximum.reduce(array.view(unsigned)) > high:
+    if array.min() < low or array.max() > high if unsigned is None else largest(array.view(unsigned)) > high:
         index = int(((array < low) | (array > high)).argmax())
         raise error(f"{argument}[{index}]", int(array[index]), f"is outside {low}..{high}", "correct the value")
     return frozen(array.astype(np.int32))
@@ -84,29 +87,39 @@ def _is_integer(value: object) -> bool:
 def frozen(array: npt.NDArray[Any]) -> Ints:
     """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
     if array.dtype is not _INT32 or not array.flags.c_contiguous:
-        array = array.astype(np.int32, order="C")
-    array.flags.writeable = False  # half as long as setflags(write=False)
+        array = array.astype(_INT32, "C")
+    array.setflags(False)  # type: ignore[call-arg]  # by keyword, or as flags.writeable, twice as long
     return array
+
+
+def ramp(length: int) -> Longs:
+    """The numbers from 0 to `length` - 1, read-only."""
+    return _RAMP[:length] if length <= len(_RAMP) else np.arange(length)
+
+
+def largest(values: npt.NDArray[Any]) -> int:
+    """The largest of integers, at least one: a fraction of the time of a reduction."""
+    most: int = values.item(values.argmax())
+    return most
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:
     """Exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
-    result = np.empty(len(lengths) + 1, np.int64)
+    result = np.empty(len(lengths) + 1, _INT64)
     result[0] = 0
-    np.add.accumulate(lengths, out=result[1:])
+    np.add.accumulate(lengths, 0, None, result[1:])
     return result
 
 
 def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
     """(owner, position) of every entry of ragged rows of these lengths, in order."""
-    return np.arange(len(lengths)).repeat(lengths), positions(offsets(lengths), lengths)
+    return ramp(len(lengths)).repeat(lengths), positions(offsets(lengths), lengths)
 
 
 def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
     """The place in its row of every entry of ragged rows of these lengths, whose `offsets` are `indptr`."""
-    result = np.arange(indptr[-1])
-    result -= indptr[:-1].repeat(lengths)
-    return result
+    before = indptr[:-1].repeat(lengths)
+    return np.subtract(ramp(len(before)), before, before)
 
 
 def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: Longs | None = None) -> Longs:
@@ -115,9 +128,9 @@ def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: L
     """
     if indptr is None:
         indptr = offsets(lengths)
-    result = np.arange(indptr[-1])
-    result += (starts - indptr[:-1]).repeat(lengths)
-    return result
+    moved: Longs = (starts - indptr[:-1]).repeat(lengths)
+    moved += ramp(len(moved))
+    return moved
 
 
 class LazySequence(Sequence[Entry], Generic[Entry]):

@@ -63,7 +63,7 @@ def from_custom_mask(
 
     common = np.array([len(one.common) for one in seen], np.int64)
     shared = _joined([one.common for one in seen], indptr)
-    base = tree_parts(offsets(common)[:-1], common, frozen(slots[shared]), frozen(common > 0), 1)
+    base, _ = tree_parts(offsets(common)[:-1], common, frozen(slots[shared]), frozen(common > 0), 1)
     number = np.array([len(one.parent) for one in seen], np.int64)
     first = offsets(number)
     piece = _joined([one.piece for one in seen], first)
@@ -105,7 +105,7 @@ def under_masks(requests: Requests) -> TreeParts:
     asked, tokens = rows > 0, requests.tokens[1:] - requests.tokens[:-1]
     slots = requests.slots[asked.repeat(tokens)]
     rows, tokens = rows[asked], tokens[asked]
-    base = tree_parts(offsets(tokens)[:-1], tokens, frozen(slots), frozen(tokens > 0), 1)
+    base, _ = tree_parts(offsets(tokens)[:-1], tokens, frozen(slots), frozen(tokens > 0), 1)
     return base._replace(row_node=frozen(base.row_node.repeat(rows)), row_sees=frozen(base.row_sees.repeat(rows)))
 
 

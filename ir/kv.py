@@ -67,16 +67,16 @@ class KVRuns:
         counts = -(-tokens // page_size)
         _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
         flat = np.concatenate([np.empty(0, np.int32), *checked])
-        return cls.of_pages(flat, page_size, counts, counts * page_size - tokens)
+        return cls.of_pages(flat, page_size, offsets(counts), counts * page_size - tokens)
 
     @classmethod
     def of_pages(
-        cls, pages: npt.NDArray[Any], page_size: int, counts: npt.NDArray[Any], missing: npt.NDArray[Any] | None = None
+        cls, pages: npt.NDArray[Any], page_size: int, ends: Longs, missing: npt.NDArray[Any] | None = None
     ) -> KVRuns:
-        """`from_pages` with the page ids of all nodes one after another, so many of each, unchecked. missing: how many
-        slots of its last page every node does not have; None where all pages are full.
+        """`from_pages` with the page ids of all nodes one after another, unchecked. ends: where those of every node
+        begin, and where the last ones end. missing: how many slots of its last page every node does not have; None
+        where all pages are full.
         """
-        ends = offsets(counts)
         head = np.empty(len(pages) + 1, bool)
         np.not_equal(pages[1:] - pages[:-1], 1, out=head[1:-1])
         head[ends] = True

@@ -7,7 +7,7 @@ with the one before it, it branches off, and the rest of its pages are its own.
 from __future__ import annotations
 
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,14 @@ from treegen.ir.arrays import (
     Longs,
     frozen,
     int32_array,
+    largest,
     offsets,
     positive_int,
-    ragged_ranges,
+    ramp,
 )
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
+from treegen.ir.topology import Ranks
 
 # A window's entries, beyond which it is no wider than the narrowest.
 _ENTRIES, _NARROWEST = 1 << 17, 8
@@ -42,26 +44,30 @@ class TreeParts(NamedTuple):
     kv: KVRuns
 
 
-def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> TreeParts:
+Sorted: TypeAlias = tuple[TreeParts, Ranks]
+"""A tree whose nodes are in depth-first order."""
+
+
+def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
-    indptr, indices, last = (
-        int32_array(name, on_host(name, values), low=0, high=high, copy=False)
-        for name, values, high in (
-            ("kv_indptr", kv_indptr, INT32_MAX),
-            ("kv_indices", kv_indices, (INT32_MAX + 1) // page_size - 1),
-            ("kv_last_page_len", kv_last_page_len, page_size),
-        )
+    most = (INT32_MAX + 1) // page_size - 1
+    indptr = int32_array("kv_indptr", on_host("kv_indptr", kv_indptr), low=0, copy=False)
+    indices = int32_array("kv_indices", on_host("kv_indices", kv_indices), low=0, high=most, copy=False)
+    last = int32_array(
+        "kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size, copy=False
     )
-    begin, pages = indptr[:-1].astype(np.int64), (indptr[1:] - indptr[:-1]).astype(np.int64)
+    ends = indptr.astype(np.int64)
+    begin = ends[:-1]
+    pages = ends[1:] - begin
     check_table(indptr, pages, indices, last)
     return tree_parts(begin, pages, indices, last, page_size)
 
 
-def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> TreeParts:
+def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_block_table."""
     positive_int("page_size", page_size, TreeError)
-    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0).astype(np.int64)
+    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0, copy=False).astype(np.int64)
     table = np.asarray(on_host("block_table", block_table))
     if table.size == 0 and table.ndim < 2:
         table = np.empty((len(lengths), 0), np.int32)
@@ -71,14 +77,14 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     if len(table) != len(lengths):
         raise TreeError("seq_lens", f"{len(lengths)} entries", f"does not match {len(table)} requests", "give one each")
     counts = -(-lengths // page_size)
-    if np.maximum.reduce(counts, initial=0) > table.shape[1]:
+    if len(counts) and largest(counts) > table.shape[1]:
         request = int(counts.argmax())
         reason = f"needs {counts[request]} pages, the table has room for {table.shape[1]}"
         raise TreeError(f"seq_lens[{request}]", int(lengths[request]), reason, "correct the length or the page size")
     width = table.shape[1]
     everything = np.count_nonzero(counts == width) == len(counts)
     used = table.reshape(-1) if everything else table[np.arange(width) < counts[:, None]]
-    last = np.where(lengths > 0, (lengths - 1) % page_size + 1, 0)
+    last = lengths - (counts - 1) * page_size  # of requests without pages it is not read
     indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1, copy=False)
     return tree_parts(offsets(counts)[:-1], counts, indices, last, page_size)
 
@@ -97,7 +103,7 @@ def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
-    if np.minimum.reduce(pages, initial=0) < 0:
+    if len(pages) and pages.item(pages.argmin()) < 0:
         request = int((pages < 0).argmax())
         raise TreeError(f"kv_indptr[{request + 1}]", int(indptr[request + 1]), "falls", "give ascending offsets")
     if len(last) != len(pages):
@@ -107,29 +113,32 @@ def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
         raise TreeError(f"kv_last_page_len[{wrong[0]}]", 0, "leaves a request's last page empty", "drop that page")
 
 
-def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
-    """The tree of a page table that was checked: every shared prefix is stored once. begin, pages: where every
-    request's pages begin in `indices`, and their number.
+def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
+    """The tree of a page table that was checked, and its ranks: every shared prefix is stored once. begin, pages: where
+    every request's pages begin in `indices`, and their number.
     """
     if np.count_nonzero(pages) == len(pages) > 0:
         return _tree_of_filled(begin, pages, indices, last, page_size)
     filled = np.flatnonzero(pages)
     root, row_node, row_sees = np.zeros(1, np.int64), np.zeros(len(pages), np.int64), np.zeros(len(pages), np.int64)
     if not len(filled):
-        return TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
-    parts = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
+        parts = TreeParts(frozen(root - 1), frozen(root), frozen(row_node), frozen(row_sees), KVRuns.contiguous(root))
+        return parts, Ranks(frozen(np.array([0, len(pages)])), frozen(np.arange(len(pages))), True)
+    parts, ranks = _tree_of_filled(begin[filled], pages[filled], indices, last[filled], page_size)
     row_node[:] = len(parts.parent)
     row_node[filled], row_sees[filled] = parts.row_node, parts.row_sees
-    return TreeParts(
+    parts = TreeParts(
         frozen(np.append(parts.parent, -1)),
         frozen(np.append(parts.tokens, 0)),
         frozen(row_node),
         frozen(row_sees),
         KVRuns(frozen(np.append(parts.kv.indptr, parts.kv.indptr[-1])), parts.kv.start, parts.kv.length),
     )
+    row = np.concatenate([filled[ranks.row], np.flatnonzero(pages == 0)])
+    return parts, Ranks(frozen(np.append(ranks.first, len(pages))), frozen(row), ranks.whole)
 
 
-def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> TreeParts:
+def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
     """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
     number, shared = _sorted(begin, pages, indices)
     begin, pages = begin[number], pages[number]
@@ -137,42 +146,81 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     alike = np.count_nonzero(distinct) < len(distinct)
     if alike:
         begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
-
-    # A node is a piece of what a request does not share with the one before, cut where later requests branch off. Its
-    # key says where it ends: after how many pages of which request. By these keys nodes are in depth-first order.
-    bits = int(np.maximum.reduce(pages)).bit_length()
-    ends = np.arange(0, len(pages) << bits, 1 << bits) + pages
-    places = np.concatenate([ends, (_owners(shared) << bits) + shared])  # where requests end and branch off
-    keys = np.sort(places)
-    keys = keys[1:][keys[1:] != keys[:-1]]  # without 0, where roots begin
-    node = keys.searchsorted(places, side="right") - 1
-    last_node, above = node[: len(ends)], node[len(ends) :]
-    first_node = np.zeros(len(pages), np.int64)
-    np.add(last_node[:-1], 1, out=first_node[1:])
-    parent, end, start = np.arange(-1, len(keys) - 1), keys & ((1 << bits) - 1), np.empty(len(keys), np.int64)
-    start[1:] = end[:-1]
-    parent[first_node], start[first_node] = above, shared
-    paged = indices[ragged_ranges(begin + shared, pages - shared)]
-
-    counts = end - start
-    tokens = counts * page_size
+    parent, owner, depth, last_node = _nodes(pages, shared)
+    own = pages - shared
+    before = offsets(own)[:-1] - shared  # what a request's pages come behind, were it stored with those that it shares
+    ends = np.zeros(len(parent) + 1, np.int64)
+    np.add(before[owner], depth, out=ends[1:])
+    place = (begin - before).repeat(own)
+    place += ramp(len(place))
+    paged = indices.take(place)
+    tokens = (ends[1:] - ends[:-1]) * page_size
     # Requests of the same pages as the one before end where it does.
     row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
-    sees, missing = tokens[row_last], None
+    sees, missing, whole = tokens[row_last], None, True
     if np.count_nonzero(last == page_size) < len(last):
         sees -= page_size - last[number]
+        if alike:
+            order = np.lexsort((sees, row_last))
+            number, sees = number[order], sees[order]
         # Leaves are as long as the longest of their rows; inner nodes, which later requests go on from, are full.
-        leaf = np.append(above[1:] != last_node[:-1], True)
+        leaf = np.append(parent[last_node[:-1] + 1] != last_node[:-1], True)
         longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
         full, tokens = tokens, tokens.copy()
         tokens[last_node[leaf]] = longest[leaf]
-        missing = full - tokens
+        missing, whole = full - tokens, np.count_nonzero(sees == tokens[row_last]) == len(sees)
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
     row_node, row_sees = np.empty((2, len(number)), np.int64)
     row_node[number], row_sees[number] = row_last, sees
-    kv = KVRuns.of_pages(paged, page_size, counts, missing)
-    return TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
+    kv = KVRuns.of_pages(paged, page_size, ends, missing)
+    first = np.empty(len(parent) + 1, np.int32)
+    first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(number)
+    parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
+    return parts, Ranks(frozen(first), frozen(number), whole)
+
+
+def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
+    """The nodes of sorted requests of so many pages, of which they share so many, and not all, with the one before: the
+    parent of every node; the request whose own pages it holds; behind how many pages of that it ends; and the last node
+    of every request.
+
+    A node is a piece of what a request does not share with the one before, cut where later requests branch off. Nodes
+    are in depth-first order.
+    """
+    # Runs of neighbours that share as much branch off at the same place: behind `depth` pages of the nearest request
+    # before that shares less with its own predecessor. That ends a run, which pointer doubling finds.
+    changes = (shared[1:] != shared[:-1]).nonzero()[0]
+    bounds = np.zeros(len(changes) + 2, np.int64)
+    np.add(changes, 1, out=bounds[1:-1])
+    bounds[-1] = len(shared)
+    begin, behind = bounds[:-1], bounds[1:]
+    depth, before = shared[begin], np.arange(-1, len(changes))
+    before[0] = 0
+    if len(changes) > 1:
+        least = np.maximum(depth, 1)
+        far = (depth[before] >= least).nonzero()[0]
+        while len(far):
+            before[far] = before[before[far]]
+            far = far[depth[before[far]] >= least[far]]
+    owner = behind[before] - 1
+
+    # A key says after how many pages of which request.
+    bits = largest(pages).bit_length()
+    keys = (owner << bits) + depth
+    cuts = keys[(depth > 0) & (depth < pages[owner])]
+    if len(cuts) > 1:
+        cuts.sort()
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
+    cut = cuts >> bits
+    sizes = np.bincount(cut, minlength=len(pages)) + 1
+    owners, first = ramp(len(pages)).repeat(sizes), offsets(sizes)
+    end, parent = pages[owners], np.arange(-1, len(owners) - 1)
+    end[cut + ramp(len(cut))] = cuts & ((1 << bits) - 1)
+    above = owner + cuts.searchsorted(keys)
+    above[depth == 0] = -1
+    parent[first[:-1]] = above.repeat(behind - begin)
+    return parent, owners, end, first[1:] - 1
 
 
 def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
@@ -186,7 +234,9 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
     # Neighbours have as much in common as they agree in, and no more than the second of them has left.
     shared, left = np.zeros(len(pages), np.int64), pages[number]
     np.minimum(agreeing, left[1:], out=shared[1:])
-    place, depth = np.arange(len(pages)), 0
+    if whole:
+        return number, shared
+    number, place, depth = number.copy(), np.arange(len(pages)), 0
     while not whole:
         undecided = (agreeing == width) & (left[1:] >= width)
         goes_on = np.append(undecided, False) | np.append(False, undecided)
@@ -206,7 +256,7 @@ def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
 
 def _width(left: Longs, total: int) -> tuple[int, bool]:
     """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
-    longest = int(np.maximum.reduce(left))
+    longest = largest(left)
     width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
     return width, width == longest
 
@@ -236,7 +286,7 @@ def _ordered(table: Ints) -> tuple[Longs, Longs]:
     of the new order show whether that was enough, and if not, by which columns to sort too.
     """
     rows, width = table.shape
-    order, ordered = np.arange(rows), table
+    order, ordered = ramp(rows), table
     begin, deciding = np.arange(0, (rows - 1) * width, width), np.zeros(width, bool)
     for attempt in count():
         first = (ordered[1:] != ordered[:-1]).argmax(axis=1)
@@ -258,12 +308,16 @@ def _order(columns: Ints) -> Longs:
     """The stable order by the first of the columns [columns, rows] of numbers from -1 on, where equal by the next, and
     so on.
 
-    A radix sort, of the last columns first: as many as fit, and the row behind them, are a 64-bit key, since sorting
-    values is several times faster than sorting indices by them.
+    Of several columns a radix sort, the last ones first: as many as fit, and the row behind them, are a 64-bit key,
+    since sorting values is several times faster than sorting indices by them.
     """
+    order: Longs | None = None
+    if len(columns) == 1:
+        order = columns[0].argsort(kind="stable")
+        return order
     columns = np.add(columns, 1, dtype=np.int64, order="C")
-    index, order = np.arange(columns.shape[1]), None
-    index_bits, bits = len(index).bit_length(), int(np.maximum.reduce(columns, axis=None)).bit_length()
+    index = ramp(columns.shape[1])
+    index_bits, bits = len(index).bit_length(), largest(columns).bit_length()
     digits = (63 - index_bits) // max(bits, 1)
     for stop in range(len(columns), 0, -digits):
         start = max(stop - digits, 0)
@@ -276,22 +330,3 @@ def _order(columns: Ints) -> Longs:
         key &= (1 << index_bits) - 1
         order = key if order is None else order[key]
     return index if order is None else order
-
-
-def _owners(shared: Longs) -> Longs:
-    """For every request the one whose own pages hold the last page that it shares: the nearest before it that shares
-    less with its own predecessor; 0 for those that share nothing. By pointer doubling, from what is before neighbours
-    that share as much.
-    """
-    owner = np.zeros(len(shared), np.int64)
-    changes = (shared[1:] != shared[:-1]).nonzero()[0]
-    owner[changes + 1] = changes
-    np.maximum.accumulate(owner, out=owner)
-    if np.count_nonzero(shared) < len(shared) - 1:
-        owner[shared == 0] = 0
-    least = np.maximum(shared, 1)
-    far = (shared[owner] >= least).nonzero()[0]
-    while len(far):
-        owner[far] = owner[owner[far]]
-        far = far[shared[owner[far]] >= least[far]]
-    return owner

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.unchecked import unchecked
 
@@ -88,6 +88,16 @@ class Spans:
         return (self.stop - self.start).astype(np.int64)
 
 
+class Ranks(NamedTuple):
+    """The order of rows. first [nodes + 1]: the rank of the first row at or behind every place in depth-first order;
+    row: the caller's row of every rank; whole: whether no row ends inside of its node.
+    """
+
+    first: Ints
+    row: Ints
+    whole: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Topology:
     """Derived arrays of a tree. Ranks number the rows by depth-first preorder, within a node by `sees`.
@@ -124,39 +134,19 @@ class Topology:
         return frozen(np.argsort(self.preorder))
 
 
-def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_preorder: bool = False) -> Topology:
-    """The topology of a forest; raises TreeError when the parents contain a cycle. `in_preorder` says that nodes are
-    numbered in depth-first order, and that each has a row at or below it.
-    """
-    nodes = len(parent)
-    preorder: Longs | Ints
-    row_place: Longs | Ints
-    if in_preorder:
-        preorder, behind, row_place = np.arange(nodes, dtype=np.int32), _behind_subtrees(parent), row_node
-        subtree = behind - preorder
+def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topology:
+    """The topology of a forest; raises TreeError when the parents contain a cycle."""
+    ancestors = _doubled_parents(parent)
+    subtree = _subtrees(ancestors, len(parent))
+    preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
+    ranks = ranks_of(preorder[row_node], tokens, row_node, row_sees)
+    rank_lo, rank_own = ranks.first[preorder], ranks.first[preorder + 1]
+    rank_hi = ranks.first[preorder + subtree]
+    if ranks.whole:
+        spans = _whole_spans(tokens, preorder, rank_lo, rank_hi)
     else:
-        ancestors = _doubled_parents(parent)
-        subtree = _subtrees(ancestors, nodes)
-        preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
-        behind, row_place = preorder + subtree, preorder[row_node]
-
-    rows_at = np.bincount(row_place, minlength=nodes)
-    first_rank = offsets(rows_at)
-    if np.count_nonzero(rows_at) < len(row_node):  # some node has several rows
-        row_order = np.lexsort((row_sees, row_place))
-    else:
-        row_order = np.empty(len(row_node), np.int64)
-        row_order[first_rank[row_place]] = np.arange(len(row_node))
-    ranks = frozen(first_rank)
-    rank_hi = ranks[behind]
-    if in_preorder:
-        rank_lo, rank_own = ranks[:-1], ranks[1:]
-    else:
-        rank_lo, rank_own = ranks[preorder], ranks[preorder + 1]
-    if np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees):
-        spans = _whole_spans(tokens, None if in_preorder else preorder, rank_lo, rank_hi)
-    else:
-        spans = _spans(tokens, row_node[row_order], row_sees[row_order], preorder, rank_lo, rank_own, rank_hi)
+        node, sees = row_node[ranks.row], row_sees[ranks.row]
+        spans = _spans(tokens, node, sees, preorder, rank_lo, rank_own, rank_hi)
     return unchecked(
         Topology,
         {
@@ -164,13 +154,52 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, *, in_pre
             "tokens": tokens,
             "preorder": frozen(preorder),
             "subtree": frozen(subtree),
-            "row_of_rank": frozen(row_order),
+            "row_of_rank": ranks.row,
             "rank_lo": frozen(rank_lo),
             "rank_own": frozen(rank_own),
             "rank_hi": frozen(rank_hi),
             "spans": spans,
         },
     )
+
+
+def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ranks: Ranks) -> Topology:
+    """`derive` where nodes are numbered in depth-first order, each with a row at or below it, and ranks are known."""
+    number, last, rank_own = ramp(len(parent)), _last_below(parent), ranks.first[1:]
+    spans = Spans.of(number, 0, tokens, ranks.first[:-1], rank_own[last])
+    preorder, _, _, rank_lo, rank_hi = spans.table
+    if not ranks.whole:
+        node, sees = row_node[ranks.row], row_sees[ranks.row]
+        spans = _spans(tokens, node, sees, preorder, rank_lo, rank_own, rank_hi)
+    elif np.count_nonzero(tokens) < len(tokens) or not len(row_node):
+        spans = Spans(frozen(spans.table.compress((rank_hi > rank_lo) & (tokens > 0), axis=1)))
+    return unchecked(
+        Topology,
+        {
+            "parent": parent,
+            "tokens": tokens,
+            "preorder": preorder,
+            "subtree": frozen(last - (number - 1)),
+            "row_of_rank": ranks.row,
+            "rank_lo": rank_lo,
+            "rank_own": rank_own,
+            "rank_hi": rank_hi,
+            "spans": spans,
+        },
+    )
+
+
+def ranks_of(row_place: Ints | Longs, tokens: Ints, row_node: Ints, row_sees: Ints) -> Ranks:
+    """The ranks of rows whose nodes have these places in depth-first order."""
+    rows_at = np.bincount(row_place, minlength=len(tokens))
+    first = offsets(rows_at)
+    if np.count_nonzero(rows_at) < len(row_place):  # some node has several rows
+        row = np.lexsort((row_sees, row_place))
+    else:
+        row = np.empty(len(row_place), np.int64)
+        row[first[row_place]] = np.arange(len(row_place))
+    whole = np.count_nonzero(row_sees == tokens[row_node]) == len(row_sees)
+    return Ranks(frozen(first), frozen(row), whole)
 
 
 def lengthened(topology: Topology, tokens: Ints) -> Topology:
@@ -187,15 +216,18 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     return replace(topology, tokens=frozen(topology.tokens + more), spans=spans.until(spans.stop + more[spans.node]))
 
 
-def _behind_subtrees(parent: Ints) -> Longs:
-    """The node behind the subtree of every node, where nodes are numbered in depth-first order: the one behind its last
-    child's. By pointer doubling along last children; nodes count from 1 here, 0 is above the roots.
+def _last_below(parent: Ints) -> Longs:
+    """The last node at or below every node, where nodes are numbered in depth-first order: its last child's. By pointer
+    doubling along last children.
     """
-    last = np.arange(len(parent) + 1)
-    np.maximum.at(last, parent + 1, last[1:])
+    number = ramp(len(parent))
+    last: Longs = number.copy()
+    # Of the children of a node the last one stays; roots, of parent -1, go to the last node.
+    last[parent.astype(np.int64)] = number
+    last[-1] = number[-1]
     while np.count_nonzero((further := last[last]) != last):
         last = further
-    return last[1:]
+    return last
 
 
 def _subtrees(ancestors: list[Longs], nodes: int) -> Longs:
@@ -243,18 +275,11 @@ def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     return result
 
 
-def _whole_spans(tokens: Ints, preorder: Ints | Longs | None, rank_lo: Ints, rank_hi: Ints) -> Spans:
-    """The spans of nodes that no row ends inside of: all that have tokens and rows. preorder: None where nodes are
-    numbered so, and all have rows.
-    """
-    node = np.arange(len(tokens))
-    if preorder is None and np.count_nonzero(tokens) == len(tokens):
-        return Spans.of(node, 0, tokens, rank_lo, rank_hi)
+def _whole_spans(tokens: Ints, preorder: Longs, rank_lo: Ints, rank_hi: Ints) -> Spans:
+    """The spans of nodes that no row ends inside of: all that have tokens and rows."""
+    node = np.empty_like(preorder)
+    node[preorder] = np.arange(len(tokens))
     seen = (rank_hi > rank_lo) & (tokens > 0)
-    if preorder is not None:
-        in_order = np.empty_like(node)
-        in_order[preorder] = node
-        node = in_order
     if np.count_nonzero(seen) < len(seen):
         node = node[seen[node]]
     return Spans.of(node, 0, tokens[node], rank_lo[node], rank_hi[node])

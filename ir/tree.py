@@ -15,7 +15,7 @@ from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 from treegen.ir.signature import signature
-from treegen.ir.topology import Topology, derive, lengthened
+from treegen.ir.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
 
 if TYPE_CHECKING:
     import networkx
@@ -114,14 +114,14 @@ class Tree:
         the same pages share them; a page at different places of two requests is no shared prefix. Two that end in the
         same page may see different parts of it. Arrays and CPU tensors. Raises TreeError.
         """
-        return cls.of_parts(page_tables.from_page_table(kv_indptr, kv_indices, kv_last_page_len, page_size))
+        return cls._ranked(*page_tables.from_page_table(kv_indptr, kv_indices, kv_last_page_len, page_size))
 
     @classmethod
     def from_block_table(cls, block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Tree:
         """The tree of a batch of requests in vLLM's form: block_table [requests, blocks], padded with anything;
         seq_lens [requests]: tokens. As from_page_table. Raises TreeError.
         """
-        return cls.of_parts(page_tables.from_block_table(block_table, seq_lens, page_size))
+        return cls._ranked(*page_tables.from_block_table(block_table, seq_lens, page_size))
 
     @classmethod
     def from_custom_mask(
@@ -152,8 +152,12 @@ class Tree:
     @classmethod
     def of_parts(cls, parts: page_tables.TreeParts) -> Tree:
         """The tree of arrays that treegen itself has made, with nodes in depth-first order; unchecked."""
-        topology = derive(parts.parent, parts.tokens, parts.row_node, parts.row_sees, in_preorder=True)
-        return cls(*parts, topology)
+        return cls._ranked(parts, ranks_of(parts.row_node, *parts[1:4]))
+
+    @classmethod
+    def _ranked(cls, parts: page_tables.TreeParts, ranks: Ranks) -> Tree:
+        """The same where the rows' ranks are known."""
+        return cls(*parts, derive_ranked(parts.parent, parts.tokens, parts.row_node, parts.row_sees, ranks))
 
     @classmethod
     def joined(cls, trees: Sequence[Tree]) -> Tree:

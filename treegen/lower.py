@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.division import assign
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen, largest, offsets, ragged, ragged_ranges, ramp
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import BIT_MASKS, Plan
 from treegen.ir.positions import Positions
@@ -115,7 +115,7 @@ def lower(
     class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
     that could merge its partials, or when a plan's runs do not fill its fixed blocks.
     """
-    most_rows = max(1, int(np.maximum.reduce(plan.group_rows))) if len(plan) else 1
+    most_rows = max(1, largest(plan.group_rows)) if len(plan) else 1
     if plan.fixed_block and frame is None:
         frame = Frame((fixed_class(shape, target, plan.fixed_block),), 1)
     if frame is None:
@@ -146,7 +146,7 @@ def lower(
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=frozen(np.array(bounds)),
+        class_indptr=frozen(np.array(bounds, np.int32)),
         items=table(row0, items.rows, *walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
@@ -209,8 +209,8 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     """
     rows = plan.group_rows.astype(np.int64)
     highest = heights[:, 0]
-    if np.count_nonzero(rows) == len(rows) and not np.count_nonzero(rows > highest):
-        group, begin = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+    if np.count_nonzero(rows) == len(rows) and _fit(rows, highest):
+        group, begin = ramp(len(rows)), np.zeros(len(rows), np.int64)
     else:
         group, step = ragged(-(-rows // highest))
         highest = highest if len(heights) == 1 else highest[group]
@@ -225,6 +225,13 @@ def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
     if np.count_nonzero(counts) < len(counts):
         items, runs = items.at(counts.nonzero()[0]), Runs(offsets(counts[counts > 0]), runs.table)
     return items, runs
+
+
+def _fit(rows: Longs, highest: Longs) -> bool:
+    """Whether groups of so many rows are a tile each. highest: rows of a tile, of every group, or one for all."""
+    if len(highest) == 1 and len(rows):
+        return largest(rows) <= highest.item()
+    return not np.count_nonzero(rows > highest)
 
 
 def _in_launch_order(

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, positions, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen, largest, offsets, positions, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
@@ -20,6 +20,9 @@ from treegen.ir.tree import Tree
 
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""
+
+# Of more pieces, most of them whole runs, as of pages in any order, only those of runs that are cut are gone through.
+_MANY_PIECES = 4096
 
 Each: TypeAlias = "int | Longs"
 """One number for all, or an array of one for each: most schedules have one tile size."""
@@ -94,15 +97,16 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
         run = plan.node if len(kv.start) == len(tree.tokens) else kv.indptr.take(plan.node)
         np.add(kv.start.take(run), plan.start, out=table[:, 0])
         return Runs(indptr, table)
-    first_run = kv.indptr.take(plan.node)
-    if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(plan.node)):
+    node, first = plan.node.astype(np.int64), kv.indptr.astype(np.int64)
+    first_run = first.take(node)
+    if np.count_nonzero(plan.start) or np.count_nonzero(plan.stop != tree.tokens.take(node)):
         return _cut_runs(Runs(indptr, table), kv, first_run, plan.start)
-    counts = kv.indptr.take(plan.node + 1) - first_run
+    counts = first[1:].take(node) - first_run
     places = offsets(counts)
     return Runs(places[indptr], _on_runs(table, kv, first_run, counts, places))
 
 
-def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
+def _cut_runs(segments: Runs, kv: KVRuns, first_run: Longs, start: Ints) -> Runs:
     """The runs of segments that may begin and end inside of runs, `start` tokens behind the one that their node begins
     with.
     """
@@ -123,7 +127,7 @@ def _cut_runs(segments: Runs, kv: KVRuns, first_run: Ints, start: Ints) -> Runs:
     return Runs(places[segments.indptr], table)
 
 
-def _on_runs(segments: Ints, kv: KVRuns, first: Longs | Ints, counts: Longs | Ints, places: Longs) -> Ints:
+def _on_runs(segments: Ints, kv: KVRuns, first: Longs, counts: Longs, places: Longs) -> Ints:
     """A table of segments as one of so many whole runs each, from run `first` on. places: the `offsets` of counts."""
     run = ragged_ranges(first, counts, places)
     table = segments.repeat(counts, axis=0)
@@ -185,7 +189,7 @@ def masked_launches(runs: Runs, rows: Longs, bounds: list[int]) -> list[bool]:
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
     """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
     rest, first_run, full = runs.table[:, 1].astype(np.int64), runs.indptr[:-1], None
-    if np.maximum.reduce(rest, initial=0) < min(tile_tokens):
+    if not len(rest) or largest(rest) < min(tile_tokens):
         full_of_items = np.zeros(len(launch), np.int64)
     else:
         tokens = _each(tile_tokens, launch, runs)
@@ -267,7 +271,7 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
         blocks = blocks.copy()
         blocks[runs.indptr[1:] - 1] += unfilled
     if pieces.full is None:
-        made = _cut_table(runs.table, blocks, block)
+        made = _cut_table(runs.table, blocks, block if isinstance(block, int) else block.repeat(blocks))
     else:  # all tiles and then all blocks
         tokens, both = _each(tile_tokens, launch, runs), np.concatenate([runs.table, runs.table])
         of_tiles, of_blocks = both[: len(blocks)], both[len(blocks) :]
@@ -276,8 +280,9 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
         of_blocks[:, 1] = pieces.rest
         if both.shape[1] > len(RUN_FIELDS):
             of_blocks[:, 4] = of_blocks[:, 4] + in_tiles
-        size = np.empty(len(both), np.int64)
-        size[: len(blocks)], size[len(blocks) :] = tokens, block
+        size = np.empty(num_tiles + int(block0[-1]), np.int32)
+        size[:num_tiles] = tokens if isinstance(tokens, int) else tokens.repeat(pieces.full)
+        size[num_tiles:] = block if isinstance(block, int) else block.repeat(blocks)
         made = _cut_table(both, np.concatenate([pieces.full, blocks]), size)
     if pieces.padded:
         made[made[:, 1] <= 0] = 0
@@ -287,23 +292,27 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     return Tables(made[:num_tiles], made[num_tiles:], tile0[:-1], tile_count, block0[:-1], pieces.block_tiles)
 
 
-def _cut_table(table: Ints, counts: Longs, size: Each) -> Ints:
-    """So many pieces of every run of a table, one after another: each of `size` tokens, or of what the run has left."""
-    made = table.repeat(counts, axis=0)
-    uncut = np.count_nonzero(counts == 1)
-    if uncut == len(made):
-        return made
-    part: slice | Longs = slice(None)
-    if uncut > len(made) // 2:  # as of pages in any order: a few runs are cut
-        cut = (counts > 1).nonzero()[0]
-        part, counts = ragged_ranges(offsets(counts)[cut], counts[cut]), counts[cut]
-        size = size if isinstance(size, int) else size[cut]
-    before, of_piece = positions(offsets(counts), counts), size if isinstance(size, int) else size.repeat(counts)
-    before *= of_piece
-    made[part, 0] = made[part, 0] + before
+def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
+    """So many pieces of every run of a table, one after another: each of `size` tokens, or of what the run has left.
+    size: one for all pieces, or of each.
+    """
+    made, ends = table.repeat(counts, axis=0), offsets(counts)
+    cut, part = made, None
+    if len(made) > _MANY_PIECES and np.count_nonzero(counts == 1) > len(made) // 2:
+        few = (counts > 1).nonzero()[0]
+        counts = counts[few]
+        part, ends = ragged_ranges(ends[few], counts), offsets(counts)
+        cut, size = made[part], size if isinstance(size, int) else size[part]
+    before = (positions(ends, counts) * size).astype(np.int32)
+    start, length = cut[:, 0], cut[:, 1]
+    start += before
+    length -= before
+    np.minimum(length, size, out=length)
     if made.shape[1] > len(RUN_FIELDS):
-        made[part, 4] = made[part, 4] + before
-    made[part, 1] = np.minimum(made[part, 1] - before, of_piece)
+        position = cut[:, 4]
+        position += before
+    if part is not None:
+        made[part] = cut
     return made
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -103,15 +103,15 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     spans, cohorts = tree.topology.spans, _cohorts_of(tree, rows, cut, borders)
     first, pairs, row_lo, row_hi = cohorts
     # Pairs of a span and a cohort that reads it, span by span, are sorted by cohorts.
-    of = (first - offsets(pairs)[:-1]).repeat(pairs)
-    of += np.arange(len(of))
-    span = np.arange(len(pairs)).repeat(pairs)[of.argsort(kind="stable")]
+    of = ragged_ranges(first, pairs)
+    span = ramp(len(pairs)).repeat(pairs)[of.argsort(kind="stable")]
     counts = np.bincount(of, minlength=len(row_lo))
     if np.count_nonzero(counts) < len(counts):
         alive = counts.nonzero()[0]
         counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
     segments = spans.table.take(span, axis=1)
-    segments[3:] -= row_lo.repeat(counts)
+    seen = segments[3:]
+    seen -= row_lo.repeat(counts)
     node, start, stop, seen_lo, seen_hi = segments
     np.maximum(seen_lo, 0, out=seen_lo)
     np.minimum(seen_hi, rows, out=seen_hi)  # and not beyond a cohort of fewer rows: it ends where they all do
@@ -144,13 +144,15 @@ class _Cohorts(NamedTuple):
 def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) -> _Cohorts:
     """The groups of `by_cohort`, and who reads what."""
     spans, topology = tree.topology.spans, tree.topology
-    lo, hi = spans.lo, spans.hi
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
-        first = lo // np.int64(rows)
-        return _Cohorts(first, (hi + np.int64(rows - 1)) // rows - first, *_even_cohorts(tree.num_rows, rows))
+        bounds = spans.table[3:].astype(np.int64)
+        bounds[1] += rows - 1
+        bounds //= rows
+        first, behind = bounds
+        return _Cohorts(first, behind - first, *_even_cohorts(tree.num_rows, rows))
     # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
     borders = np.array([0, tree.num_rows]) if borders is None else borders
-    base, end = borders[:-1], borders[1:]
+    lo, hi, base, end = spans.lo, spans.hi, borders[:-1], borders[1:]
     own = base.searchsorted(lo, "right") - 1
     if cut is not None and len(cut):
         cut = cut[topology.preorder[cut].argsort()]
