@@ -510,3 +510,12 @@ def test_slots_may_reach_the_highest_number(lengths: tuple[int, int]) -> None:
     entries = np.concatenate([schedule.tiles, schedule.blocks]).astype(np.int64)
     read = [slot for begin, length in entries[:, :2] for slot in range(begin, begin + length)]
     assert sorted(read) == list(range(first, first + sum(lengths)))
+
+
+def test_items_as_long_as_one_another_come_in_the_order_of_their_kv() -> None:
+    """Eight cohorts read a prefix in four parts: all read the first, then all the second, and so on."""
+    tree, shape, target = Tree.parse("1,32/4096,16"), Shape(4, 1, 64, dtype="fp16"), target_from("h200")
+    schedule = lower(cohort(head_rows=16, split=1024).plan(tree, shape, target), tree, shape, target)
+    begins = schedule.tiles[schedule.column("tile0")[:32], 0]
+    assert begins.tolist() == [part * 1024 for part in range(4) for _ in range(8)]
+    assert len(set(schedule.column("row0")[:8].tolist())) == 8

@@ -17,12 +17,15 @@ def slots_of(cache: torch.Tensor) -> int:
     return cache.shape[0] * (cache.shape[1] if cache.dim() == 4 else 1)
 
 
-def in_words(cache: torch.Tensor) -> torch.Tensor | None:
-    """A cache in 8 bits with four elements of a head side by side as one int32; None where its strides or its place in
-    memory are not of whole words.
+def in_words(*caches: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+    """Caches in 8 bits with four elements of a head side by side as one int32; None where strides, or places in memory,
+    are not of whole words.
     """
-    places = (*cache.stride()[:-1], cache.shape[-1], cache.storage_offset(), cache.data_ptr())
-    return None if any(place % ELEMENTS_PER_WORD for place in places) else cache.view(torch.int32)
+    for cache in caches:
+        places = (*cache.stride()[:-1], cache.shape[-1], cache.storage_offset(), cache.data_ptr())
+        if any(place % ELEMENTS_PER_WORD for place in places):
+            return None
+    return tuple(cache.view(torch.int32) for cache in caches)
 
 
 def tokens_at(cache: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

@@ -151,7 +151,7 @@ class TritonProgram:
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
         with _LAUNCHING, on_device(q.device):
-            for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
+            for kernel, grid, arguments, options in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
                 kernel[grid](*arguments, **options)
 
     def bind(
@@ -173,7 +173,7 @@ class TritonProgram:
         bound = []
         tensors = self._tensors(q, k_cache, v_cache, out, lse)
         with _LAUNCHING, on_device(q.device):
-            for kernel, grid, arguments, options in self._launches(tensors, sm_scale, lse_scale):
+            for kernel, grid, arguments, options in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
                 if _is_interpreted(kernel):
                     return unbound(self, sm_scale, lse_scale)
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
@@ -203,14 +203,14 @@ class TritonProgram:
         return memory[out_at:lse_at].view(self._partial_dtype), memory[:out_at].view(torch.float32)
 
     def _launches(
-        self, tensors: Tensors, sm_scale: float, lse_scale: float
+        self, tensors: Tensors, caches: tuple[torch.Tensor, torch.Tensor], sm_scale: float, lse_scale: float
     ) -> Iterator[tuple[Any, tuple[int], tuple[Any, ...], dict[str, Any]]]:
         """Every launch: the kernel, its grid, and its positional and keyword arguments."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         code = None if self._scoring is None else self._scoring.code
         shared, scaled = shared_kv(shape, tensors), self._scales is not None
-        words = tuple(map(in_words, (tensors.k_cache, tensors.v_cache))) if shape.kv_dtype in FP8 else (None, None)
+        words = in_words(*caches) if shape.kv_dtype in FP8 else None
         last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
@@ -225,7 +225,7 @@ class TritonProgram:
                     shared_kv=shared,
                     scaled=scaled,
                     by_bits=self._by_bits,
-                    words=None not in words,
+                    words=words is not None,
                     sinks=self._sinks,
                 )
                 kernel = _module(emit_partial(key)).partial_attention
@@ -234,11 +234,10 @@ class TritonProgram:
                 tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or ())
                 early = not tile.merging and c < last_merging
                 read = tensors
-                if key.words:
+                if key.words and words is not None:
                     read = tensors._replace(k_cache=words[0], v_cache=words[1])
                 elif key.by_bits:
-                    in_bytes = (cache.view(torch.uint8) for cache in (tensors.k_cache, tensors.v_cache))
-                    read = tensors._replace(**dict(zip(("k_cache", "v_cache"), in_bytes, strict=True)))
+                    read = tensors._replace(k_cache=caches[0].view(torch.uint8), v_cache=caches[1].view(torch.uint8))
                 arguments = partial_arguments(
                     key, shape, read, tables, sm_scale, lse_scale, early=early, extra=self._extra
                 )

@@ -19,6 +19,7 @@ from treegen.meter import Meter
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
+from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
 
@@ -92,11 +93,13 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
-    """What is measured: the model's best `most` strategies, and plain per-row decoding where it is not among them."""
+    """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
+    and whole paths in large tiles, so that what is chosen loses to neither.
+    """
     found = candidates(tree, shape, target, 1_000_000)
     chosen = [strategy for strategy, _ in found[:most]]
     plain = next(strategy for strategy, _ in found if strategy.name == "query")
-    return chosen if plain in chosen else [*chosen, plain]
+    return list(dict.fromkeys((*chosen, plain, cohort())))
 
 
 def _measured(
