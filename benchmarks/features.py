@@ -29,10 +29,10 @@ from treegen.kernel_meter import checked_rows
 from treegen.scoring.scoring import ScoreOptions
 from treegen.timing import copy_gbps, median_us
 
-TREES = ("1,64/4096,256", "1,4,16,512/1024,256,128,32", "256*1024")
+TREES = ("1,64/4096,256", "1,4,16,512/1024,256,128,32", "1024*256")
 BOUND_TREES = (
     "1,4,16,64,256,1024/256,8,256,64,32,256", "1,256/256,256", "1,64/4096,1024", "1,32/1024,4096",
-    "1,4,16,512/1024,256,128,32", "1,16,32,64,256,1024/256,128,64,16,16,16", "1,64,256/4000,200,50", "256*4096",
+    "1,4,16,512/1024,256,128,32", "1,16,32,64,256,1024/256,128,64,16,16,16", "1,64,256/4000,200,50", "4096*256",
 )  # fmt: skip
 BOUND_US, BOUND_FRACTION = 75, 0.7
 """Floor in fp16, and fraction of it that is reached there, from which memory bounds a tree."""

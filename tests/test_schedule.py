@@ -20,7 +20,7 @@ from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.lower import lower
-from treegen.strategies import Strategy, strategy_from, strategy_names
+from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast
 from treegen.targets import target_from
 
