@@ -6,7 +6,7 @@
 
 Results of benchmarks/search.py can be given as well, to fit or to see how the model does on other policies.
 
-Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by least squares on the
+Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by weighted least squares on the
 logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
 Spearman's, over all results.
 """
@@ -97,7 +97,9 @@ def estimates(found: list[Sample], target: Target, constants: Constants) -> np.n
 
 
 def fit(found: list[Sample], target: Target) -> Constants:
-    """The constants with the least squares of log(estimate / measurement), robust against outliers."""
+    """The constants with the least squares of log(estimate / measurement), robust against outliers. A result weighs as
+    much as it is fast beside the fastest of its case: choices are among these.
+    """
     names = [field.name for field in fields(Constants)]
     start = np.log([getattr(target.constants, name) for name in names])
     measured = np.log([sample.measured_us for sample in found])
@@ -105,11 +107,16 @@ def fit(found: list[Sample], target: Target) -> Constants:
         np.array([LIMITS.get(name, (np.exp(x) / 100, np.exp(x) * 100)) for name, x in zip(names, start, strict=True)])
     )
 
+    fastest: dict[str, float] = {}
+    for sample in found:
+        fastest[sample.case] = min(sample.measured_us, fastest.get(sample.case, np.inf))
+    weights = np.sqrt([fastest[sample.case] / sample.measured_us for sample in found])
+
     def misses(logs: np.ndarray) -> np.ndarray:
-        return np.log(estimates(found, target, Constants(*np.exp(logs).tolist()))) - measured
+        return weights * (np.log(estimates(found, target, Constants(*np.exp(logs).tolist()))) - measured)
 
     inside = np.clip(start, limits[:, 0] + 1e-6, limits[:, 1] - 1e-6)
-    result = least_squares(misses, inside, bounds=(limits[:, 0], limits[:, 1]), loss="soft_l1", f_scale=0.2)
+    result = least_squares(misses, inside, bounds=(limits[:, 0], limits[:, 1]), loss="soft_l1", f_scale=0.1)
     return Constants(*(float(f"{value:.4g}") for value in np.exp(result.x)))
 
 

@@ -204,7 +204,7 @@ def test_bounds_are_below_splits(tree: Tree, shape: Shape) -> None:
                 assert bound <= costs.time_us(replace(policy, split=split)) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("text", ["1,3/3000,90", "1,2,4/9000,5000,40", "1,16/1000,900", "1,4,16/500,400,400"])
+@pytest.mark.parametrize("text", ["1,3/3000,90", "1,2,4/9000,5000,40", "1,16/1000,900", "1,4,16/2000,1000,400"])
 def test_merging_in_the_last_launch_where_it_pays(text: str) -> None:
     """On a device whose launches of merges are slow, small and large trees are cut, and items merge."""
     constants = replace(H200.constants, merge_fraction=0.0002, merge_step_us=0.05, next_launch_us=8.0)

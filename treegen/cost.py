@@ -66,7 +66,9 @@ ITEMS = Part(
     {
         "lone_tile": lambda v: v.lone_tile_us + v.tile_flops / (v.sm_flops_per_us * v.lone_flop_fraction),
         "full_tile": lambda v: (
-            v.tile_flops / (v.sm_flops_per_us * v.full_flop_fraction) + v.tile_bytes / v.full_bytes_per_us
+            v.full_tile_us
+            + v.tile_flops / (v.sm_flops_per_us * v.full_flop_fraction)
+            + v.tile_bytes / v.full_bytes_per_us
         ),
         "chain": lambda v: (
             v.longest_turns * v.lone_block_us

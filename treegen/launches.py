@@ -129,12 +129,12 @@ def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Lon
 def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
     """Floating-point operations of one tile, padding included, and the bytes of its keys and values.
 
-    Where these are converted from 8 bits on their way through shared memory operations count twice: on an H200 such
-    tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
+    Where these are converted from 8 bits on their way through shared memory operations count three times: on an H200
+    such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
     """
     dims = sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
     converted = shape.kv_dtype in FP8 and not reads_words(tile.rows, shape)
-    flops = 2 * tile.rows * tile.tokens * dims * (2 if converted else 1)
+    flops = 2 * tile.rows * tile.tokens * dims * (3 if converted else 1)
     return flops, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
 
 

@@ -25,6 +25,7 @@ class Constants:
     full_row_us: float  # microseconds of an SM; a query head row of a block
     lone_tile_us: float  # microseconds; a KV tile, whatever its size
     lone_flop_fraction: float  # of an SM's tensor rate
+    full_tile_us: float  # microseconds of an SM; a KV tile, whatever its size
     full_flop_fraction: float  # of an SM's tensor rate
     full_bytes_per_us: float  # bytes of KV that an SM loads from L2 in a microsecond
     lone_packed_us: float  # microseconds; what a tile packed from several runs takes more
