@@ -75,7 +75,7 @@ def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     from treegen.arguments import Tensors
 
     for launched, grid, arguments, options in program._launches(
-        Tensors(q, k, v, q, q, *program._partials(q.device)), 0.25, 1.0
+        Tensors(q, k, v, q, q, *program._partials(q.device)), (k, v), 0.25, 1.0
     ):
         own = {tensor.data_ptr() for tensor in (q, k, v)}
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]

@@ -14,7 +14,7 @@ from treegen.ir.errors import BackendError, CacheWarning, InputError, StrategyEr
 from treegen.measure import Outcome
 from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
-from treegen.strategies import strategy_from, strategy_names
+from treegen.strategies import cohort, strategy_from, strategy_names
 from treegen.targets import target_from
 from treegen.tune import Tuning, proposals, tuned
 
@@ -58,11 +58,12 @@ def test_what_is_no_policy(policy: dict[str, object]) -> None:
 
 
 def test_plain_decoding_is_always_proposed() -> None:
-    """The model's best in its order, and the best plain per-row decoding behind them."""
+    """The model's best in its order, behind them the best plain per-row decoding, and whole paths in large tiles."""
     expected = [strategy for strategy, _ in candidates(TREE, SHAPE, H200, 4)]
     found = proposals(TREE, SHAPE, H200, 4)
     assert found[:4] == expected
-    assert [strategy.name for strategy in found[4:]] == ["query"]
+    assert [strategy.name for strategy in found[4:]] == ["query", "cohort"]
+    assert found[5] == cohort()
     flat = Tree.parse("4096*200")
     assert "query" in [strategy.name for strategy in proposals(flat, Shape(16, 16, 128), H200, 3)]
 
@@ -75,13 +76,13 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == third
     assert found.entry.measured_us == 10.0
-    assert len(seen) == len(found.entry.candidates) == 9
+    assert len(seen) == len(found.entry.candidates) == 10
     assert len(list(policies_folder.glob("*.json"))) == 1
 
     assert key_of(TREE, SHAPE, H200) == key_of(OTHER, SHAPE, H200)
     choice = strategies.auto().choose(OTHER, SHAPE, H200)
     assert str(choice.strategy) == third
-    assert choice.reason == "measured as the fastest of 9 candidates for such trees"
+    assert choice.reason == "measured as the fastest of 10 candidates for such trees"
     assert not choice.trace
     assert str(explain(OTHER, shape=SHAPE).best) == third
     for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
@@ -92,9 +93,9 @@ def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
     meter = Favourite(noted=str(tmp_path / "calls"))
     tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert tuned(OTHER, SHAPE, H200, Tuning(meter=meter)).where == "memory"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 3
+    assert len((tmp_path / "calls").read_text().splitlines()) == 4
     best = str(proposals(OTHER, SHAPE, H200, 2)[1])
     again = tuned(OTHER, SHAPE, H200, Tuning(most=2, meter=Favourite(best)), again=True)
     assert again.entry is not None

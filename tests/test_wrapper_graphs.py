@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             plan(wrapper, batch, 16, **options)
         assert caught.value.argument == argument
     assert torch.equal(wrapper.run(q, (k, v)), before)
-    assert torch.equal(planned(made, 16).run(q, (k, v)), before)
+    torch.testing.assert_close(planned(made, 16).run(q, (k, v)), before, rtol=1e-3, atol=1e-3)
 
 
 def test_limits_may_be_declared() -> None:
