@@ -73,7 +73,7 @@ def assess(
     partials += len(schedule.merge_slots) + len(schedule.epilogue_slots)
     blocks, loads = int(items.turns.sum()), int(items.kv_loads.sum())
     masks, scores = mask_bytes(plan, shape, int(items.mask_runs.sum())), score_bytes(plan, shape)
-    q_bytes, flops = int(items.q_bytes.sum()), int(((items.full + items.packed) * items.tile_flops).sum())
+    q_bytes, flops = int(items.q_bytes.sum()), int(items.padded_flops.sum())
     unfused = 0
     if plan.mask == "dense":
         # PyTorch reads queries once and computes without tiles; what it materialises comes on top. KV is gathered (read

@@ -31,7 +31,8 @@ class ItemLaunches:
     longest_full: Longs  # full tiles of the block with the most tiles
     longest_packed: Longs  # packed tiles of that block
     longest_merges: Longs  # partials that items join to the row with the most before they write
-    tile_flops: Longs  # floating-point operations of one tile, padding included
+    padded_flops: Longs  # floating-point operations of all tiles, padding included
+    tile_flops: Longs  # operations that one tile takes as long as (see tile_work)
     tile_bytes: Longs  # bytes of keys and values in one tile
     tile_rows: Longs  # query head rows of a tile
     resident: Longs  # thread blocks that an SM is taken to hold at a time
@@ -84,6 +85,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 int(packed.sum()) * lanes,
                 *longest,
                 longest_merges,
+                int((full + packed).sum()) * lanes * _operations(tile, shape),
                 *tile_work(tile, shape),
                 tile.rows,
                 resident_blocks(tile, shape, target),
@@ -93,7 +95,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 read + q_bytes + partial + final + joined * shape.partial_bytes,
             )
         )
-    columns = np.array(table, np.int64).reshape(-1, 17).T
+    columns = np.array(table, np.int64).reshape(-1, 18).T
     return ItemLaunches(*columns)
 
 
@@ -127,15 +129,19 @@ def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Lon
 
 
 def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
-    """Floating-point operations of one tile, padding included, and the bytes of its keys and values.
+    """Floating-point operations that one tile takes as long as, and the bytes of its keys and values.
 
     Where these are converted from 8 bits on their way through shared memory operations count three times: on an H200
     such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
     """
-    dims = sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v)
     converted = shape.kv_dtype in FP8 and not reads_words(tile.rows, shape)
-    flops = 2 * tile.rows * tile.tokens * dims * (3 if converted else 1)
-    return flops, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
+    work = _operations(tile, shape) * (3 if converted else 1)
+    return work, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
+
+
+def _operations(tile: TileClass, shape: Shape) -> int:
+    """Floating-point operations of one tile, padding included."""
+    return 2 * tile.rows * tile.tokens * (sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v))
 
 
 def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
