@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forests import examples
 from page_requests import Requests, csr, requests
-from test_wrapper import DIM, HEADS, KV_HEADS, POOL, check, pages, planned, queries
+from test_wrapper import DIM, HEADS, KV_HEADS, POOL, check, pages, queries
 from treegen import strategies
 from treegen.ir.errors import InputError
 from treegen.limits import PageBounds
@@ -124,7 +124,9 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
             plan(wrapper, batch, 16, **options)
         assert caught.value.argument == argument
     assert torch.equal(wrapper.run(q, (k, v)), before)
-    torch.testing.assert_close(planned(made, 16).run(q, (k, v)), before, rtol=1e-3, atol=1e-3)
+    exact = TreeAttentionWrapper(None, "NHD", strategy="query")
+    plan(exact, made, 16)
+    assert torch.equal(exact.run(q, (k, v)), before)
 
 
 def test_limits_may_be_declared() -> None:
