@@ -113,7 +113,7 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
         scale = _Contiguous(_DTYPES["fp32"], (shape.num_kv_heads,))
         tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale))
         extra = _extra(source.key, table)
-        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, early=False, extra=extra)
+        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, extra)
         options = partial_options(source.key, interpreted=False, dependent=depends_on_launches(architecture))
     else:
         extra = Extra(sinks=_Contiguous("torch.float32", (_ANY,)))

@@ -1,7 +1,8 @@
 """The arguments of emitted kernels, in one place for launches and for compilation ahead of them.
 
-Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, and for pointers
-that are multiples of 16 bytes: code that was compiled ahead is found again only if all of these are the same.
+Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, for pointers that
+are multiples of 16 bytes, and for the caches' strides by token and head, which are constants of it: code that was
+compiled ahead is found again only if all of these are the same.
 """
 
 from __future__ import annotations
@@ -87,13 +88,9 @@ def partial_arguments(
     tables: Tables,
     sm_scale: float,
     lse_scale: float,
-    *,
-    early: bool,
     extra: Extra = NO_EXTRA,
 ) -> tuple[Any, ...]:
-    """The positional arguments of `partial_attention`; scales as in TritonProgram. early: whether a dependent launch
-    that follows may begin as soon as this one has.
-    """
+    """The positional arguments of `partial_attention`; scales as in TritonProgram."""
     q, out = tensors.q, tensors.out
     return (
         *tensors,
@@ -104,7 +101,6 @@ def partial_arguments(
         *cache_strides(tensors.k_cache, shape.kv_layout), *cache_strides(tensors.v_cache, shape.kv_layout),
         out.stride(0), out.stride(1),
         sm_scale / math.log(2), lse_scale * math.log(2),
-        int(early),
         *((extra.positions,) if key.scoring is not None and key.scoring.positions else ()),
         *((extra.sinks,) if key.sinks else ()),
         *(extra.captured if key.scoring is not None else ()),

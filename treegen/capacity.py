@@ -22,6 +22,7 @@ from treegen.lower import Frame, lower
 from treegen.runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
 from treegen.targets import Target
+from treegen.tiles import lanes_of
 from treegen.unseeing import with_unseeing_items
 from treegen.view import View
 
@@ -209,7 +210,7 @@ def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: 
     there = [merges and (s == stages - 1 or (there[s] and not final)) for s in range(stages)]
     slots = limits.max_slots if merges else 0
     tile = first.classes[0]
-    lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+    lanes = lanes_of(tile, shape)
     rows = limits.max_rows + max(demand.room(demand.listed, limits.max_items), limits.max_rows)
     return Capacity(
         items=(limits.max_items,) * len(first.classes),

@@ -64,6 +64,7 @@ class PartialContext:
     full: bool
     run_width: int
     run_fields: tuple[tuple[str, int], ...]
+    fields_by_token: tuple[str, ...]
     masked: bool
     bits: bool
     dealt: bool
@@ -266,6 +267,7 @@ def emit_partial(key: KernelKey) -> Source:
         full=key.full,
         run_width=len(run_fields),
         run_fields=tuple((name, column) for column, name in enumerate(run_fields) if name not in unread),
+        fields_by_token=("slot", "length", *(("position",) if positions else ())),
         masked=key.mask != "none",
         bits=key.mask == "bits",
         dealt=key.dealt,
@@ -292,7 +294,7 @@ def emit_partial(key: KernelKey) -> Source:
         scoring=key.scoring,
         loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
         extra=(*(("row_positions",) if positions else ()), *(("sinks",) if key.sinks else ()), *captured),
-        unspecialized=("early", *(name for name in captured if "_s" in name)),
+        unspecialized=tuple(name for name in captured if "_s" in name),
         positions=positions,
         sinks=key.sinks,
     )

@@ -15,7 +15,7 @@ from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import ItemLaunches, tile_work
 from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, resident_blocks, tile_class
+from treegen.tiles import SMALL_ROWS, lanes_of, resident_blocks, tile_class
 
 Floats = npt.NDArray[np.float64]
 _GRID_TOKEN_BYTES = 2 * 128 * 2
@@ -89,7 +89,7 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
         of_class = tokens[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
         if not len(of_class) or not tile.fused:
             continue
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+        lanes = lanes_of(tile, shape)
         rows = schedule.column("rows")[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
         costs = cost(task_rows(rows, tile, shape), of_class)
         if tile.dealt:

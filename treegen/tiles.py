@@ -209,6 +209,11 @@ def rows_per_tile(rows: int, group: int) -> int:
     return max(1, rows // group)
 
 
+def lanes_of(tile: TileClass, shape: Shape) -> int:
+    """Thread blocks of a work item: one for every KV head and tile of its query heads."""
+    return shape.num_kv_heads * -(-shape.group // tile.rows)
+
+
 class TileSizes(NamedTuple):
     """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
 

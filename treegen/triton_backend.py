@@ -42,6 +42,7 @@ from treegen.modules import load_module
 from treegen.one_loop import in_one_loop
 from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring
+from treegen.tiles import lanes_of
 from treegen.trace import stage
 from treegen.unfused import unfused_parts
 
@@ -211,7 +212,6 @@ class TritonProgram:
         code = None if self._scoring is None else self._scoring.code
         shared, scaled = shared_kv(shape, tensors), self._scales is not None
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
-        last_merging = max((c for c, tile in enumerate(self._schedule.classes) if tile.merging), default=-1)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
@@ -229,18 +229,15 @@ class TritonProgram:
                     sinks=self._sinks,
                 )
                 kernel = _module(emit_partial(key)).partial_attention
-                lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+                lanes = lanes_of(tile, shape)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
                 tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or ())
-                early = not tile.merging and c < last_merging
                 read = tensors
                 if key.words and words is not None:
                     read = tensors._replace(k_cache=words[0], v_cache=words[1])
                 elif key.by_bits:
                     read = tensors._replace(k_cache=caches[0].view(torch.uint8), v_cache=caches[1].view(torch.uint8))
-                arguments = partial_arguments(
-                    key, shape, read, tables, sm_scale, lse_scale, early=early, extra=self._extra
-                )
+                arguments = partial_arguments(key, shape, read, tables, sm_scale, lse_scale, self._extra)
                 options = partial_options(key, interpreted=_is_interpreted(kernel), dependent=self._dependent)
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]

@@ -10,7 +10,7 @@ from treegen.ir.arrays import Ints, frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import ITEM_FIELDS, MOST_BIT_ROWS, Schedule
 from treegen.ir.shape import Shape
-from treegen.tiles import rows_per_tile
+from treegen.tiles import lanes_of, rows_per_tile
 
 
 def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[Plan, Schedule]:
@@ -73,7 +73,7 @@ def _work(schedule: Schedule, first: int, count: int, shape: Shape) -> tuple[Int
     tile = schedule.classes[0]
     if not tile.dealt:
         return schedule.work, schedule.work_indptr
-    lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+    lanes = lanes_of(tile, shape)
     more = np.arange(first * lanes, (first + count) * lanes)
     indptr = schedule.work_indptr.copy()
     indptr[-1] += len(more)

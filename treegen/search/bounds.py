@@ -24,7 +24,7 @@ from treegen.search.costs import PolicyCosts
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
+from treegen.tiles import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
 _STEPS = 16  # mixtures of walked and cut edges for which a FastTree plan is bounded
@@ -335,7 +335,7 @@ class _Class:
         flops, loaded = tile_work(tile, shape)
         counts = dict.fromkeys(ITEMS.counts, 1.0) | {"tile_flops": float(flops), "tile_bytes": float(loaded)}
         of_tile = ITEMS.values(SimpleNamespace(**counts, **facts))
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+        lanes = lanes_of(tile, shape)
         self.rows = rows_per_tile(tile.rows, shape.group)
         self.token_us = float(of_tile["full_tile"] / tile.tokens * lanes / facts["sms"])
         self.lone_token_us = float(of_tile["lone_tile"] / tile.tokens)

@@ -25,7 +25,7 @@ from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.groupings import fragments_of
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, rows_per_tile, tile_class, wanted_class
+from treegen.tiles import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
 _MOST_CELLS = 1 << 18  # (line, rank) pairs that are counted at a time
@@ -335,7 +335,7 @@ class _Classes:
     def counts(self, tile: TileClass) -> tuple[int, ...]:
         """Tokens and rows of a tile, the work of one, and how many a cohort's rows take over all KV heads."""
         if tile not in self._counts:
-            lanes = self._shape.num_kv_heads * -(-self._shape.group // tile.rows)
+            lanes = lanes_of(tile, self._shape)
             self._counts[tile] = (tile.tokens, tile.rows, *tile_work(tile, self._shape), lanes)
         return self._counts[tile]
 

@@ -21,7 +21,7 @@ from treegen.strategies.groupings import by_node
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.targets import Target
-from treegen.tiles import resident_blocks, rows_per_tile, tile_class
+from treegen.tiles import lanes_of, resident_blocks, rows_per_tile, tile_class
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ class FlashForge(Strategy):
         blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
         height = rows_per_tile(tile.rows, shape.group)
         head_rows = task_rows(np.minimum(rows, height), tile, shape)
-        count = -(-rows // height) * (shape.num_kv_heads * -(-shape.group // tile.rows))
+        count = -(-rows // height) * lanes_of(tile, shape)
         return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks

@@ -18,7 +18,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.strategies.tile_paths import Machine, by_tile_path
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, fixed_class, rows_per_tile
+from treegen.tiles import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
 
 CHUNK = 512
 """Tokens of a path that a work item reads, by default."""
@@ -61,7 +61,7 @@ class BatchInvariant(Strategy):
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         tile = fixed_class(shape, target, self.block)
-        lanes = shape.num_kv_heads * -(-shape.group // tile.rows)
+        lanes = lanes_of(tile, shape)
         machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
         plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine)
         plan = plan.changed(strategy=str(self), fixed_block=self.block)
