@@ -49,8 +49,9 @@ from treegen.runs import (
     table,
     tabulate,
 )
+from treegen.staggered import staggered
 from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, sizes_of, tile_sizes
+from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):
@@ -143,6 +144,9 @@ def lower(
     elif results.merging is not None:
         classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
     dealt = _deal(plan, classes, items.rows, runs, shape, target)
+    if len(classes) == 1 and classes[0].fused and isinstance(results.slot0, int):  # whole paths
+        blocks = len(items.rows) * lanes_of(classes[0], shape)
+        tables = staggered(tables, classes[0].tokens, runs, tree, blocks, target)
     walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
     return Schedule.trusted(
         classes=classes,
@@ -393,7 +397,7 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, s
         return _NO_WORK
     if len(classes) > 1 or not classes[0].fused:
         raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
-    lanes = shape.num_kv_heads * -(-shape.group // classes[0].rows)
+    lanes = lanes_of(classes[0], shape)
     tokens = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
     costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), tokens)
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
