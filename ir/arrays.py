@@ -6,6 +6,7 @@ All functions are vectorised: no Python loop runs over tokens, rows or segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, overload
 
 import numpy as np
@@ -24,7 +25,9 @@ _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _UINT32 = np.dtype(np.uint32)
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: _UINT32, _INT64: np.dtype(np.uint64)}
 _RAMP = np.arange(1 << 15)
-_RAMP.setflags(write=False)
+_INT32_RAMP, _ZEROS = _RAMP.astype(np.int32), np.zeros(len(_RAMP), np.int64)
+for _of_any_length in (_RAMP, _INT32_RAMP, _ZEROS):
+    _of_any_length.setflags(write=False)
 
 
 def int32_array(
@@ -97,10 +100,41 @@ def ramp(length: int) -> Longs:
     return _RAMP[:length] if length <= len(_RAMP) else np.arange(length)
 
 
+def int32_ramp(length: int) -> Ints:
+    """`ramp` in int32."""
+    return _INT32_RAMP[:length] if length <= len(_INT32_RAMP) else np.arange(length, dtype=np.int32)
+
+
+def zeros(length: int) -> Longs:
+    """So many zeros, read-only."""
+    return _ZEROS[:length] if length <= len(_ZEROS) else np.zeros(length, np.int64)
+
+
+@lru_cache(256)
+def number(value: int) -> Longs:
+    """A number as an array without dimensions: with a Python number an operation on a few hundred others takes twice as
+    long.
+    """
+    return np.array(value)
+
+
 def largest(values: npt.NDArray[Any]) -> int:
     """The largest of integers, at least one: a fraction of the time of a reduction."""
     most: int = values.item(values.argmax())
     return most
+
+
+def stacked(*parts: npt.NDArray[Any] | int) -> Ints:
+    """A read-only table [columns, length] of these columns, so that they are marked at once and can be gathered all at
+    once. The first one is an array; a number stands for a column of it.
+    """
+    first = parts[0]
+    assert not isinstance(first, int)
+    table = np.empty((len(parts), len(first)), _INT32)
+    for column, values in enumerate(parts):
+        table[column] = values
+    table.setflags(False)  # type: ignore[call-arg]  # as in `frozen`
+    return table
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:

@@ -10,7 +10,17 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, Ints, LazySequence, Longs, frozen, int32_array, offsets, ragged_ranges
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Ints,
+    LazySequence,
+    Longs,
+    frozen,
+    int32_array,
+    offsets,
+    ragged_ranges,
+    stacked,
+)
 from treegen.ir.errors import PlanError
 from treegen.ir.json_form import read_object, write_object
 from treegen.ir.unchecked import unchecked
@@ -90,9 +100,9 @@ class Plan:
     first; 0 leaves it to the device. `stage` (default: 0 for all): each group's place in the order of launches.
     `merge`: see Merge. `fixed_block`: not 0 where rows' bits are to follow from the rows' own tokens, whatever else is
     in the plan; lowering then packs tiles of runs of so many tokens, each token at its place along the path, in the one
-    tile class that all such plans have, and merges in one form. `group_rows` counts each group's rows. The constructor
-    raises PlanError when arrays contradict
-    one another; `treegen.ir.verify` checks the coverage law.
+    tile class that all such plans have, and merges in one form. `group_rows` counts each group's rows. `segments` [5,
+    segments] has the columns of segments, from `node` to `seen_hi`, so that they can be gathered all at once. The
+    constructor raises PlanError when arrays contradict one another; `treegen.ir.verify` checks the coverage law.
     """
 
     strategy: str
@@ -112,6 +122,7 @@ class Plan:
     merge: Merge = "reduce"
     fixed_block: int = 0
     group_rows: Ints = field(init=False, repr=False)
+    segments: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.stage) == 0:
@@ -158,6 +169,7 @@ class Plan:
         visible = self.group_rows[self.segment_group]
         wrong = (self.seen_lo < 0) | (self.seen_hi < self.seen_lo) | (self.seen_hi > visible)
         self._reject("seen intervals", self.segment_indptr, wrong)
+        object.__setattr__(self, "segments", stacked(*(getattr(self, name) for name in _SEGMENT_ARRAYS)))
 
     def _reject(self, what: str, indptr: Ints, wrong: npt.NDArray[np.bool_]) -> None:
         if wrong.any():
@@ -173,11 +185,7 @@ class Plan:
         row_lo: npt.NDArray[Any],
         row_hi: npt.NDArray[Any],
         segment_indptr: npt.NDArray[Any],
-        node: npt.NDArray[Any],
-        start: npt.NDArray[Any],
-        stop: npt.NDArray[Any],
-        seen_lo: npt.NDArray[Any],
-        seen_hi: npt.NDArray[Any],
+        segments: npt.NDArray[Any],
         group_rows: npt.NDArray[Any],
         tiles: tuple[tuple[int, int], ...] = (),
         mask: Mask = "interval",
@@ -185,18 +193,23 @@ class Plan:
         stage: npt.NDArray[Any] | None = None,
         merge: Merge = "reduce",
     ) -> Plan:
-        """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, and unchecked."""
+        """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, segments as one
+        table, and unchecked.
+        """
+        segments = frozen(segments)
+        node, start, stop, seen_lo, seen_hi = segments  # read-only as the table is
         fields = {
             "strategy": strategy,
             "row_indptr": frozen(row_indptr),
             "row_lo": frozen(row_lo),
             "row_hi": frozen(row_hi),
             "segment_indptr": frozen(segment_indptr),
-            "node": frozen(node),
-            "start": frozen(start),
-            "stop": frozen(stop),
-            "seen_lo": frozen(seen_lo),
-            "seen_hi": frozen(seen_hi),
+            "node": node,
+            "start": start,
+            "stop": stop,
+            "seen_lo": seen_lo,
+            "seen_hi": seen_hi,
+            "segments": segments,
             "group_rows": frozen(group_rows),
             "tiles": tiles,
             "mask": mask,
@@ -210,6 +223,12 @@ class Plan:
     def changed(self, **options: Any) -> Plan:
         """The same groups with other options (strategy, tiles, mask, blocks, stage, merge, fixed_block), unchecked."""
         return unchecked(Plan, {**self.__dict__, **options})
+
+    def with_segments(self, indptr: npt.NDArray[Any], segments: npt.NDArray[Any]) -> Plan:
+        """The same groups with other segments, as one table; unchecked."""
+        segments = frozen(segments)
+        columns = dict(zip(_SEGMENT_ARRAYS, segments, strict=True))
+        return self.changed(segment_indptr=frozen(indptr), segments=segments, **columns)
 
     @classmethod
     def from_groups(cls, strategy: str, groups: Sequence[Group]) -> Plan:

@@ -57,9 +57,9 @@ def clipped(plan: Plan, tree: Tree, positions: Positions, window_left: int) -> P
     if not (start > plan.start).any():
         return plan
     kept = start < plan.stop
-    columns = {name: frozen(getattr(plan, name)[kept]) for name in ("node", "stop", "seen_lo", "seen_hi")}
-    indptr = frozen(offsets(np.bincount(group[kept], minlength=len(plan))))
-    return plan.changed(start=frozen(start[kept]), segment_indptr=indptr, **columns)
+    segments = plan.segments.compress(kept, axis=1)
+    segments[1] = start[kept]
+    return plan.with_segments(offsets(np.bincount(group[kept], minlength=len(plan))), segments)
 
 
 def _least(values: Ints, lo: Ints | Longs, hi: Ints | Longs) -> Longs:

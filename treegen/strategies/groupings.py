@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -38,11 +38,7 @@ def by_row(tree: Tree) -> Plan:
         rows,
         rows + 1,
         offsets(counts[rows]),
-        node[order],
-        np.zeros(len(node), np.int32),
-        stop[order],
-        np.zeros(len(node), np.int32),
-        np.ones(len(node), np.int32),
+        stacked(node[order], 0, stop[order], 0, 1),
         np.ones(len(rows), np.int32),
     )
 
@@ -59,11 +55,13 @@ def by_row_whole_tree(tree: Tree) -> Plan:
         ranks,
         ranks + 1,
         np.arange(count + 1) * width,
-        np.tile(spans.node, count),
-        np.tile(spans.start, count),
-        np.tile(spans.stop, count),
-        np.zeros(count * width, np.int32),
-        (np.tile(spans.lo, count) <= rank) & (rank < np.tile(spans.hi, count)),
+        stacked(
+            np.tile(spans.node, count),
+            np.tile(spans.start, count),
+            np.tile(spans.stop, count),
+            0,
+            (np.tile(spans.lo, count) <= rank) & (rank < np.tile(spans.hi, count)),
+        ),
         np.ones(count, np.int32),
     )
 
@@ -83,11 +81,7 @@ def by_node(tree: Tree) -> Plan:
         row_lo,
         row_hi,
         indptr,
-        spans.node,
-        spans.start,
-        spans.stop,
-        spans.lo - lo,
-        spans.hi - lo,
+        stacked(spans.node, spans.start, spans.stop, spans.lo - lo, spans.hi - lo),
         row_hi - row_lo,
     )
 
@@ -100,56 +94,49 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     its own, which begin with the node's first row. borders: ranks at which groups begin anew, the first and the last
     rank's end included, none of them inside a tree's rows.
     """
-    spans, cohorts = tree.topology.spans, _cohorts_of(tree, rows, cut, borders)
-    first, pairs, row_lo, row_hi = cohorts
+    first, pairs, cohorts = _cohorts_of(tree, rows, cut, borders)
     # Pairs of a span and a cohort that reads it, span by span, are sorted by cohorts.
     of = ragged_ranges(first, pairs)
-    span = ramp(len(pairs)).repeat(pairs)[of.argsort(kind="stable")]
-    counts = np.bincount(of, minlength=len(row_lo))
+    span = ramp(len(pairs)).repeat(pairs).take(of.argsort(kind="stable"))
+    counts = np.bincount(of, minlength=len(cohorts.row_lo))
     if np.count_nonzero(counts) < len(counts):
         alive = counts.nonzero()[0]
-        counts, row_lo, row_hi = counts[alive], row_lo[alive], row_hi[alive]
-    segments = spans.table.take(span, axis=1)
-    seen = segments[3:]
-    seen -= row_lo.repeat(counts)
-    node, start, stop, seen_lo, seen_hi = segments
-    np.maximum(seen_lo, 0, out=seen_lo)
-    np.minimum(seen_hi, rows, out=seen_hi)  # and not beyond a cohort of fewer rows: it ends where they all do
+        counts, cohorts = counts[alive], _Cohorts.of(cohorts.row_lo[alive], cohorts.row_hi[alive])
+    segments = tree.topology.spans.table.take(span, 1)
+    begin, end = cohorts.row_lo.repeat(counts), cohorts.row_hi.repeat(counts)
+    seen_lo, seen_hi = segments[3], segments[4]
+    np.maximum(seen_lo, begin, out=seen_lo)
+    np.minimum(seen_hi, end, out=seen_hi)
+    seen_lo -= begin
+    seen_hi -= begin
     return Plan.trusted(
-        "by-cohort",
-        np.arange(len(counts) + 1, dtype=np.int32),
-        row_lo,
-        row_hi,
-        offsets(counts),
-        node,
-        start,
-        stop,
-        seen_lo,
-        seen_hi,
-        row_hi - row_lo,
+        "by-cohort", cohorts.indptr, cohorts.row_lo, cohorts.row_hi, offsets(counts), segments, cohorts.rows
     )
 
 
 class _Cohorts(NamedTuple):
-    """The ranks `row_lo:row_hi` of every cohort, and the cohorts that read every span: `pairs` of them from `first` on.
-    Some cohorts may have no span.
+    """The ranks `row_lo:row_hi` of every cohort, an interval each, and how many these are."""
+
+    indptr: Ints
+    row_lo: Ints
+    row_hi: Ints
+    rows: Ints
+
+    @classmethod
+    def of(cls, row_lo: Longs | Ints, row_hi: Longs | Ints) -> _Cohorts:
+        """Cohorts of these ranks."""
+        return cls(frozen(np.arange(len(row_lo) + 1)), frozen(row_lo), frozen(row_hi), frozen(row_hi - row_lo))
+
+
+def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) -> tuple[Longs, Longs, _Cohorts]:
+    """The groups of `by_cohort`, some of which may read nothing; and the cohorts that read every span: the first one,
+    and how many there are.
     """
-
-    first: Longs
-    pairs: Longs
-    row_lo: Longs | Ints
-    row_hi: Longs | Ints
-
-
-def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) -> _Cohorts:
-    """The groups of `by_cohort`, and who reads what."""
     spans, topology = tree.topology.spans, tree.topology
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
-        bounds = spans.table[3:].astype(np.int64)
-        bounds[1] += rows - 1
-        bounds //= rows
-        first, behind = bounds
-        return _Cohorts(first, behind - first, *_even_cohorts(tree.num_rows, rows))
+        cohorts, number, behind = _even_cohorts(tree.num_rows, rows)
+        first = number.take(spans.lo)
+        return first, behind.take(spans.hi) - first, cohorts
     # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
     borders = np.array([0, tree.num_rows]) if borders is None else borders
     lo, hi, base, end = spans.lo, spans.hi, borders[:-1], borders[1:]
@@ -165,14 +152,16 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
     ends = np.minimum(starts + rows, end[fragment])
     origin, number = base[own], offsets(counts)[own]
     first = (lo - origin) // rows
-    return _Cohorts(number + first, (hi - origin + (rows - 1)) // rows - first, starts, ends)
+    return number + first, (hi - origin + (rows - 1)) // rows - first, _Cohorts.of(starts, ends)
 
 
 @lru_cache(64)
-def _even_cohorts(num_rows: int, rows: int) -> tuple[Ints, Ints]:
-    """Where cohorts of so many of all rows begin and end: the same at every step of a batch that keeps its rows."""
-    row_lo = np.arange(0, num_rows, rows)
-    return frozen(row_lo), frozen(np.minimum(row_lo + rows, num_rows))
+def _even_cohorts(num_rows: int, rows: int) -> tuple[_Cohorts, Longs, Longs]:
+    """Cohorts of so many of all rows; the number of the one in which ranks that begin at any rank are, and behind which
+    of them those that end there are. The same at every step of a batch that keeps its rows.
+    """
+    row_lo, rank = np.arange(0, num_rows, rows), np.arange(num_rows + 1)
+    return _Cohorts.of(row_lo, np.minimum(row_lo + rows, num_rows)), rank // rows, -(-rank // rows)
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
@@ -198,11 +187,7 @@ def whole_tree(tree: Tree) -> Plan:
         np.zeros(groups, np.int32),
         rows,
         np.array([0, len(spans)])[: groups + 1],
-        spans.node,
-        spans.start,
-        spans.stop,
-        spans.lo,
-        spans.hi,
+        spans.table,
         rows,
     )
 

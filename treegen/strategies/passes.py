@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from treegen.division import borders
-from treegen.ir.arrays import Longs, frozen, offsets, positive_int, ragged, ragged_ranges
+from treegen.ir.arrays import Longs, frozen, offsets, positive_int, ragged, ragged_ranges, stacked
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
@@ -70,7 +70,10 @@ def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
     first = ends.searchsorted(from_token, "right") - 1
     counts = ends.searchsorted(to_token) - first
     segment = ragged_ranges(first, counts)
-    before, start = ends[segment], plan.start[segment]
+    before, segments = ends[segment], plan.segments.take(segment, 1)
+    start, stop = segments[1], segments[2]
+    stop[:] = start + (np.minimum(to_token.repeat(counts), ends[segment + 1]) - before)
+    start += np.maximum(from_token.repeat(counts) - before, 0)
     intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
     copied = group
     if len(plan.row_lo) > len(plan) or not intervals.all():
@@ -84,11 +87,7 @@ def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
         plan.row_lo[copied],
         plan.row_hi[copied],
         offsets(counts),
-        plan.node[segment],
-        start + np.maximum(from_token.repeat(counts) - before, 0),
-        start + (np.minimum(to_token.repeat(counts), ends[segment + 1]) - before),
-        plan.seen_lo[segment],
-        plan.seen_hi[segment],
+        segments,
         plan.group_rows[group],
         plan.tiles,
         plan.mask,
@@ -166,11 +165,7 @@ class TrimRows:
             rank_lo,
             rank_hi,
             owner[kept].searchsorted(np.append(alive, len(plan))),
-            plan.node[kept],
-            plan.start[kept],
-            plan.stop[kept],
-            seen_lo[kept],
-            seen_hi[kept],
+            stacked(plan.node[kept], plan.start[kept], plan.stop[kept], seen_lo[kept], seen_hi[kept]),
             ends[1:] - ends[:-1],
             plan.tiles,
             plan.mask,

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
+from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -123,11 +123,13 @@ def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machi
         walks.rank[interval],
         walks.rank[np.append(interval[1:], len(walks.rank)) - 1] + 1 if len(interval) else walks.rank,
         offsets(np.bincount(of, minlength=len(first))),
-        read.node,
-        read.start,
-        read.stop,
-        np.maximum(from_walk, first[of]) - first[of],
-        np.minimum(to_walk, ends[of]) - first[of],
+        stacked(
+            read.node,
+            read.start,
+            read.stop,
+            np.maximum(from_walk, first[of]) - first[of],
+            np.minimum(to_walk, ends[of]) - first[of],
+        ),
         ends - first,
     )
 
