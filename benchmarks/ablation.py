@@ -26,7 +26,8 @@ from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
 from treegen.kernel_meter import KernelMeter
-from treegen.runs import Pieces, Runs, pieces_of
+from treegen.pieces import Pieces, pieces_of
+from treegen.runs import Runs
 from treegen.strategies import Strategy, strategy_from
 
 CASES = (
@@ -53,7 +54,12 @@ class Optimisation:
     plans: Plans = lambda strategy, shape: [(strategy, shape)]
 
 
-def by_token(runs: Runs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
+def by_tile(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
+    """Rests of runs in blocks of a tile."""
+    return pieces_of(runs, launch, tokens, tokens)
+
+
+def by_token(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
     """Rests of runs in blocks of a token."""
     return pieces_of(runs, launch, tokens, (1,) * len(tokens))
 
@@ -88,7 +94,7 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "short runs packed into tiles", (1.0, 1.05, 1.1, 1.6, 1.0),
-        ((lowering, "packed_pieces_of", lambda runs, launch, tokens, usual: pieces_of(runs, launch, tokens, tokens)),),
+        ((lowering, "packed_pieces_of", by_tile),),
     ),
     Optimisation(
         "loads by run, against by token", (1.0, 1.2, 1.1, 1.35, 1.1),

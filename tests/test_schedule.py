@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes
-from treegen import KVRuns, Shape, Tree, runs, strategies
+from treegen import KVRuns, Shape, Tree, pieces, strategies
 from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.plan import Group, Plan, Segment
@@ -148,7 +148,7 @@ def test_tables_of_many_pieces_are_those_of_few(tree: Tree, name: str) -> None:
     """Where most of many pieces are whole runs, only those of the others are gone through."""
     expected = schedule_of(tree, strategy_from(name))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runs, "_MANY_PIECES", 0)
+        patched.setattr(pieces, "_MANY_PIECES", 0)
         found = schedule_of(tree, strategy_from(name))
     assert np.array_equal(found.tiles, expected.tiles)
     assert np.array_equal(found.blocks, expected.blocks)

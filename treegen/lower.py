@@ -5,13 +5,14 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from treegen.division import assign
-from treegen.ir.arrays import Ints, Longs, frozen, largest, offsets, ragged, ragged_ranges, ramp
+from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged, ragged_ranges, ramp, zeros
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import BIT_MASKS, Plan
 from treegen.ir.positions import Positions
@@ -31,24 +32,19 @@ from treegen.merges import (
     partial_items,
     single_stage_merges,
 )
-from treegen.profiled import task_costs, task_rows
-from treegen.runs import (
+from treegen.pieces import (
     Each,
-    Runs,
     Sizes,
     Tables,
-    bit_words,
     fixed_pieces_of,
-    masked_launches,
-    masked_runs,
     packed_pieces_of,
     pieces_of,
     places_along_paths,
-    runs_of_groups,
-    runs_of_items,
     table,
     tabulate,
 )
+from treegen.profiled import task_costs, task_rows
+from treegen.runs import Runs, bit_words, masked_launches, masked_runs, runs_of_groups, runs_of_items
 from treegen.staggered import staggered
 from treegen.targets import Target
 from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
@@ -123,8 +119,8 @@ def lower(
         sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
         sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
-    items, runs = _cut(plan, runs_of_groups(plan, tree, positions), heights)
-    items, runs, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
+    items, runs = _cut(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
+    items, runs, work, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_stages * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
     if num_stages > 1:
@@ -134,7 +130,7 @@ def lower(
     if plan.fixed_block:
         classes, tables = sizes, _tabulate_fixed(plan, tree, sizes[0], items, runs)
     else:
-        classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, fixed=frame is not None)
+        classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, work, fixed=frame is not None)
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[items.group] + items.begin
     results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
@@ -143,15 +139,14 @@ def lower(
             results = results._replace(epilogue=Epilogue(frozen(np.zeros(len(row_table) + 1)), NO_EPILOGUE.slots))
     elif results.merging is not None:
         classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
-    dealt = _deal(plan, classes, items.rows, runs, shape, target)
+    dealt = _deal(plan, classes, items.rows, work, shape, target)
     if len(classes) == 1 and classes[0].fused and isinstance(results.slot0, int):  # whole paths
         blocks = len(items.rows) * lanes_of(classes[0], shape)
-        tables = staggered(tables, classes[0].tokens, runs, tree, blocks, target)
-    walk = (tables.tile0, tables.tile_count, tables.block0, tables.block_tiles)
+        tables = staggered(tables, classes[0].tokens, work, tree, blocks, target)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=frozen(np.array(bounds, np.int32)),
-        items=table(row0, items.rows, *walk, results.slot0, items.group),
+        class_indptr=_class_indptr(tuple(bounds)),
+        items=table(row0, items.rows, *tables.walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
         blocks=tables.blocks,
@@ -181,7 +176,9 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     np.maximum.at(most_rows, tree, plan.group_rows)
     sizes = [tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
     heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
-    items, runs = _cut(plan, runs_of_groups(plan, forest), heights[tree])
+    heights = heights[tree]
+    whole = not np.count_nonzero(plan.group_rows > heights[:, 0])
+    items, runs = _cut(plan, runs_of_groups(plan, forest), heights, whole=whole)
 
     row_table, row0 = _row_table(plan, forest)
     item, position = ragged(items.rows)
@@ -201,47 +198,40 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     if not len(first):
         return Counts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
-    pieces = packed_pieces_of(runs, launch, tuple(of_launch.tolist()), _usual_block(plan))
+    pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), _usual_block(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
-    mask_runs = np.where(masked[of_run], pieces.of_runs, 0)
-    return Counts(partial_rows, np.bincount(tree[items.group].repeat(runs.counts), mask_runs, trees).astype(np.int64))
+    mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)
+    return Counts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))
 
 
-def _cut(plan: Plan, runs: Runs, heights: Longs) -> tuple[_Items, Runs]:
+def _cut(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[_Items, Runs]:
     """Every group's row tiles and their runs, without tiles that have no runs. heights: the rows of a tile in every
-    class, larger first; of every group, or one line for all.
+    class, larger first; of every group, or one line for all. whole: no group has more rows than a tile.
     """
     rows = plan.group_rows.astype(np.int64)
-    highest = heights[:, 0]
-    if np.count_nonzero(rows) == len(rows) and _fit(rows, highest):
-        group, begin = ramp(len(rows)), np.zeros(len(rows), np.int64)
+    if whole and np.count_nonzero(rows) == len(rows):
+        group, begin = ramp(len(rows)), zeros(len(rows))
     else:
+        highest = heights[:, 0]
         group, step = ragged(-(-rows // highest))
         highest = highest if len(heights) == 1 else highest[group]
         begin = step * highest
         rows = np.minimum(rows[group] - begin, highest)
         runs = runs_of_items(runs, group, begin, rows)
     if heights.shape[1] == 1:
-        tile = np.zeros(len(rows), np.int64)
+        tile = zeros(len(rows))
     else:
         tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
     items, counts = _Items(group, begin, rows, tile), runs.counts
     if np.count_nonzero(counts) < len(counts):
-        items, runs = items.at(counts.nonzero()[0]), Runs(offsets(counts[counts > 0]), runs.table)
+        items, runs = items.at(counts.nonzero()[0]), runs._replace(indptr=offsets(counts[counts > 0]))
     return items, runs
-
-
-def _fit(rows: Longs, highest: Longs) -> bool:
-    """Whether groups of so many rows are a tile each. highest: rows of a tile, of every group, or one for all."""
-    if len(highest) == 1 and len(rows):
-        return largest(rows) <= highest.item()
-    return not np.count_nonzero(rows > highest)
 
 
 def _in_launch_order(
     plan: Plan, items: _Items, runs: Runs, sizes: int, frame: Frame | None
-) -> tuple[_Items, Runs, int]:
-    """Items stage by stage, class by class, the longest first, with their runs; and the number of stages.
+) -> tuple[_Items, Runs, Longs, int]:
+    """Items stage by stage, class by class, the longest first, with their runs and tokens; and the number of stages.
 
     Of items as long as one another those that begin with the same KV come together: they run at the same time, so that
     all but the first find it in L2, however long the paths are that they are parts of.
@@ -254,22 +244,27 @@ def _in_launch_order(
     elif np.count_nonzero(plan.stage):
         stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
         items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
-    work = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
-    slot = runs.table[runs.indptr[:-1], 0]
+    work = runs.tokens
+    key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))  # slots have 31 bits
     if num_stages * sizes > 1:
-        order = np.lexsort((slot, -work, items.tile))
+        order = np.lexsort((key, items.tile))
+    elif np.count_nonzero(key[1:] < key[:-1]):
+        order = key.argsort(kind="stable")
     else:
-        rises = (work[1:] > work[:-1]) | ((work[1:] == work[:-1]) & (slot[1:] < slot[:-1]))
-        if not np.count_nonzero(rises):
-            return items, runs, 1
-        order = np.lexsort((slot, -work))
-    return items.at(order), runs.of(order), num_stages
+        return items, runs, work, 1
+    return items.at(order), runs.of(order), work[order], num_stages
 
 
 @cache
 def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
     """The tile class with what the runs of a launch need."""
     return replace(tile, mask=mask, block=block, dealt=dealt)
+
+
+@lru_cache(64)
+def _class_indptr(bounds: tuple[int, ...]) -> Ints:
+    """Where the items of every class begin: the same at most steps of a batch."""
+    return frozen(np.array(bounds))
 
 
 @cache
@@ -290,29 +285,33 @@ def _tabulate_classes(
     bounds: list[int],
     items: _Items,
     runs: Runs,
+    work: Longs,
     *,
     fixed: bool,
 ) -> tuple[tuple[TileClass, ...], Tables]:
     """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
 
-    tokens: of every class; bounds: where the items of every class begin, and where the last ones end. fixed: the
-    classes stay as they are.
+    tokens: of every class; bounds: where the items of every class begin, and where the last ones end; work: tokens of
+    every item. fixed: the classes stay as they are.
     """
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
     if fixed or not sizes[0].fused:
         pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
         return sizes, tabulate(runs, pieces, items.tile, tokens)
-    pieces = packed_pieces_of(runs, items.tile, tokens, _usual_block(plan))
+    pieces = packed_pieces_of(runs, work, items.tile, tokens, _usual_block(plan))
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
-    classes = []
     masked = masked_launches(runs, items.rows, of_runs)
-    for tile, block, is_masked, begin, end in zip(sizes, pieces.block, masked, of_runs[:-1], of_runs[1:], strict=True):
-        if is_masked and mask == "bits":
-            of_class = runs.table[begin:end]
+    if mask == "bits":
+        for is_masked, (begin, end) in zip(masked, pairwise(of_runs), strict=True):
+            of_class = runs.table[begin:end] if is_masked else runs.table[:0]
             of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
-        classes.append(_launched(tile, mask if is_masked else "none", block, plan.blocks > 0))
+    dealt = plan.blocks > 0
+    classes = [
+        _launched(tile, mask if is_masked else "none", block, dealt)
+        for tile, block, is_masked in zip(sizes, pieces.block, masked, strict=True)
+    ]
     return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
 
 
@@ -388,8 +387,9 @@ def _results(
     return _Results(slot0, merges, epilogue, merging)
 
 
-def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, shape: Shape, target: Target) -> _Work:
+def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, work: Longs, shape: Shape, target: Target) -> _Work:
     """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first (treegen.division).
+    rows, work: rows and tokens of every item.
 
     Raises PlanError when the plan needs several tile classes.
     """
@@ -398,8 +398,7 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, runs: Runs, s
     if len(classes) > 1 or not classes[0].fused:
         raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
     lanes = lanes_of(classes[0], shape)
-    tokens = np.add.reduceat(runs.table[:, 1], runs.indptr[:-1])
-    costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), tokens)
+    costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), work)
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
     counts = np.bincount(worker, minlength=1)
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))
@@ -411,10 +410,10 @@ def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
     The table opens with the caller's rows in rank order, in which a group of one interval finds its rows; groups of
     several intervals have theirs listed behind.
     """
-    order = tree.topology.row_of_rank
-    intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
-    if not np.count_nonzero(intervals != 1):
+    order, groups = tree.topology.row_of_rank, len(plan)
+    if len(plan.row_lo) == groups == np.count_nonzero(plan.group_rows):  # one interval each
         return order, plan.row_lo.astype(np.int64)
+    intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
     several = (intervals > 1).nonzero()[0]
     first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]].astype(np.int64)
     if not len(several):

@@ -7,9 +7,9 @@ Results are those of another order of the same sums; plans, accounts and estimat
 
 from __future__ import annotations
 
-from treegen.ir.arrays import frozen, ragged_ranges
+from treegen.ir.arrays import Longs, frozen, ragged_ranges
 from treegen.ir.tree import Tree
-from treegen.runs import Runs, Tables
+from treegen.pieces import Tables
 from treegen.targets import Target
 
 LEAST_TOKENS = 1280
@@ -23,18 +23,18 @@ time; with more, memory never waits.
 """
 
 
-def staggered(tables: Tables, tile_tokens: int, runs: Runs, tree: Tree, blocks: int, target: Target) -> Tables:
+def staggered(tables: Tables, tile_tokens: int, work: Longs, tree: Tree, blocks: int, target: Target) -> Tables:
     """The tables with the full tiles of every other item in another order, or as they are where that does not pay.
 
-    tile_tokens: of a full tile; runs: of the items, whole paths; blocks: thread blocks of their launch.
+    tile_tokens: of a full tile; work: tokens of every item, whole paths; blocks: thread blocks of their launch.
     """
-    least, counts = LEAST_TOKENS // tile_tokens, tables.tile_count
+    least, (tile0, counts, _, _) = LEAST_TOKENS // tile_tokens, tables.walk
     if blocks <= target.sms or len(tables.tiles) < least * len(counts) or counts.min() < least:
         return tables
-    own = tree.unique_tokens / int(runs.table[:, 1].sum())
+    own = tree.unique_tokens / int(work.sum())
     if not OWN_SHARE[0] <= own <= OWN_SHARE[1]:
         return tables
-    first, counts = tables.tile0[1::2], counts[1::2]
+    first, counts = tile0[1::2], counts[1::2]
     place = ragged_ranges(first, counts)
     begin, count = first.repeat(counts), counts.repeat(counts)
     tiles = tables.tiles.copy()
