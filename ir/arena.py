@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import le
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, frozen
+from treegen.ir.arrays import Ints, frozen, int32_ramp
 from treegen.ir.errors import PlanError
 
 if TYPE_CHECKING:
@@ -90,10 +90,11 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     ]
     # Kernels load run and slot entries one step ahead: these tables keep room for one step more.
     spare = run_width * max([tile.tokens // tile.block for tile in schedule.classes], default=1)
+    sizes = [values.size for values in sections]
     if capacity is None:
-        room = [values.size for values in sections]
-        for section, more in enumerate((0, run_width, spare, 1, 0, 0, 0, 1)):
-            room[section] += more
+        rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, *others = sizes
+        room = [rows, tiles + run_width, blocks + spare, merge_slots + 1]
+        room += [work_indptr, work, epilogue_indptr, epilogue_slots + 1, *others]
     else:
         _check_fits(schedule.size, capacity)
         room = [
@@ -110,10 +111,13 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
             *capacity.merges,
             *[most + 1 for most in capacity.merges],
         ]
-    *places, end = accumulate([(most + ALIGNMENT - 1) & -ALIGNMENT for most in room], initial=0)
+    places, end = [], 0
+    for most in room:
+        places.append(end)
+        end += (most + ALIGNMENT - 1) & -ALIGNMENT
     array = np.zeros(end, np.int32)
-    for place, values in zip(places, sections, strict=True):
-        if size := values.size:
+    for place, size, values in zip(places, sizes, sections, strict=True):
+        if size:
             array[place : place + size] = values.ravel()
     of_items, of_merges = places[9 : 9 + len(of_class)], places[9 + len(of_class) :]
     rows, tiles, blocks, merge_slots, work_indptr, work, epilogue_indptr, epilogue_slots, positions = places[:9]
@@ -145,8 +149,10 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
 
 def _first_rows(items: Ints, rows: Ints) -> Ints:
     """Every item's first caller's row, or -1 where its rows do not follow one another in the caller's order."""
-    first = items[:, 0].astype(np.int64)
-    found = rows.take(first)
+    first: Ints = items[:, 0]
+    if not np.count_nonzero(rows != int32_ramp(len(rows))):  # ranked as the caller has them
+        return first
+    found: Ints = rows.take(first)
     gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
     if len(gaps):
         found[gaps.searchsorted(first) != gaps.searchsorted(first + items[:, 1] - 1)] = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import sub
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -165,9 +165,9 @@ class Schedule:
             raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
 
     @classmethod
-    def trusted(cls, *, classes: tuple[TileClass, ...], fixed: bool = False, **arrays: Ints) -> Schedule:
-        """A schedule of arrays that treegen itself has made, all of them given, int32 and read-only; unchecked."""
-        return unchecked(cls, {"classes": classes, "fixed": fixed, **arrays})
+    def trusted(cls, **fields: Any) -> Schedule:
+        """A schedule of all its fields, which treegen itself has made, arrays int32 and read-only; unchecked."""
+        return unchecked(cls, fields)
 
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""

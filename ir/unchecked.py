@@ -14,5 +14,5 @@ Made = TypeVar("Made")
 def unchecked(cls: type[Made], fields: dict[str, Any]) -> Made:
     """An instance of a frozen dataclass without slots, of all its fields by name."""
     made = object.__new__(cls)
-    made.__dict__.update(fields)
+    object.__setattr__(made, "__dict__", fields)
     return made
