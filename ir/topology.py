@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp, stacked
 from treegen.ir.errors import TreeError
 from treegen.ir.unchecked import unchecked
 
@@ -38,10 +38,7 @@ class Spans:
         hi: npt.NDArray[Any],
     ) -> Spans:
         """Spans of these columns."""
-        table = np.empty((5, len(node)), np.int32)
-        for column, values in enumerate((node, start, stop, lo, hi)):
-            table[column] = values
-        return cls(frozen(table))
+        return cls(stacked(node, start, stop, lo, hi))
 
     def until(self, stop: npt.NDArray[Any]) -> Spans:
         """The same spans with other ends."""
@@ -102,21 +99,25 @@ class Ranks(NamedTuple):
 class Topology:
     """Derived arrays of a tree. Ranks number the rows by depth-first preorder, within a node by `sees`.
 
-    `preorder[v]`: place of node v in depth-first order, siblings by index. `subtree[v]`: nodes at or below v.
+    `preorder[v]`: place of node v in depth-first order, siblings by index.
     `row_of_rank[k]`: the caller's row with rank k. `rank_lo[v]:rank_hi[v]`: ranks of the rows at or below v;
     `rank_own[v]`: end of the ranks of v's own rows. `parent` and `tokens` are the tree's, for what is made when it is
-    asked for: plans need neither depths nor prefixes.
+    asked for: plans need no depths, prefixes or sizes of subtrees.
     """
 
     parent: Ints
     tokens: Ints
     preorder: Ints
-    subtree: Ints
     row_of_rank: Ints
     rank_lo: Ints
     rank_own: Ints
     rank_hi: Ints
     spans: Spans
+
+    @cached_property
+    def subtree(self) -> Ints:
+        """Nodes at or below every node."""
+        return frozen(_subtrees(_doubled_parents(self.parent), len(self.parent)))
 
     @cached_property
     def depth(self) -> Ints:
@@ -127,6 +128,16 @@ class Topology:
     def prefix(self) -> Longs:
         """Tokens above every node."""
         return _path_sum(_doubled_parents(self.parent), self.tokens) - self.tokens
+
+    def deepest(self, node: npt.NDArray[Any]) -> int:
+        """The most edges above any of these nodes, without all depths."""
+        edges, node = 0, node.astype(np.int64) + 1
+        rounds = _doubled_parents(self.parent)
+        for doubling in reversed(range(len(rounds))):
+            above = rounds[doubling].take(node)
+            if np.count_nonzero(above):
+                edges, node = edges + (1 << doubling), above[above > 0]
+        return edges
 
     @property
     def nodes_in_preorder(self) -> Ints:
@@ -153,7 +164,6 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topolo
             "parent": parent,
             "tokens": tokens,
             "preorder": frozen(preorder),
-            "subtree": frozen(subtree),
             "row_of_rank": ranks.row,
             "rank_lo": frozen(rank_lo),
             "rank_own": frozen(rank_own),
@@ -179,7 +189,6 @@ def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ra
             "parent": parent,
             "tokens": tokens,
             "preorder": preorder,
-            "subtree": frozen(last - (number - 1)),
             "row_of_rank": ranks.row,
             "rank_lo": rank_lo,
             "rank_own": rank_own,

@@ -23,7 +23,7 @@ def policy_bucket(tree: Tree) -> str:
     spans = topology.spans
     lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
     tokens = int(np.add.reduce(lengths))
-    levels = int(np.maximum.reduce(topology.depth[spans.node])) + 1 if len(spans) else 0
+    levels = topology.deepest(spans.node) + 1 if len(spans) else 0
     sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
     private = int(np.add.reduce(lengths[seen_by == 1])) / tree.num_rows if tree.num_rows else 0.0
     parts = (
