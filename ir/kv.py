@@ -20,6 +20,7 @@ from treegen.ir.arrays import (
     Longs,
     frozen,
     int32_array,
+    number,
     offsets,
     positive_int,
     ragged_ranges,
@@ -83,7 +84,7 @@ class KVRuns:
         first = head.nonzero()[0]
         indptr = ends if len(first) == len(head) else first.searchsorted(ends)
         length = first[1:] - first[:-1]
-        length *= page_size
+        length *= number(page_size)
         if missing is not None:
             partial = missing.nonzero()[0]
             length[indptr[partial + 1] - 1] -= missing[partial]

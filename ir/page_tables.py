@@ -6,7 +6,6 @@ with the one before it, it branches off, and the rest of its pages are its own.
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,18 +19,15 @@ from treegen.ir.arrays import (
     frozen,
     int32_array,
     largest,
+    number,
     offsets,
     positive_int,
     ramp,
 )
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
+from treegen.ir.page_order import in_order_of_pages
 from treegen.ir.topology import Ranks
-
-# A window's entries, beyond which it is no wider than the narrowest.
-_ENTRIES, _NARROWEST = 1 << 17, 8
-# Rows are sorted so often by columns that neighbours show to decide, then by all.
-_ATTEMPTS = 3
 
 
 class TreeParts(NamedTuple):
@@ -140,8 +136,8 @@ def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, pa
 
 def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
     """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
-    number, shared = _sorted(begin, pages, indices)
-    begin, pages = begin[number], pages[number]
+    request, shared = in_order_of_pages(begin, pages, indices)
+    begin, pages = begin[request], pages[request]
     distinct = pages > shared
     alike = np.count_nonzero(distinct) < len(distinct)
     if alike:
@@ -154,15 +150,15 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
     place = (begin - before).repeat(own)
     place += ramp(len(place))
     paged = indices.take(place)
-    tokens = (ends[1:] - ends[:-1]) * page_size
+    tokens = (ends[1:] - ends[:-1]) * number(page_size)
     # Requests of the same pages as the one before end where it does.
     row_last = last_node[np.cumsum(distinct) - 1] if alike else last_node
     sees, missing, whole = tokens[row_last], None, True
     if np.count_nonzero(last == page_size) < len(last):
-        sees -= page_size - last[number]
+        sees -= page_size - last[request]
         if alike:
             order = np.lexsort((sees, row_last))
-            number, sees = number[order], sees[order]
+            request, sees = request[order], sees[order]
         # Leaves are as long as the longest of their rows; inner nodes, which later requests go on from, are full.
         leaf = np.append(parent[last_node[:-1] + 1] != last_node[:-1], True)
         longest = np.maximum.reduceat(sees, distinct.nonzero()[0]) if alike else sees
@@ -171,13 +167,13 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
         missing, whole = full - tokens, np.count_nonzero(sees == tokens[row_last]) == len(sees)
     if len(indices) * page_size > INT32_MAX and int(tokens.sum()) > INT32_MAX:
         raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
-    row_node, row_sees = np.empty((2, len(number)), np.int64)
-    row_node[number], row_sees[number] = row_last, sees
+    row_node, row_sees = np.empty(len(request), np.int64), np.empty(len(request), np.int64)
+    row_node[request], row_sees[request] = row_last, sees
     kv = KVRuns.of_pages(paged, page_size, ends, missing)
     first = np.empty(len(parent) + 1, np.int32)
-    first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(number)
+    first[:-1], first[-1] = distinct.nonzero()[0][owner] if alike else owner, len(request)
     parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
-    return parts, Ranks(frozen(first), frozen(number), whole)
+    return parts, Ranks(frozen(first), frozen(request), whole)
 
 
 def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
@@ -191,6 +187,8 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
     # Runs of neighbours that share as much branch off at the same place: behind `depth` pages of the nearest request
     # before that shares less with its own predecessor. That ends a run, which pointer doubling finds.
     changes = (shared[1:] != shared[:-1]).nonzero()[0]
+    if len(changes) == 1 and changes[0] == 0 and shared[1] < pages[0]:
+        return _nodes_below_one(pages, shared.item(1))
     bounds = np.zeros(len(changes) + 2, np.int64)
     np.add(changes, 1, out=bounds[1:-1])
     bounds[-1] = len(shared)
@@ -223,110 +221,9 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
     return parent, owners, end, first[1:] - 1
 
 
-def _sorted(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
-    """Requests in the order of their pages, one before those that go on where it ends; and how many pages each has in
-    common with the one before it in this order.
-
-    Pages are compared in windows; only requests that agree with a neighbour in all of a window go on to the next.
-    """
-    width, whole = _width(pages, len(indices))
-    number, agreeing = _ordered(_padded(pages, indices, width) if whole else _window(begin, pages, indices, width))
-    # Neighbours have as much in common as they agree in, and no more than the second of them has left.
-    shared, left = np.zeros(len(pages), np.int64), pages[number]
-    np.minimum(agreeing, left[1:], out=shared[1:])
-    if whole:
-        return number, shared
-    number, place, depth = number.copy(), np.arange(len(pages)), 0
-    while not whole:
-        undecided = (agreeing == width) & (left[1:] >= width)
-        goes_on = np.append(undecided, False) | np.append(False, undecided)
-        group = np.cumsum(~np.append(False, undecided), dtype=np.int32)[goes_on]
-        place, left, depth = place[goes_on], left[goes_on] - width, depth + width
-        if not np.count_nonzero(left):
-            break
-        width, whole = _width(left, int(np.add.reduce(left)))
-        table = _window(begin[number[place]] + depth, left, indices, width)
-        order, agreeing = _ordered(np.column_stack([group, table]))
-        agreeing -= 1
-        number[place], left = number[place[order]], left[order]
-        related = np.flatnonzero(agreeing >= 0)
-        shared[place[1:][related]] = depth + np.minimum(agreeing, left[1:])[related]
-    return number, shared
-
-
-def _width(left: Longs, total: int) -> tuple[int, bool]:
-    """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
-    longest = largest(left)
-    width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
-    return width, width == longest
-
-
-def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
-    """All pages of requests [requests, width], -1 behind a request's last."""
-    if len(pages) * width == len(indices):
-        return indices.reshape(-1, width)
-    table = np.full((len(pages), width), -1, np.int32)
-    table[np.arange(width) < pages[:, None]] = indices
-    return table
-
-
-def _window(begin: Longs, left: Longs, indices: Ints, width: int) -> Ints:
-    """Pages of requests from `begin` on [requests, width]; -1 where none is `left`."""
-    columns = np.arange(width)
-    table = indices.take(begin[:, None] + columns, mode="clip")
-    table[columns >= left[:, None]] = -1
-    return table
-
-
-def _ordered(table: Ints) -> tuple[Longs, Longs]:
-    """The stable lexical order of a table's rows of numbers from -1 on; and in how many columns every row but the first
-    of that order begins like the one before.
-
-    Most columns follow from those before them: rows are sorted by the few in which neighbours first differ. Neighbours
-    of the new order show whether that was enough, and if not, by which columns to sort too.
-    """
-    rows, width = table.shape
-    order, ordered = ramp(rows), table
-    begin, deciding = np.arange(0, (rows - 1) * width, width), np.zeros(width, bool)
-    for attempt in count():
-        first = (ordered[1:] != ordered[:-1]).argmax(axis=1)
-        at = begin + first
-        flat = ordered.reshape(-1)
-        before, after = flat[at], flat[at + width]
-        if not np.count_nonzero(before > after):
-            break
-        deciding[first] = True
-        if attempt == _ATTEMPTS:
-            deciding[:] = True
-        order = _order(table.take(deciding.nonzero()[0], axis=1).T)
-        ordered = table.take(order, axis=0)
-    first[before == after] = width
-    return order, first
-
-
-def _order(columns: Ints) -> Longs:
-    """The stable order by the first of the columns [columns, rows] of numbers from -1 on, where equal by the next, and
-    so on.
-
-    Of several columns a radix sort, the last ones first: as many as fit, and the row behind them, are a 64-bit key,
-    since sorting values is several times faster than sorting indices by them.
-    """
-    order: Longs | None = None
-    if len(columns) == 1:
-        order = columns[0].argsort(kind="stable")
-        return order
-    columns = np.add(columns, 1, dtype=np.int64, order="C")
-    index = ramp(columns.shape[1])
-    index_bits, bits = len(index).bit_length(), largest(columns).bit_length()
-    digits = (63 - index_bits) // max(bits, 1)
-    for stop in range(len(columns), 0, -digits):
-        start = max(stop - digits, 0)
-        key = columns[start]
-        for column in columns[start + 1 : stop]:
-            key = (key << bits) | column
-        key = (key if order is None else key[order]) << index_bits
-        key |= index
-        key.sort()
-        key &= (1 << index_bits) - 1
-        order = key if order is None else order[key]
-    return index if order is None else order
+def _nodes_below_one(pages: Longs, depth: int) -> tuple[Longs, Longs, Longs, Longs]:
+    """`_nodes` of requests that have one prefix of so many pages, and nothing else in common: what most batches are."""
+    parent, owner, end = np.zeros((3, len(pages) + 1), np.int64)
+    parent[0], end[0] = -1, depth
+    owner[1:], end[1:] = ramp(len(pages)), pages
+    return parent, owner, end, ramp(len(end))[1:]

@@ -14,7 +14,7 @@ import treegen
 from forests import examples, visible_slots
 from page_requests import Requests, blocks, csr, requests, slots
 from treegen import Shape, Tree, TreegenError, oracle
-from treegen.ir import page_tables
+from treegen.ir import page_order
 from treegen.ir.errors import TreeError
 
 
@@ -69,8 +69,8 @@ def test_windows_of_any_width_find_the_same(seed: int, width: int, longest: int,
     made = requests(seed, 60, 16, longest, 0.9, pool)
     expected = Tree.from_page_table(*csr(made, 16), 16)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(page_tables, "_ENTRIES", 1)
-        patched.setattr(page_tables, "_NARROWEST", width)
+        patched.setattr(page_order, "_ENTRIES", 1)
+        patched.setattr(page_order, "_NARROWEST", width)
         found = Tree.from_page_table(*csr(made, 16), 16)
     assert np.array_equal(found.parent, expected.parent)
     assert np.array_equal(found.row_node, expected.row_node)
@@ -84,7 +84,7 @@ def test_rows_are_ordered_as_tuples(seed: int, bits: int, rows: int) -> None:
     source = np.random.default_rng(seed)
     table = source.choice([-1, 0, 2**bits - 2], (rows, 30), p=[0.05, 0.9, 0.05]).astype(np.int32)
     table[source.integers(rows, size=rows // 3)] = table[0]
-    order, agreeing = page_tables._ordered(table)
+    order, agreeing = page_order.ordered_rows(table)
     lists = table.tolist()
     assert order.tolist() == sorted(range(rows), key=lambda row: lists[row])
     for common, one, other in zip(agreeing, order[:-1], order[1:], strict=True):
