@@ -11,6 +11,7 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, frozen, int32_ramp
 from treegen.ir.errors import PlanError
+from treegen.ir.unchecked import unchecked
 
 if TYPE_CHECKING:
     from treegen.ir.schedule import Schedule
@@ -43,7 +44,7 @@ class Capacity:
     positions: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Arena:
     """A schedule as one int32 array, and the section offsets in it. The array goes to the device in one copy.
 
@@ -130,20 +131,23 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         # Thread blocks beyond those that have work have empty lists.
         workers = len(schedule.work_indptr)
         array[work_indptr + workers : work_indptr + capacity.workers + 1] = len(schedule.work)
-    return Arena(
-        frozen(array),
-        rows,
-        tiles,
-        blocks,
-        merge_slots,
-        work_indptr,
-        work,
-        epilogue_indptr,
-        epilogue_slots,
-        positions,
-        tuple(of_items),
-        tuple(of_merges[: len(of_stage)]),
-        tuple(of_merges[len(of_stage) :]),
+    return unchecked(
+        Arena,
+        {
+            "array": frozen(array),
+            "rows": rows,
+            "tiles": tiles,
+            "blocks": blocks,
+            "merge_slots": merge_slots,
+            "work_indptr": work_indptr,
+            "work": work,
+            "epilogue_indptr": epilogue_indptr,
+            "epilogue_slots": epilogue_slots,
+            "positions": positions,
+            "items": tuple(of_items),
+            "merge_rows": tuple(of_merges[: len(of_stage)]),
+            "merge_indptr": tuple(of_merges[len(of_stage) :]),
+        },
     )
 
 

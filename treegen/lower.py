@@ -245,7 +245,7 @@ def _in_launch_order(
         stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
         items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
     work = runs.tokens
-    key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))  # slots have 31 bits
+    key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))  # slots, and tokens, have 31 bits
     if num_stages * sizes > 1:
         order = np.lexsort((key, items.tile))
     elif np.count_nonzero(key[1:] < key[:-1]):
