@@ -114,7 +114,8 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
         tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale))
         extra = _extra(source.key, table)
         arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, extra)
-        options = partial_options(source.key, interpreted=False, dependent=depends_on_launches(architecture))
+        dependent = depends_on_launches(architecture)
+        options = partial_options(source.key, interpreted=False, dependent=dependent, capability=architecture)
     else:
         extra = Extra(sinks=_Contiguous("torch.float32", (_ANY,)))
         arguments = merge_arguments(source.key, shape, tensors, MergeTables(table, table, table), _SCALE, extra)

@@ -14,7 +14,11 @@ from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.tiles import value_is_piece
 
-_HOPPER = 90
+_HOPPER, _BLACKWELL = 90, 100
+_MOST_REGISTERS = 255
+"""Of a thread. On Ampere and Blackwell kernels are told that they may take them: by itself the assembler rather spills
+some. Those that merge, which need most, spill less by themselves.
+"""
 
 
 class TensorLike(Protocol):
@@ -122,14 +126,18 @@ def merge_arguments(
     )  # fmt: skip
 
 
-def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool) -> dict[str, Any]:
-    """The keyword arguments of `partial_attention`. dependent: see depends_on_launches."""
+def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool, capability: int) -> dict[str, Any]:
+    """The keyword arguments of `partial_attention`. dependent: see depends_on_launches; capability: compute capability
+    times ten, 0 where no GPU runs it.
+    """
+    on_hopper = _HOPPER <= capability < _BLACKWELL
     return {
         "INTERPRETED": interpreted,
         "DEPENDENT": dependent,
         "num_warps": key.warps,
         "num_stages": key.stages,
         **({"launch_pdl": True} if dependent and key.merging else {}),
+        **({"maxnreg": _MOST_REGISTERS} if capability and not on_hopper and not key.merging else {}),
     }
 
 

@@ -64,6 +64,7 @@ class PartialContext:
     full: bool
     run_width: int
     run_fields: tuple[tuple[str, int], ...]
+    by_block: bool
     fields_by_token: tuple[str, ...]
     masked: bool
     bits: bool
@@ -166,6 +167,8 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_MOST_BY_BLOCK = 4
+"""Runs packed into one tile up to which masks are made for each of them; what more take spills on Blackwell."""
 _FIRST_WITH_E4M3 = 89
 _MERGED_BY_WARP = 4096
 """Values of partials that a warp has in registers at a time."""
@@ -258,6 +261,8 @@ def emit_partial(key: KernelKey) -> Source:
     captured = _captured_arguments(key.scoring)
     run_fields = POSITIONED_RUN_FIELDS if positions else RUN_FIELDS
     unread = ("lo", "hi") if key.mask == "none" else ()
+    read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
+    by_block = blocks_per_tile <= _MOST_BY_BLOCK
     context = PartialContext(
         rows=key.tile_rows,
         tokens=key.tile_tokens,
@@ -266,8 +271,9 @@ def emit_partial(key: KernelKey) -> Source:
         unrolled=blocks_per_tile <= MOST_UNROLLED,
         full=key.full,
         run_width=len(run_fields),
-        run_fields=tuple((name, column) for column, name in enumerate(run_fields) if name not in unread),
-        fields_by_token=("slot", "length", *(("position",) if positions else ())),
+        run_fields=read,
+        by_block=by_block,
+        fields_by_token=tuple(name for name, _ in read if not by_block or name not in ("lo", "hi")),
         masked=key.mask != "none",
         bits=key.mask == "bits",
         dealt=key.dealt,

@@ -116,9 +116,9 @@ class TritonProgram:
             self._extra = Extra(table[arena.positions :], scoring.sinks, tuple(scoring.arguments()))
         self._scales = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, self._scales, scoring)
-        capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
-        self._dependent = depends_on_launches(capability)
-        self._by_bits = reads_bits(shape, capability)
+        self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
+        self._dependent = depends_on_launches(self._capability)
+        self._by_bits = reads_bits(shape, self._capability)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
@@ -238,7 +238,12 @@ class TritonProgram:
                 elif key.by_bits:
                     read = tensors._replace(k_cache=caches[0].view(torch.uint8), v_cache=caches[1].view(torch.uint8))
                 arguments = partial_arguments(key, shape, read, tables, sm_scale, lse_scale, self._extra)
-                options = partial_options(key, interpreted=_is_interpreted(kernel), dependent=self._dependent)
+                options = partial_options(
+                    key,
+                    interpreted=_is_interpreted(kernel),
+                    dependent=self._dependent,
+                    capability=self._capability,
+                )
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
