@@ -6,9 +6,10 @@
 a fresh kernel's eager call at every step; a tree beyond the capacity is refused, and the graph goes on. (b) A call
 under torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew. (c) Two
 kernels on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither host nor
-device memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told).
+device memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told). (e) A kernel
+whose rows grow by `step` and `append`, and branch and end now and then, gives a fresh kernel's results at every step.
 
-Needs a CUDA device; `--device cpu` tries the logic of (b) to (d) with fewer steps. Prints one line per check and exits
+Needs a CUDA device; `--device cpu` tries the logic of (b) to (e) with fewer steps. Prints one line per check and exits
 with 1 when one fails.
 """
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 import treegen
@@ -194,6 +196,38 @@ def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
     return "; ".join(lines)
 
 
+def check_live(shape: Shape, device: torch.device, steps: int) -> str:
+    """(e)"""
+    random, most = np.random.default_rng(0), 2 * ROWS
+    apart = 2 * steps + FIRST_TAIL
+    q, k, v = tensors(shape, most, PROMPT + (ROWS + steps) * apart, device)
+    worst = 0.0
+    for strategy in ("deft-node", "cohort"):
+        kernel = treegen.compile(next(growing(1)), strategy=strategy, shape=shape)
+        free = PROMPT + ROWS * FIRST_TAIL
+        for _ in range(steps):
+            rows, kind = kernel.tree.num_rows, random.random()
+            if kind < 0.05 and rows < most:
+                kernel.branch(int(random.integers(rows)), 2)
+            elif kind < 0.1 and rows > 1:
+                kernel.prune([int(random.integers(rows))])
+            elif kind < 0.3:
+                some = np.sort(random.permutation(rows)[: 1 + int(random.integers(rows))])
+                kernel.append(some, 2, np.arange(free, free + 2 * len(some)).reshape(-1, 2))
+                free += 2 * len(some)
+            else:
+                kernel.step(np.arange(free, free + rows))
+                free += rows
+            tree = kernel.tree
+            fresh = treegen.compile(tree, strategy=strategy, shape=shape)(q[: tree.num_rows], k, v)
+            error = oracle.error(kernel(q[: tree.num_rows], k, v), fresh)
+            require(error < oracle.TOLERANCE[shape.dtype], f"{strategy}: error {error:.1e} at {tree.num_rows} rows")
+            worst = max(worst, error)
+        error = oracle.error(fresh, oracle.reference(tree, q[: tree.num_rows], k, v)[0])
+        require(error < oracle.TOLERANCE[shape.dtype], f"{strategy}: error {error:.1e} of a fresh kernel")
+    return f"{2 * steps} steps as a fresh kernel, error at most {worst:.1e}"
+
+
 def resident_mb() -> float:
     """Resident memory of this process; where the system does not say, its peak so far."""
     try:
@@ -207,16 +241,16 @@ def main() -> None:
     """Runs the checks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--steps", type=int, help="steps of every check, instead of 200, 20, 1000 and 1000 (cpu: 10)")
+    parser.add_argument("--steps", type=int, help="of every check, not 200, 20, 1000, 1000 and 200 (cpu: 10)")
     options = parser.parse_args()
     on_cuda = options.device == "cuda"
     if on_cuda and not torch.cuda.is_available():
-        sys.exit("graph_steps needs a CUDA device; --device cpu tries (b) to (d)")
+        sys.exit("graph_steps needs a CUDA device; --device cpu tries (b) to (e)")
     device = torch.device(options.device)
     shape = Shape(32, 8, 128, dtype="fp16") if on_cuda else Shape(4, 2, 16, dtype="fp32")
     checks: list[tuple[str, Callable[[Shape, torch.device, int], str], int]] = [
         ("graph", check_graph, 200), ("compiled", check_compiled, 20),
-        ("streams", check_streams, 1000), ("growth", check_growth, 1000),
+        ("streams", check_streams, 1000), ("growth", check_growth, 1000), ("live", check_live, 200),
     ]  # fmt: skip
     failed = False
     for name, check, steps in checks if on_cuda else checks[1:]:
