@@ -29,7 +29,7 @@ def made() -> list[object]:
     for heads, kv_heads, text in ablation.CASES:
         tree, shape = Tree.parse(text), Shape(heads, kv_heads, 128, dtype="fp16")
         schedule = lower(searched(tree, shape, H200).strategy.plan(tree, shape, H200), tree, shape, H200)
-        found += [[source.key for source in emit(schedule, shape)], schedule.pack().array.tolist()]
+        found += [[source.digest for source in emit(schedule, shape)], schedule.pack().array.tolist()]
     return found
 
 
