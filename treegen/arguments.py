@@ -17,8 +17,9 @@ from treegen.tiles import value_is_piece
 _HOPPER, _BLACKWELL = 90, 100
 _MOST_REGISTERS = 255
 """Of a thread. On Ampere and Blackwell kernels are told that they may take them: by itself the assembler rather spills
-some. Those that merge, which need most, spill less by themselves.
+some. Those that need most, which merge, work off lists or have tiles of more than _FEW_TOKENS, spill less by themselves.
 """
+_FEW_TOKENS = 64
 
 
 class TensorLike(Protocol):
@@ -131,13 +132,15 @@ def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool, capab
     times ten, 0 where no GPU runs it.
     """
     on_hopper = _HOPPER <= capability < _BLACKWELL
+    needs_most = key.merging or key.dealt or key.tile_tokens > _FEW_TOKENS
+    may_take_all = capability > 0 and not on_hopper and not needs_most
     return {
         "INTERPRETED": interpreted,
         "DEPENDENT": dependent,
         "num_warps": key.warps,
         "num_stages": key.stages,
         **({"launch_pdl": True} if dependent and key.merging else {}),
-        **({"maxnreg": _MOST_REGISTERS} if capability and not on_hopper and not key.merging else {}),
+        **({"maxnreg": _MOST_REGISTERS} if may_take_all else {}),
     }
 
 
