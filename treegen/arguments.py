@@ -17,7 +17,7 @@ from treegen.tiles import value_is_piece
 _HOPPER, _BLACKWELL = 90, 100
 _MOST_REGISTERS = 255
 """Of a thread. On Ampere and Blackwell kernels are told that they may take them: by itself the assembler rather spills
-some. Those that need most, which merge, work off lists or have tiles of more than _FEW_TOKENS, spill less by themselves.
+some. Those that need most, which merge, work off lists or have tiles of over _FEW_TOKENS, spill less by themselves.
 """
 _FEW_TOKENS = 64
 
