@@ -20,7 +20,8 @@ import jinja2
 import numpy as np
 
 import treegen
-from treegen import emit, one_loop, staggered, tiles, triton_backend
+from treegen import arguments as launch_arguments
+from treegen import emit, one_loop, staggered, tiles
 from treegen import lower as lowering
 from treegen.devices import current_target
 from treegen.ir import arena
@@ -126,7 +127,7 @@ OPTIMISATIONS = (
     Optimisation("one loop for short work", (1.0, 1.1, 1.0, 1.0, 1.0, 1.0), ((one_loop, "MOST_TILES", 0),)),
     Optimisation(
         "dependent launches", (1.12, 1.0, 1.0, 1.0, 1.08, 1.0),
-        ((triton_backend, "depends_on_launches", lambda capability: False),),
+        ((launch_arguments, "depends_on_launches", lambda capability: False),),
     ),
     Optimisation(
         "a block per head where few rows merge", (1.05, 1.0, 1.0, 1.0, 1.02, 1.0),

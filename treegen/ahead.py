@@ -21,7 +21,6 @@ from treegen.arguments import (
     MergeTables,
     Tables,
     Tensors,
-    depends_on_launches,
     merge_arguments,
     merge_options,
     partial_arguments,
@@ -114,12 +113,11 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
         tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale))
         extra = _extra(source.key, table)
         arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, extra)
-        dependent = depends_on_launches(architecture)
-        options = partial_options(source.key, interpreted=False, dependent=dependent, capability=architecture)
+        options = partial_options(source.key, interpreted=False, capability=architecture)
     else:
         extra = Extra(sinks=_Contiguous("torch.float32", (_ANY,)))
         arguments = merge_arguments(source.key, shape, tensors, MergeTables(table, table, table), _SCALE, extra)
-        options = merge_options(source.key, dependent=depends_on_launches(architecture))
+        options = merge_options(source.key, capability=architecture)
     with _device_of(architecture), expected_compiles():
         return kernel.warmup(*arguments, grid=(1,), **options)
 

@@ -127,11 +127,9 @@ def merge_arguments(
     )  # fmt: skip
 
 
-def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool, capability: int) -> dict[str, Any]:
-    """The keyword arguments of `partial_attention`. dependent: see depends_on_launches; capability: compute capability
-    times ten, 0 where no GPU runs it.
-    """
-    on_hopper = _HOPPER <= capability < _BLACKWELL
+def partial_options(key: KernelKey, *, interpreted: bool, capability: int) -> dict[str, Any]:
+    """The keyword arguments of `partial_attention`. capability: compute capability times ten, 0 if no GPU runs it."""
+    dependent, on_hopper = depends_on_launches(capability), _HOPPER <= capability < _BLACKWELL
     needs_most = key.merging or key.dealt or key.tile_tokens > _FEW_TOKENS
     may_take_all = capability > 0 and not on_hopper and not needs_most
     return {
@@ -144,8 +142,9 @@ def partial_options(key: KernelKey, *, interpreted: bool, dependent: bool, capab
     }
 
 
-def merge_options(key: MergeKey, *, dependent: bool) -> dict[str, Any]:
-    """The keyword arguments of `merge`. dependent: see depends_on_launches."""
+def merge_options(key: MergeKey, *, capability: int) -> dict[str, Any]:
+    """The keyword arguments of `merge`. capability: as of partial_options."""
+    dependent = depends_on_launches(capability)
     return {"DEPENDENT": dependent, "num_warps": key.warps, **({"launch_pdl": True} if dependent else {})}
 
 

@@ -305,8 +305,9 @@ def _tabulate_classes(
     masked = masked_launches(runs, items.rows, of_runs)
     if mask == "bits":
         for is_masked, (begin, end) in zip(masked, pairwise(of_runs), strict=True):
-            of_class = runs.table[begin:end] if is_masked else runs.table[:0]
-            of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
+            if is_masked:
+                of_class = runs.table[begin:end]
+                of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
     dealt = plan.blocks > 0
     classes = [
         _launched(tile, mask if is_masked else "none", block, dealt)

@@ -20,7 +20,6 @@ from treegen.arguments import (
     Tables,
     Tensors,
     by_slot,
-    depends_on_launches,
     merge_arguments,
     merge_options,
     partial_arguments,
@@ -117,7 +116,6 @@ class TritonProgram:
         self._scales = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, self._scales, scoring)
         self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
-        self._dependent = depends_on_launches(self._capability)
         self._by_bits = reads_bits(shape, self._capability)
 
     def load(self, schedule: Schedule) -> None:
@@ -238,12 +236,7 @@ class TritonProgram:
                 elif key.by_bits:
                     read = tensors._replace(k_cache=caches[0].view(torch.uint8), v_cache=caches[1].view(torch.uint8))
                 arguments = partial_arguments(key, shape, read, tables, sm_scale, lse_scale, self._extra)
-                options = partial_options(
-                    key,
-                    interpreted=_is_interpreted(kernel),
-                    dependent=self._dependent,
-                    capability=self._capability,
-                )
+                options = partial_options(key, interpreted=_is_interpreted(kernel), capability=self._capability)
                 yield kernel, (blocks,), arguments, options
             merges = self._capacity.merges[stage_number]
             if merges:
@@ -251,7 +244,7 @@ class TritonProgram:
                 merge_tables = MergeTables(*self._merges[stage_number])
                 arguments = merge_arguments(merging, shape, tensors, merge_tables, lse_scale, self._extra)
                 grid = (merges * -(-shape.num_qo_heads // merging.heads),)
-                options = merge_options(merging, dependent=self._dependent)
+                options = merge_options(merging, capability=self._capability)
                 yield _module(emit_merge(merging)).merge, grid, arguments, options
 
 
