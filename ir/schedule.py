@@ -35,7 +35,8 @@ class TileClass:
     """One kernel specialisation. rows: query head rows per block; tokens: KV tokens per tile; block: granularity, in
     tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
     thread blocks work off lists of items; merging: whether items join their rows' partials of earlier stages before
-    they write final output; full: whether items may have full tiles.
+    they write final output; full: whether items may have full tiles; waiting: whether final items wait
+    for the partials of others in the same launch (treegen.one_launch).
 
     A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
     """
@@ -49,6 +50,7 @@ class TileClass:
     dealt: bool = False
     merging: bool = False
     full: bool = True
+    waiting: bool = False
 
     @property
     def blocks_per_tile(self) -> int:
@@ -65,6 +67,7 @@ class TileClass:
             return f"{self.rows} head rows, unfused"
         mask = "no mask" if self.mask == "none" else f"{self.mask} mask"
         further = (", dealt" if self.dealt else "") + (", merging" if self.merging else "")
+        further += ", waiting" if self.waiting else ""
         further += "" if self.full else ", one loop"
         return f"{self.rows}x{self.tokens}/{self.block} {mask}, {self.warps} warps, {self.stages} stages{further}"
 
@@ -101,6 +104,8 @@ class Schedule:
     A final item of a merging class merges itself: before it writes its row i, which is entry `e = row0 + i` of the row
     table, it joins the slots `epilogue_slots[epilogue_indptr[e]:epilogue_indptr[e + 1]]`, in this order. Items of other
     classes on the same entries do not read the lists; without merging classes there are none, and the indptr is [0].
+    Final items of a waiting class do the same with slots of items before them in their class; their lists are those
+    that its kernel counts on (treegen.one_launch).
 
     Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
     a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.

@@ -57,7 +57,7 @@ class KernelKey:
     the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is read as
     bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done to
     scores. sinks: whether every head has a sink, which takes its share
-    of the softmax.
+    of the softmax. waiting: whether some items wait for the partials of others in the same launch.
     """
 
     dtype: str
@@ -81,6 +81,7 @@ class KernelKey:
     words: bool = False
     scoring: ScoreCode | None = None
     sinks: bool = False
+    waiting: bool = False
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""

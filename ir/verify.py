@@ -96,6 +96,7 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     Where items are dealt to thread blocks, each is dealt once. Stage by stage: an item writes slots that hold nothing,
     a merge reads slots that hold partials of its row and leaves at most one behind; before the last stage, which alone
     has merging classes, their final items read slots that hold partials of their rows; after it no slot holds anything.
+    Final items of a waiting class read slots of items before them in the class, which has a stage for itself.
     """
     if len(schedule.work_indptr) > 1 and len(schedule.items):
         complete = len(schedule.work) > 0 and len(schedule.work) % len(schedule.items) == 0
@@ -128,13 +129,18 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     if merging[: schedule.stage_indptr[-2:][0]].any():
         reason = "merge before the last stage"
         raise PlanError("classes", f"{merging.sum()} merging", reason, "let only classes of the last stage merge")
-    joining = ~partial & np.repeat(merging, np.diff(schedule.class_indptr))[item]
+    waits = any(tile.waiting for tile in schedule.classes)
+    if waits and (len(schedule.classes) > 1 or (np.diff(partial[np.diff(item, prepend=-1) > 0].astype(int)) > 0).any()):
+        raise PlanError("classes", "waiting", "has others, or final items before partial ones", "let final items be last")
+    joining = ~partial & (np.repeat(merging, np.diff(schedule.class_indptr))[item] | waits)
     for stage, (classes, merges) in enumerate(schedule.stages):
-        if stage == schedule.num_stages - 1:
+        if stage == schedule.num_stages - 1 and not waits:
             _check_epilogues(schedule, (first[item] + position)[joining], holds)
         launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
         new = partial & (item >= launched.start) & (item < launched.stop)
         holds[slot[new]] = row[new]
+        if waits:
+            _check_epilogues(schedule, (first[item] + position)[joining], holds)
         bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
         read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
         lengths = np.diff(bounds)

@@ -110,7 +110,7 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     arguments: tuple[Any, ...]
     if isinstance(source.key, KernelKey):
         scale = _Contiguous(_DTYPES["fp32"], (shape.num_kv_heads,))
-        tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale))
+        tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale), _ANY)
         extra = _extra(source.key, table)
         arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, extra)
         options = partial_options(source.key, interpreted=False, capability=architecture)
@@ -169,6 +169,7 @@ def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:
         _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
         _Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),
         _Contiguous(_DTYPES["fp32"], (_ANY,)),
+        _Contiguous("torch.int64", (_ANY,)),
     )
 
 

@@ -40,7 +40,9 @@ class TensorLike(Protocol):
 
 
 class Tensors(NamedTuple):
-    """q, the caches, the results and the partial results, in the order in which stage-1 kernels take them."""
+    """q, the caches, the results, the partial results and flags, in the order in which stage-1 kernels take them; only
+    those that wait take flags.
+    """
 
     q: TensorLike
     k_cache: TensorLike
@@ -49,11 +51,12 @@ class Tensors(NamedTuple):
     lse: TensorLike
     part_out: TensorLike
     part_lse: TensorLike
+    flags: TensorLike
 
 
 class Tables(NamedTuple):
     """The tables of a tile class; work and epilogue: an indptr and the list behind it; scales: of keys and of values,
-    for kernels that have them.
+    for kernels that have them; parts: of every row, for kernels that wait.
     """
 
     items: TensorLike
@@ -63,6 +66,7 @@ class Tables(NamedTuple):
     work: tuple[TensorLike, TensorLike]
     epilogue: tuple[TensorLike, TensorLike]
     scales: tuple[TensorLike, ...] = ()
+    parts: int = 0
 
 
 class MergeTables(NamedTuple):
@@ -98,7 +102,7 @@ def partial_arguments(
     """The positional arguments of `partial_attention`; scales as in TritonProgram."""
     q, out = tensors.q, tensors.out
     return (
-        *tensors,
+        *(tensors if key.waiting else tensors[:-1]), *((tables.parts,) if key.waiting else ()),
         *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
         *(tables.scales if key.scaled else ()),
         shape.num_kv_heads,

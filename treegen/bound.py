@@ -24,34 +24,39 @@ TorchProgram."""
 
 _ALIGNMENT = 256
 _FP32_BYTES = 4
+_FLAG_BYTES = 8
 
 
 class Scratch(NamedTuple):
-    """Where a call has its part_lse (at 0), part_out and lse in one piece of memory, in bytes, and the size of all.
+    """Where a call has its part_lse (at 0), part_out, flags and lse in one piece of memory, in bytes, and the size of
+    all.
 
     Partial results come first, so that calls with an lse of their own need no more than `lse_at`.
     """
 
     out_at: int
+    flags_at: int
     lse_at: int
     size: int
 
     @classmethod
-    def of(cls, slots: int, rows: int, shape: Shape) -> Scratch:
-        """Room for so many slots of partial results, and for the lse of so many rows."""
+    def of(cls, slots: int, rows: int, shape: Shape, flags: int = 0) -> Scratch:
+        """Room for so many slots of partial results, flags, and the lse of so many rows."""
         of_lse = _FP32_BYTES * shape.num_qo_heads
         out_at = _aligned(slots * of_lse)
-        lse_at = out_at + _aligned(slots * (shape.partial_bytes - of_lse))
-        return cls(out_at, lse_at, lse_at + rows * of_lse)
+        flags_at = out_at + _aligned(slots * (shape.partial_bytes - of_lse))
+        lse_at = flags_at + _aligned(flags * _FLAG_BYTES)
+        return cls(out_at, flags_at, lse_at, lse_at + rows * of_lse)
 
 
 class Launch(NamedTuple):
-    """A compiled kernel on its grid: it takes pointers to the tensors from number `first` on (of arguments.Tensors),
-    and `rest` behind them.
+    """A compiled kernel on its grid: it takes pointers to the tensors `first:end` (of arguments.Tensors), and `rest`
+    behind them.
     """
 
     run: Callable[..., None]
     first: int
+    end: int
     rest: tuple[Any, ...]
 
 
@@ -88,7 +93,7 @@ class BoundCall:
         lse: torch.Tensor | None,
     ) -> None:
         """See Call."""
-        out_at, lse_at, size = self._scratch
+        out_at, flags_at, lse_at, size = self._scratch
         workspace = self._workspace
         if workspace is None and (needed := size if lse is None else lse_at):
             workspace = torch.empty(needed, dtype=torch.uint8, device=self._device)
@@ -96,7 +101,7 @@ class BoundCall:
         pointers = (
             q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
             base + lse_at if lse is None else lse.data_ptr(),
-            base + out_at, base,
+            base + out_at, base, base + flags_at,
         )  # fmt: skip
         if torch.cuda.current_device() == self._index:
             self._launch(pointers)
@@ -106,8 +111,8 @@ class BoundCall:
 
     def _launch(self, pointers: tuple[int, ...]) -> None:
         stream = self._current_stream(self._index)
-        for run, first, rest in self._launches:
-            run(*pointers[first:], *rest, stream=stream)
+        for run, first, end, rest in self._launches:
+            run(*pointers[first:end], *rest, stream=stream)
 
 
 def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:

@@ -14,6 +14,7 @@ from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import FP8, Shape
 from treegen.ir.signature import KernelKey, MergeKey, ScoreCode
+from treegen.one_launch import in_one_launch
 from treegen.one_loop import in_one_loop
 from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
@@ -70,6 +71,7 @@ class PartialContext:
     bits: bool
     dealt: bool
     merging: bool
+    waiting: bool
     page_size: int
     group: int
     heads: int
@@ -149,6 +151,7 @@ def kernel_key(
         dealt=tile.dealt,
         merging=tile.merging,
         full=tile.full,
+        waiting=tile.waiting,
         warps=tile.warps,
         stages=tile.stages,
         scoring=scoring,
@@ -223,7 +226,7 @@ def emit(
 
     A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks: see KernelKey.
     """
-    classes = (in_one_loop(schedule) if capacity is None else schedule).classes
+    classes = (in_one_loop(in_one_launch(schedule)) if capacity is None else schedule).classes
     fused = [tile for tile in classes if tile.fused]
     keys = (kernel_key(tile, shape, page_size, scoring, scaled=scaled, by_bits=by_bits, sinks=sinks) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
@@ -278,6 +281,7 @@ def emit_partial(key: KernelKey) -> Source:
         bits=key.mask == "bits",
         dealt=key.dealt,
         merging=key.merging,
+        waiting=key.waiting,
         page_size=key.page_size,
         group=key.group,
         heads=heads,
@@ -300,7 +304,7 @@ def emit_partial(key: KernelKey) -> Source:
         scoring=key.scoring,
         loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
         extra=(*(("row_positions",) if positions else ()), *(("sinks",) if key.sinks else ()), *captured),
-        unspecialized=tuple(name for name in captured if "_s" in name),
+        unspecialized=(*(("parts",) if key.waiting else ()), *(name for name in captured if "_s" in name)),
         positions=positions,
         sinks=key.sinks,
     )

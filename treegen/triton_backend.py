@@ -38,6 +38,7 @@ from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
+from treegen.one_launch import in_one_launch, parts_of
 from treegen.one_loop import in_one_loop
 from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring
@@ -86,8 +87,9 @@ class TritonProgram:
         scales: Scales | None = None,
         scoring: Scoring | None = None,
     ) -> None:
-        schedule = in_one_loop(schedule) if capacity is None else schedule
+        schedule = _launched(schedule, capacity)
         self._schedule = schedule
+        self._waits = _waits(schedule)
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
         self._scoring = scoring
@@ -98,7 +100,7 @@ class TritonProgram:
         self._capacity = capacity or schedule.size
         self._workspace: torch.Tensor | None = None
         if most_rows is not None:
-            size = Scratch.of(self._capacity.slots, most_rows, shape).size
+            size = self._scratch(most_rows).size
             self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
         arena = schedule.pack(capacity)
         self.table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
@@ -178,14 +180,19 @@ class TritonProgram:
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
                 constants = (options[name] for name in kernel.arg_names[len(arguments) :])
                 first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
-                rest = (_settled(argument) for argument in arguments[len(tensors) - first :])
+                end = len(tensors) - (not self._waits)
+                rest = (_settled(argument) for argument in arguments[end - first :])
                 on_grid = compiled[(grid[0], 1, 1)]
-                bound.append(Launch(on_grid, first, (*rest, *constants)))
+                bound.append(Launch(on_grid, first, end, (*rest, *constants)))
         warn_of_compiles(stacklevel=6)
         from triton.runtime import driver
 
-        scratch = Scratch.of(self._capacity.slots, len(q), self._shape)
-        return BoundCall(tuple(bound), self, q.device, driver.active.get_current_stream, scratch, self._workspace)
+        stream_of = driver.active.get_current_stream
+        return BoundCall(tuple(bound), self, q.device, stream_of, self._scratch(len(q)), self._workspace)
+
+    def _scratch(self, rows: int) -> Scratch:
+        """The scratch memory of a call with so many rows."""
+        return _scratch(self._schedule, self._capacity, rows, self._shape)
 
     def _tensors(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor, lse: torch.Tensor
@@ -193,13 +200,14 @@ class TritonProgram:
         """The tensors of a launch, with room for partial results."""
         return Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
 
-    def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for part_out and part_lse."""
-        out_at, lse_at, _ = Scratch.of(self._capacity.slots, 0, self._shape)
+    def _partials(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Room for part_out, part_lse and flags."""
+        out_at, flags_at, lse_at, _ = self._scratch(0)
         memory = self._workspace
         if memory is None:
             memory = torch.empty(lse_at, dtype=torch.uint8, device=device)
-        return memory[out_at:lse_at].view(self._partial_dtype), memory[:out_at].view(torch.float32)
+        part_out, flags = memory[out_at:flags_at].view(self._partial_dtype), memory[flags_at:lse_at].view(torch.int64)
+        return part_out, memory[:out_at].view(torch.float32), flags
 
     def _launches(
         self, tensors: Tensors, caches: tuple[torch.Tensor, torch.Tensor], sm_scale: float, lse_scale: float
@@ -229,7 +237,8 @@ class TritonProgram:
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = lanes_of(tile, shape)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
-                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or ())
+                parts = parts_of(self._schedule) if self._waits else 0
+                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or (), parts)
                 read = tensors
                 if key.words and words is not None:
                     read = tensors._replace(k_cache=words[0], v_cache=words[1])
@@ -250,8 +259,23 @@ class TritonProgram:
 
 def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:
     """Bytes of device memory that a program takes for tables, partial results and the lse of so many rows."""
+    schedule = _launched(schedule, capacity)
     capacity = capacity or schedule.size
-    return schedule.pack(capacity).array.nbytes + Scratch.of(capacity.slots, rows, shape).size
+    return schedule.pack(capacity).array.nbytes + _scratch(schedule, capacity, rows, shape).size
+
+
+def _launched(schedule: Schedule, capacity: Capacity | None) -> Schedule:
+    """The schedule in the form in which it is launched. Where launches are fixed by a capacity it is what it is."""
+    return in_one_loop(in_one_launch(schedule)) if capacity is None else schedule
+
+
+def _waits(schedule: Schedule) -> bool:
+    return any(tile.waiting for tile in schedule.classes)
+
+
+def _scratch(schedule: Schedule, capacity: Capacity, rows: int, shape: Shape) -> Scratch:
+    """The scratch memory of a call: a flag for every slot and head at most, where some items wait for others."""
+    return Scratch.of(capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if _waits(schedule) else 0)
 
 
 def _copy(array: Ints, table: torch.Tensor) -> None:

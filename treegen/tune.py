@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -14,17 +15,24 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.lower import lower
 from treegen.measure import Measurer, Outcome, check_tree
 from treegen.meter import Meter
+from treegen.one_launch import in_one_launch
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
+from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
 
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
+_MOST_AT_ONCE = 2
+"""Strategies that merge last in one launch, at most."""
+_MOST_LOWERED = 8
+"""Strategies among which these are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +102,20 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
     """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
-    and whole paths in large tiles, so that what is chosen loses to neither.
+    and whole paths in large tiles, so that what is chosen loses to neither, and the best that merge last in one launch,
+    which the model takes for two.
     """
-    found = candidates(tree, shape, target, 1_000_000)
-    chosen = [strategy for strategy, _ in found[:most]]
-    plain = next(strategy for strategy, _ in found if strategy.name == "query")
-    return list(dict.fromkeys((*chosen, plain, cohort())))
+    found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
+    plain = next(strategy for strategy in found if strategy.name == "query")
+    last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
+    at_once = (each for each in islice(last, _MOST_LOWERED) if _takes_one_launch(each, tree, shape, target))
+    return list(dict.fromkeys((*found[:most], plain, cohort(), *islice(at_once, _MOST_AT_ONCE))))
+
+
+def _takes_one_launch(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> bool:
+    """Whether stages of the strategy's plan are launched together (treegen.one_launch)."""
+    schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
+    return in_one_launch(schedule).launches < schedule.launches
 
 
 def _measured(

@@ -44,18 +44,18 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
 
     Of tiles: the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
     without a mask, with runs packed in blocks or by slot, and in two loops or one (treegen.one_loop), as trees and KV
-    locations decide. Left out are, because
-    they cannot occur:
+    locations decide. Left out are, because they cannot occur:
 
     - row intervals where a tile holds one query row: a work item reads nothing that none of its rows sees;
     - bit masks, but for the class of single rows: SpecInfer's alone store them, and its groups are single rows;
     - dealt classes with a tile that a strategy names: FlashForge's alone are dealt, and lowering chooses its tile;
-    - merging classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work is of one stage;
+    - merging and waiting classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work is of one
+      stage; waiting ones with small tiles, by slot or without a mask (treegen.one_launch);
     - all of Medusa's: it runs unfused.
     """
     suited = [tile_class(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]
     tiles = {policy.tile for policy in policies_of(shape, target)[0] if policy.tile is not None}
-    named = _wanted(sorted(tiles), shape, target)
+    named = list(_wanted(sorted(tiles), shape, target))
     fasttree = FastTree()
     phases = _wanted(zip(fasttree.tile_q, fasttree.tile_kv, strict=True), shape, target)
     made: list[TileClass] = []
@@ -65,6 +65,8 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
     for tile in suited:
         made += _variants(replace(tile, dealt=True), "interval", DEALT_BLOCK_TOKENS, shape)
     made += _variants(suited[0], "bits", BLOCK_TOKENS, shape)
+    large = [tile for tile in (*suited, *named) if tile.rows > SMALL_ROWS]
+    made += [replace(tile, mask="interval", waiting=True) for tile in large]
     for tile in phases:
         made += _variants(tile, "interval", BLOCK_TOKENS, shape)
     made += [replace(tile, full=False) for tile in made if can_be_one_loop(tile)]
