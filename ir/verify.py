@@ -131,7 +131,9 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
         raise PlanError("classes", f"{merging.sum()} merging", reason, "let only classes of the last stage merge")
     waits = any(tile.waiting for tile in schedule.classes)
     if waits and (len(schedule.classes) > 1 or (np.diff(partial[np.diff(item, prepend=-1) > 0].astype(int)) > 0).any()):
-        raise PlanError("classes", "waiting", "has others, or final items before partial ones", "let final items be last")
+        raise PlanError(
+            "classes", "waiting", "has others, or final items before partial ones", "let final items be last"
+        )
     joining = ~partial & (np.repeat(merging, np.diff(schedule.class_indptr))[item] | waits)
     for stage, (classes, merges) in enumerate(schedule.stages):
         if stage == schedule.num_stages - 1 and not waits:

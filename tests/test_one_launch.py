@@ -62,7 +62,10 @@ def test_every_schedule_stays_right(tree: Tree, head_rows: int, apart: int, spli
         return
     verify_schedule(found, tree.num_rows)
     (tile,), parts = found.classes, parts_of(found)
-    assert tile.waiting and not tile.merging and found.num_stages == 1 and found.launches == 1 < before.launches
+    assert tile.waiting
+    assert not tile.merging
+    assert found.num_stages == 1
+    assert found.launches == 1 < before.launches
     for name in ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "group"):
         assert np.array_equal(found.column(name), before.column(name))
     # What the kernel takes for granted: where every final item's partials are, and who writes them.
@@ -78,10 +81,11 @@ def test_every_schedule_stays_right(tree: Tree, head_rows: int, apart: int, spli
 def test_partials_are_merged_in_the_order_of_their_list() -> None:
     before = scheduled(Tree.parse("1,4,8,64/16,48,64,32"), cohort(head_rows=64, apart=16, split=32, merge="final"))
     found = in_one_launch(before)
-    assert waits(found) and parts_of(found) == 2
+    assert waits(found)
+    assert parts_of(found) == 2
     own, new = ({int(i.slot0): i.group for i in each.work_items if i.slot0 >= 0} for each in (before, found))
     for row, (begin, end) in enumerate(zip(before.epilogue_indptr, before.epilogue_indptr[1:], strict=False)):
-        first = [i for i in before.work_items if i.row0 <= row < i.row0 + i.rows][0].row0
+        first = next(i for i in before.work_items if i.row0 <= row < i.row0 + i.rows).row0
         listed = [own[int(slot) - (row - first)] for slot in before.epilogue_slots[begin:end]]
         again = found.epilogue_slots[found.epilogue_indptr[row] : found.epilogue_indptr[row + 1]]
         assert listed == [new[int(slot) - (row - first)] for slot in again]
@@ -145,7 +149,8 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     report = kernel.verify(q, *caches)
     assert report.passed, report
     (program,) = kernel._served.programs.values()
-    assert isinstance(program, TritonProgram) and waits(program._schedule)
+    assert isinstance(program, TritonProgram)
+    assert waits(program._schedule)
 
 
 def test_flags_are_taken_back_and_need_not_be_empty() -> None:
@@ -169,7 +174,8 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
     _, flags_at, lse_at, _ = program._scratch(tree.num_rows)
     flags = kept[-1][flags_at:lse_at].view(torch.int64)
     slots = [int(item.slot0) for item in in_one_launch(schedule).work_items if item.slot0 >= 0]
-    assert len(flags) >= schedule.num_slots * 4 and not flags[slots].any()
+    assert len(flags) >= schedule.num_slots * 4
+    assert not flags[slots].any()
 
 
 def test_a_call_has_room_for_flags() -> None:
@@ -181,12 +187,33 @@ def test_a_call_has_room_for_flags() -> None:
 
 def test_emitted_modules_are_those_that_are_launched() -> None:
     (source,) = emit(scheduled(Tree.parse(EVEN), LAST), SHAPE)
-    assert source.key.waiting and "flag_at" in source.text and "gdc_wait()\n    for" not in source.text
+    assert source.key.waiting
+    assert "flag_at" in source.text
+    assert "gdc_wait()\n    for" not in source.text
 
 
 def test_tuning_measures_the_best_of_them() -> None:
     tree, shape = Tree.parse("1,4,8,256/8,256,256,32"), Shape(16, 1, 128, dtype="fp16")
-    assert cohort(head_rows=64, apart=64, merge="final") in proposals(tree, shape, H200, 4)
+    chosen = proposals(tree, shape, H200, 4)
+    assert cohort(head_rows=64, apart=64, merge="final") in chosen
+    assert cohort(head_rows=64, split=512, merge="final") in chosen
+    assert not any(waits(in_one_launch(scheduled(tree, each, shape))) for each in proposals(tree, shape, H200, 4)[:4])
+
+
+@pytest.mark.parametrize(
+    ("text", "split", "tiles"),
+    [("1,4,8,256/8,256,256,32", 1024, (8, 9)), ("1,4,256/8,256,32", 512, (6, 7)), ("1,256/256,32", 512, (6, 6))],
+)
+def test_whole_paths_in_two_parts(text: str, split: int, tiles: tuple[int, int]) -> None:
+    """The last part takes what is left over, and waits for the other; together they take no more tiles."""
+    tree, shape = Tree.parse(text), Shape(32, 8, 128, dtype="fp16")
+    schedule = scheduled(tree, cohort(split=split, merge="final"), shape)
+    whole = scheduled(tree, cohort(), shape)
+    counts = schedule.column("tiles") + schedule.column("block_tiles")
+    first, last = np.split(counts, schedule.class_indptr[1:-1])
+    assert (first.max(), last.max(), len(first), len(last)) == (*tiles, 16, 16)
+    assert counts.sum() == (whole.column("tiles") + whole.column("block_tiles")).sum()
+    assert waits(in_one_launch(schedule))
 
 
 def check_compiled(shapes: list[Shape]) -> None:

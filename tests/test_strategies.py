@@ -224,6 +224,38 @@ def test_passes_keep_the_law_on_groups_of_several_intervals(
         assert {row for segment in group.segments for row in range(*segment.seen)} == set(range(group.num_rows))
 
 
+@examples(120)
+@given(
+    tree=forests(20, 90, salt=450),
+    head_rows=st.sampled_from([2, 8, 64]),
+    most=st.sampled_from([1, 7, 16, 48, 64, 128, 400]),
+)
+def test_parts_in_whole_tiles(tree: Tree, head_rows: int, most: int) -> None:
+    """Few parts, all but the last of as many whole tiles, which begin with a block; the last one merges."""
+    whole = strategies.cohort(head_rows=head_rows).plan(tree, SMALL, H200)
+    plan = strategies.cohort(head_rows=head_rows, split=most, merge="final").plan(tree, SMALL, H200)
+    verify(plan, tree)
+    assert obeys_law(plan, tree)
+    schedule = lower(plan, tree, SMALL, H200)
+    verify_schedule(schedule, tree.num_rows)
+    assert_computes_attention(schedule, tree)
+    block, parts = 16 if most % 16 == 0 else 1, list(plan.groups)
+    for group in whole.groups:
+        room = sum(-(-(segment.stop - segment.start) // block) * block for segment in group.segments)
+        own, parts = parts[: -(-room // most)], parts[-(-room // most) :]
+        assert [part.stage for part in own] == [0] * (len(own) - 1) + [1]
+        assert all(part.rows == group.rows for part in own)
+        sizes = [sum(-(-(s.stop - s.start) // block) * block for s in part.segments) for part in own]
+        assert sum(sizes) == room
+        assert len(set(sizes[:-1])) <= 1
+        assert all(size % min(64, most) == 0 for size in sizes[:-1])
+        for part in own:
+            for segment in part.segments:
+                (of,) = [s for s in group.segments if s.node == segment.node and s.start <= segment.start < s.stop]
+                assert (segment.start - of.start) % block == 0
+    assert not parts
+
+
 @examples(60)
 @given(tree=forests(salt=500))
 def test_every_pass_of_a_pipeline_leaves_a_lawful_plan(tree: Tree) -> None:

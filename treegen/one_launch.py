@@ -18,12 +18,11 @@ from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.tiles import SMALL_ROWS
 
 MOST_PARTS = 2
-"""Partials that a final item waits for at most: it merges one after another, where a launch of merges takes all at once.
-"""
+"""Partials of every row at most: a final item merges one after another, a launch of merges takes all at once."""
 MOST_LONGER = 7 / 6
-"""How many times as long as final items, in tiles, those may be that these wait for. Measured on an H200 (fp16, head dim
-128, FastTree's small trees, cold L2, graphs): 0.92 to 1.00 of the time of two launches up to there, where final items
-are the longer ones as little as 0.88; behind it 1.01 to 1.07.
+"""How many times as long as final items, in tiles, those may be that these wait for. Measured on an H200 (fp16, head
+dim 128, FastTree's small trees, cold L2, graphs): 0.95 to 0.98 of the time of two launches up to there, 0.88 to 0.97
+where final items are the longer ones; behind it 1.01 to 1.07.
 """
 
 
@@ -34,8 +33,8 @@ def parts_of(schedule: Schedule) -> int:
 
 
 def in_one_launch(schedule: Schedule) -> Schedule:
-    """The schedule with one class that waits in place of two stages, its slots numbered as such a kernel has them, where
-    that can be; else as it is.
+    """The schedule with one class that waits in place of two stages, its slots numbered as such a kernel has them,
+    where that can be; else as it is.
     """
     tile = _waiting_class(schedule)
     if tile is None:
@@ -52,7 +51,9 @@ def in_one_launch(schedule: Schedule) -> Schedule:
     of_same_rows = (row0[order] == row0[final][:, None]) & (rows[order] == rows[final][:, None])
     if not of_same_rows.all() or (slot0[before] < 0).any() or (slot0[last] >= 0).any():
         return schedule
-    if int(rows[last].sum()) != len(schedule.rows) or not _merges_them(schedule, row0[final], rows[final], slot0[order]):
+    if int(rows[last].sum()) != len(schedule.rows) or not _merges_them(
+        schedule, row0[final], rows[final], slot0[order]
+    ):
         return schedule
     items = schedule.items.copy()
     items[order, ITEM_FIELDS.index("slot0")] = parts * row0[order] + np.arange(parts) * rows[order]
@@ -69,8 +70,8 @@ def in_one_launch(schedule: Schedule) -> Schedule:
 
 
 def _waiting_class(schedule: Schedule) -> TileClass | None:
-    """The class in which two stages of one class each could run; None if there are others, or they differ, or have small
-    tiles or gathered tokens, for which it does not pay.
+    """The class in which two stages of one class each could run; None if there are others, or they differ, or have
+    small tiles or gathered tokens, for which it does not pay.
     """
     if schedule.num_stages != 2 or len(schedule.classes) != 2 or len(schedule.merge_rows):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -22,6 +22,7 @@ from treegen.one_launch import in_one_launch
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
+from treegen.search.space import HEAD_ROWS, SPLITS, heights_of
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
@@ -30,7 +31,7 @@ from treegen.targets import Target
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
 _MOST_AT_ONCE = 2
-"""Strategies that merge last in one launch, at most."""
+"""Strategies with cuts that merge last in one launch, at most."""
 _MOST_LOWERED = 8
 """Strategies among which these are looked for."""
 
@@ -102,20 +103,27 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
     """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
-    and whole paths in large tiles, so that what is chosen loses to neither, and the best that merge last in one launch,
+    and whole paths in large tiles, so that what is chosen loses to neither, and some that merge last in one launch,
     which the model takes for two.
     """
     found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
+    return list(dict.fromkeys((*found[:most], plain, cohort(), *_in_one_launch(found, tree, shape, target))))
+
+
+def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
+    """The first of these that merge last in one launch, and whole paths of many head rows in as few parts as do."""
+
+    def takes_one(strategy: Strategy) -> bool:
+        schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
+        return in_one_launch(schedule).launches < schedule.launches
+
     last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
-    at_once = (each for each in islice(last, _MOST_LOWERED) if _takes_one_launch(each, tree, shape, target))
-    return list(dict.fromkeys((*found[:most], plain, cohort(), *islice(at_once, _MOST_AT_ONCE))))
-
-
-def _takes_one_launch(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> bool:
-    """Whether stages of the strategy's plan are launched together (treegen.one_launch)."""
-    schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
-    return in_one_launch(schedule).launches < schedule.launches
+    yield from islice(filter(takes_one, islice(last, _MOST_LOWERED)), _MOST_AT_ONCE)
+    for head_rows in heights_of(shape.group):
+        if head_rows > HEAD_ROWS[1]:
+            parted = (cohort(head_rows=head_rows, split=tokens, merge="final") for tokens in SPLITS[1:])
+            yield from islice(filter(takes_one, parted), 1)
 
 
 def _measured(

@@ -17,7 +17,7 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.groupings import by_cohort, fragments_of
-from treegen.strategies.passes import cut_context, cut_every
+from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 from treegen.tiles import rows_per_tile
@@ -35,8 +35,9 @@ class Cohort(Strategy):
 
     apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
     results are merged. cut: the same for the nodes above these ones, which belong to one tree. merge: "reduce" merges
-    in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch: these parts are
-    not split.
+    in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch (or in the same
+    one, treegen.one_launch): these parts are not split. Where no path is cut, "final" makes the parts that `split` asks
+    for equal in whole tiles, and the last one merges.
     """
 
     head_rows: int = 64
@@ -105,7 +106,12 @@ class Cohort(Strategy):
         plan = plan.changed(strategy=self._text, tiles=tiles, stage=stage, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
-        if self.split is not None:
+        if self.split is not None and self.merge == "final" and not len(cut):
+            group, begin, end, last = cut_in_tiles(plan, self.split)
+            plan = cut_context(plan, group, begin, end).changed(stage=frozen(last.astype(np.int32)))
+            if on_pass:
+                on_pass("split-in-tiles", plan)
+        elif self.split is not None:
             tokens = plan.group_tokens
             length: int | Longs = self.split
             if self.merge == "final":

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from treegen.division import borders
 from treegen.ir.arrays import Longs, frozen, offsets, positive_int, ragged, ragged_ranges, stacked
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
+from treegen.tiles import BLOCK_TOKENS
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+_TILE_TOKENS = 64
 
 
 class Pass(Protocol):
@@ -60,6 +65,35 @@ def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
     of_part = length if isinstance(length, int) else length[group]
     begin = step * of_part
     return group, begin, np.minimum(begin + of_part, tokens[group])
+
+
+def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
+    """(group, begin, end, whether it is the last) of every part when the read tokens of each group are cut into as few
+    parts of at most `most` tokens as can be, all but the last of the same number of whole tiles, and it of the rest.
+
+    Tiles are of 64 tokens, and pack runs in blocks of 16 (treegen.tiles): parts begin with a block, so that together
+    they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one.
+    """
+    block = BLOCK_TOKENS if most % BLOCK_TOKENS == 0 else 1
+    length = (plan.stop - plan.start).astype(np.int64)
+    slots, tokens = offsets(-(-length // block) * block), offsets(length)
+    first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
+    total, tile = behind - first, min(_TILE_TOKENS, most)
+    parts = -(-total // most)
+    size = np.maximum(total // np.maximum(parts, 1) // tile * tile, tile)
+    group, step = ragged(parts)
+    last: Bools = step + 1 == parts[group]
+    begin = step * size[group]
+    end = np.where(last, total[group], begin + size[group])
+
+    def token(slot: Longs) -> Longs:
+        """The tokens of its group before a slot."""
+        place = first[group] + slot
+        segment = np.minimum(slots.searchsorted(place, "right") - 1, plan.segment_indptr[group + 1] - 1)
+        before: Longs = tokens[segment] + np.minimum(place - slots[segment], length[segment])
+        return before - tokens[plan.segment_indptr[group]]
+
+    return group, token(begin), token(end), last
 
 
 def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
