@@ -26,7 +26,7 @@ TREES = ("40(5,7*3)", "600(40*6,9(3*5))")
 STRATEGIES = (
     "query", "cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge", "specinfer",
     cohort(), cohort(head_rows=16), cohort(split=64), cohort(apart=2), cohort(apart=2, merge="final"),
-    cohort(head_rows=16, split=128, apart=2, merge="final"),
+    cohort(head_rows=16, split=128, apart=2, merge="final"), cohort(split=512, merge="final"),
 )  # fmt: skip
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
