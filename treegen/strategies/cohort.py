@@ -36,8 +36,8 @@ class Cohort(Strategy):
     apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
     results are merged. cut: the same for the nodes above these ones, which belong to one tree. merge: "reduce" merges
     in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch (or in the same
-    one, treegen.one_launch): these parts are not split. Where no path is cut, "final" makes the parts that `split` asks
-    for equal in whole tiles, and the last one merges.
+    one, treegen.one_launch): these parts are not split. With neither apart nor cut, "final" makes the parts that
+    `split` asks for equal in whole tiles, and the last one merges.
     """
 
     head_rows: int = 64
@@ -106,7 +106,7 @@ class Cohort(Strategy):
         plan = plan.changed(strategy=self._text, tiles=tiles, stage=stage, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
-        if self.split is not None and self.merge == "final" and not len(cut):
+        if self.split is not None and self.merge == "final" and self.apart is None and not self.cut:
             group, begin, end, last = cut_in_tiles(plan, self.split)
             plan = cut_context(plan, group, begin, end).changed(stage=frozen(last.astype(np.int32)))
             if on_pass:
