@@ -66,6 +66,7 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
         cascade(),
         cohort(16, apart=3, merge="final"),
         cohort(64, apart=3, merge="final"),
+        cohort(64, split=96, merge="final"),
     ),
 }
 
