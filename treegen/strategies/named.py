@@ -108,7 +108,8 @@ def cohort(
 
     head_rows: query head rows of a group; split: tokens per work item; tile: (head rows, tokens) of a tile; apart:
     nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes; merge:
-    "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths.
+    "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths (of whole paths that are split,
+    by the last of parts of whole tiles).
     """
     return Cohort(head_rows, split, tile, apart, cut, merge)
 
