@@ -240,7 +240,7 @@ def check_compiled(shapes: list[Shape]) -> None:
         for arch in ARCHITECTURES for shape in shapes for full in (False, True)
     ]  # fmt: skip
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
-        most = 48 if key.page_size > 1 and key.head_dim == 64 else 16
+        most = 80 if key.head_dim == 64 else 16  # 128 tokens a tile: kernels that merge spill up to 48 bytes there
         assert resources.stack <= most, f"sm_{architecture} {key}"
 
 
