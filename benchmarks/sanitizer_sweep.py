@@ -1,5 +1,5 @@
-"""A small sweep of kernel variants for compute-sanitizer: masks, packed and gathered runs, pages, splits, both merges,
-lists of work, bit masks, one loop and two.
+"""A small sweep of kernel variants for compute-sanitizer: masks, packed and gathered runs, pages, splits, both merges
+and the latter in one launch, lists of work, bit masks, one loop and two.
 
     python benchmarks/sanitizer_sweep.py                                         # compiles, checks, repeats
     compute-sanitizer --tool memcheck python benchmarks/sanitizer_sweep.py

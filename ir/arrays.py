@@ -16,6 +16,7 @@ from treegen.ir.errors import TreeError, TreegenError
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 
 Entry = TypeVar("Entry")

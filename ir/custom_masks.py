@@ -13,13 +13,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen, int32_array, offsets, positive_int, ragged_ranges
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Bools,
+    IntsLike,
+    Longs,
+    frozen,
+    int32_array,
+    offsets,
+    positive_int,
+    ragged_ranges,
+)
 from treegen.ir.edits import Edited
 from treegen.ir.errors import CrossingError, TreeError
 from treegen.ir.page_tables import TreeParts, check_table, on_host, tree_parts
 from treegen.ir.queries import Pieces, grafted
-
-Bools = npt.NDArray[np.bool_]
 
 # Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
 _MOST_ENTRIES = 1 << 22

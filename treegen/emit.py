@@ -226,7 +226,7 @@ def emit(
 
     A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks: see KernelKey.
     """
-    classes = (in_one_loop(in_one_launch(schedule)) if capacity is None else schedule).classes
+    classes = launched(schedule, capacity).classes
     fused = [tile for tile in classes if tile.fused]
     keys = (kernel_key(tile, shape, page_size, scoring, scaled=scaled, by_bits=by_bits, sinks=sinks) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
@@ -235,6 +235,11 @@ def emit(
         merge_key_of(schedule, shape, stage, capacity, sinks=sinks) for stage, merged in enumerate(rows) if merged
     )
     return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
+
+
+def launched(schedule: Schedule, capacity: Capacity | None = None) -> Schedule:
+    """The schedule in the form in which it is launched; where launches are fixed by a capacity it stays as it is."""
+    return in_one_loop(in_one_launch(schedule)) if capacity is None else schedule
 
 
 def merge_key_of(

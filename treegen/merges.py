@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged_ranges
+from treegen.ir.arrays import Bools, Ints, Longs, frozen, offsets, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Merges(NamedTuple):

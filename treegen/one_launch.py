@@ -26,6 +26,11 @@ where final items are the longer ones; behind it 1.01 to 1.07.
 """
 
 
+def waits(schedule: Schedule) -> bool:
+    """Whether some items of a schedule wait for others."""
+    return any(tile.waiting for tile in schedule.classes)
+
+
 def parts_of(schedule: Schedule) -> int:
     """Of a class that waits: the partials that are merged into every row."""
     final = int(np.count_nonzero(schedule.column("slot0") < 0))

@@ -30,7 +30,16 @@ from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
 from treegen.caches import in_words
 from treegen.counts import warn_of_compiles
 from treegen.devices import capability_of, interpreted
-from treegen.emit import Source, compile_templates, emit_merge, emit_partial, kernel_key, merge_key_of, reads_bits
+from treegen.emit import (
+    Source,
+    compile_templates,
+    emit_merge,
+    emit_partial,
+    kernel_key,
+    launched,
+    merge_key_of,
+    reads_bits,
+)
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
@@ -38,8 +47,7 @@ from treegen.ir.errors import PerformanceWarning
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
-from treegen.one_launch import in_one_launch, parts_of
-from treegen.one_loop import in_one_loop
+from treegen.one_launch import parts_of, waits
 from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring
 from treegen.tiles import lanes_of
@@ -87,9 +95,9 @@ class TritonProgram:
         scales: Scales | None = None,
         scoring: Scoring | None = None,
     ) -> None:
-        schedule = _launched(schedule, capacity)
+        schedule = launched(schedule, capacity)
         self._schedule = schedule
-        self._waits = _waits(schedule)
+        self._waits = waits(schedule)
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
         self._scoring = scoring
@@ -259,23 +267,14 @@ class TritonProgram:
 
 def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:
     """Bytes of device memory that a program takes for tables, partial results and the lse of so many rows."""
-    schedule = _launched(schedule, capacity)
+    schedule = launched(schedule, capacity)
     capacity = capacity or schedule.size
     return schedule.pack(capacity).array.nbytes + _scratch(schedule, capacity, rows, shape).size
 
 
-def _launched(schedule: Schedule, capacity: Capacity | None) -> Schedule:
-    """The schedule in the form in which it is launched. Where launches are fixed by a capacity it is what it is."""
-    return in_one_loop(in_one_launch(schedule)) if capacity is None else schedule
-
-
-def _waits(schedule: Schedule) -> bool:
-    return any(tile.waiting for tile in schedule.classes)
-
-
 def _scratch(schedule: Schedule, capacity: Capacity, rows: int, shape: Shape) -> Scratch:
     """The scratch memory of a call: a flag for every slot and head at most, where some items wait for others."""
-    return Scratch.of(capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if _waits(schedule) else 0)
+    return Scratch.of(capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if waits(schedule) else 0)
 
 
 def _copy(array: Ints, table: torch.Tensor) -> None:

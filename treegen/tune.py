@@ -18,7 +18,7 @@ from treegen.ir.tree import Tree
 from treegen.lower import lower
 from treegen.measure import Measurer, Outcome, check_tree
 from treegen.meter import Meter
-from treegen.one_launch import in_one_launch
+from treegen.one_launch import in_one_launch, waits
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
@@ -115,8 +115,7 @@ def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Targ
     """The first of these that merge last in one launch, and whole paths of many head rows in as few parts as do."""
 
     def takes_one(strategy: Strategy) -> bool:
-        schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
-        return in_one_launch(schedule).launches < schedule.launches
+        return waits(in_one_launch(lower(strategy.plan(tree, shape, target), tree, shape, target)))
 
     last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
     yield from islice(filter(takes_one, islice(last, _MOST_LOWERED)), _MOST_AT_ONCE)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.division import borders
-from treegen.ir.arrays import Longs, frozen, offsets, positive_int, ragged, ragged_ranges, stacked
+from treegen.ir.arrays import Bools, Longs, frozen, offsets, positive_int, ragged, ragged_ranges, stacked
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
 from treegen.tiles import BLOCK_TOKENS
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
 _TILE_TOKENS = 64
 
 

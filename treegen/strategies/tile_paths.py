@@ -7,16 +7,13 @@ same in every tree that has the path. Where paths part, the tile's beginning is 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges, stacked
+from treegen.ir.arrays import Bools, Longs, offsets, ragged, ragged_ranges, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-
-Bools: TypeAlias = npt.NDArray[np.bool_]
 
 _MOST_NEW = (0, 1, 2, 4, 1 << 30)
 """So many tiles of its own, at most, a row brings to the group of the row before it: what is tried."""
