@@ -210,8 +210,16 @@ def test_tuning_measures_the_best_of_them() -> None:
     tree, shape = Tree.parse("1,4,8,256/8,256,256,32"), Shape(16, 1, 128, dtype="fp16")
     chosen = proposals(tree, shape, H200, 4)
     assert cohort(head_rows=64, apart=64, merge="final") in chosen
-    assert cohort(head_rows=64, split=512, merge="final") in chosen
+    assert cohort(head_rows=64, split=576, merge="final") in chosen  # three quarters of 11 tiles
     assert not any(waits(in_one_launch(scheduled(tree, each, shape))) for each in chosen[:4])
+
+
+def test_tuning_measures_long_paths_in_halves() -> None:
+    """Longer than any split of the search space lets them be in two parts."""
+    tree, shape = Tree.parse("1,16,64,256/2048,1024,1024,1024"), Shape(28, 4, 128, dtype="fp16")
+    halves = cohort(head_rows=56, split=9984, merge="final")  # of paths of 13,312 tokens
+    assert halves in proposals(tree, shape, H200, 4)
+    assert parts_of(in_one_launch(scheduled(tree, halves, shape))) == 1
 
 
 @pytest.mark.parametrize(

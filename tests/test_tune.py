@@ -59,13 +59,14 @@ def test_what_is_no_policy(policy: dict[str, object]) -> None:
 
 def test_plain_decoding_is_always_proposed() -> None:
     """The model's best in its order, behind them the best plain per-row decoding, whole paths in large tiles, and in
-    parts that one launch merges.
+    halves that one launch merges, and splits beside the best one.
     """
     expected = [strategy for strategy, _ in candidates(TREE, SHAPE, H200, 4)]
     found = proposals(TREE, SHAPE, H200, 4)
     assert found[:4] == expected
-    assert [strategy.name for strategy in found[4:]] == ["query", "cohort", "cohort"]
-    assert found[5:] == [cohort(), cohort(split=1024, merge="final")]
+    assert found[4].name == "query"
+    halves = cohort(split=1152, merge="final")
+    assert found[5:] == [cohort(), halves, cohort(split=192, apart=16), cohort(split=384, apart=16)]
     flat = Tree.parse("4096*200")
     assert "query" in [strategy.name for strategy in proposals(flat, Shape(16, 16, 128), H200, 3)]
 
@@ -78,13 +79,13 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == third
     assert found.entry.measured_us == 10.0
-    assert len(seen) == len(found.entry.candidates) == 11
+    assert len(seen) == len(found.entry.candidates) == 13
     assert len(list(policies_folder.glob("*.json"))) == 1
 
     assert key_of(TREE, SHAPE, H200) == key_of(OTHER, SHAPE, H200)
     choice = strategies.auto().choose(OTHER, SHAPE, H200)
     assert str(choice.strategy) == third
-    assert choice.reason == "measured as the fastest of 11 candidates for such trees"
+    assert choice.reason == "measured as the fastest of 13 candidates for such trees"
     assert not choice.trace
     assert str(explain(OTHER, shape=SHAPE).best) == third
     for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
@@ -95,9 +96,9 @@ def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
     meter = Favourite(noted=str(tmp_path / "calls"))
     tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 5
+    assert len(calls) == 7
     assert tuned(OTHER, SHAPE, H200, Tuning(meter=meter)).where == "memory"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 5
+    assert len((tmp_path / "calls").read_text().splitlines()) == 7
     best = str(proposals(OTHER, SHAPE, H200, 2)[1])
     again = tuned(OTHER, SHAPE, H200, Tuning(most=2, meter=Favourite(best)), again=True)
     assert again.entry is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
@@ -13,6 +14,7 @@ from treegen.autotune_cache.policies import POLICY_CACHE, Found
 from treegen.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
@@ -34,6 +36,10 @@ _MOST_AT_ONCE = 2
 """Strategies with cuts that merge last in one launch, at most."""
 _MOST_LOWERED = 8
 """Strategies among which these are looked for."""
+_HALVES = (3 / 4, 1 / 2)
+"""Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
+shorter ones.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,26 +109,42 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
     """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
-    and whole paths in large tiles, so that what is chosen loses to neither, and some that merge last in one launch,
-    which the model takes for two.
+    and whole paths in large tiles, so that what is chosen loses to neither; some that merge last in one launch, which
+    the model takes for two; and the best split's neighbours between those that the search takes.
     """
     found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
-    return list(dict.fromkeys((*found[:most], plain, cohort(), *_in_one_launch(found, tree, shape, target))))
+    more = (*_in_one_launch(found, tree, shape, target), *_between_splits(found))
+    return list(dict.fromkeys((*found[:most], plain, cohort(), *more)))
+
+
+def _between_splits(found: list[Strategy]) -> Iterator[Strategy]:
+    """The first of these that splits, with the splits halfway to the next smaller and larger of the space."""
+    for strategy in found:
+        if isinstance(strategy, Cohort) and strategy.split is not None:
+            between = (strategy.split * quarters // 4 for quarters in (3, 6))
+            yield from (replace(strategy, split=split) for split in between if split > SPLITS[-1])
+            return
 
 
 def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
-    """The first of these that merge last in one launch, and whole paths of many head rows in as few parts as do."""
+    """The first of these that merge last in one launch, and whole paths of many head rows in halves that do."""
+
+    def lowered(strategy: Strategy) -> Schedule:
+        return lower(strategy.plan(tree, shape, target), tree, shape, target)
 
     def takes_one(strategy: Strategy) -> bool:
-        return waits(in_one_launch(lower(strategy.plan(tree, shape, target), tree, shape, target)))
+        return waits(in_one_launch(lowered(strategy)))
 
     last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
     yield from islice(filter(takes_one, islice(last, _MOST_LOWERED)), _MOST_AT_ONCE)
     for head_rows in heights_of(shape.group):
         if head_rows > HEAD_ROWS[1]:
-            parted = (cohort(head_rows=head_rows, split=tokens, merge="final") for tokens in SPLITS[1:])
-            yield from islice(filter(takes_one, parted), 1)
+            whole = lowered(cohort(head_rows=head_rows))
+            tiles = (whole.column("tiles") + whole.column("block_tiles")).max(initial=1)
+            splits = (math.ceil(tiles * part) * whole.classes[0].tokens for part in _HALVES)
+            halves = (cohort(head_rows=head_rows, split=tokens, merge="final") for tokens in splits)
+            yield from islice(filter(takes_one, halves), 1)
 
 
 def _measured(
