@@ -66,8 +66,9 @@ def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
 
 
 def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
-    """(group, begin, end, whether it is the last) of every part when the read tokens of each group are cut into as few
-    parts of at most `most` tokens as can be, all but the last of the same number of whole tiles, and it of the rest.
+    """(group, begin, end, whether it is the last) of every part when the read tokens of each group are cut into one
+    part for every `most` of them: of whole tiles, but for the last tile, whose numbers differ by one, and of which the
+    last part has the most.
 
     Tiles are of 64 tokens, and pack runs in blocks of 16 (treegen.tiles): parts begin with a block, so that together
     they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one.
@@ -78,11 +79,11 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
     total, tile = behind - first, min(_TILE_TOKENS, most)
     parts = -(-total // most)
-    size = np.maximum(total // np.maximum(parts, 1) // tile * tile, tile)
     group, step = ragged(parts)
     last: Bools = step + 1 == parts[group]
-    begin = step * size[group]
-    end = np.where(last, total[group], begin + size[group])
+    tiles, parts = -(-total // tile)[group], parts[group]
+    begin = step * tiles // parts * tile
+    end = np.where(last, total[group], (step + 1) * tiles // parts * tile)
 
     def token(slot: Longs) -> Longs:
         """The tokens of its group before a slot."""
