@@ -231,7 +231,7 @@ def test_passes_keep_the_law_on_groups_of_several_intervals(
     most=st.sampled_from([1, 7, 16, 48, 64, 128, 400]),
 )
 def test_parts_in_whole_tiles(tree: Tree, head_rows: int, most: int) -> None:
-    """As many whole tiles in every part but one, more of them in the last one, which merges; parts begin with a block."""
+    """Parts of whole tiles, one more at most in the last one, which merges; all begin with a block."""
     whole = strategies.cohort(head_rows=head_rows).plan(tree, SMALL, H200)
     plan = strategies.cohort(head_rows=head_rows, split=most, merge="final").plan(tree, SMALL, H200)
     verify(plan, tree)

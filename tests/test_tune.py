@@ -1,12 +1,13 @@
 """Tuning: what is proposed, measured and kept, and what `auto` makes of it; with a meter in place of a GPU."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import treegen
-from meters import Favourite
+from meters import Favourite, Wavering
 from treegen import Shape, Tree, cli, strategies
 from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.explain import explain
@@ -15,6 +16,7 @@ from treegen.measure import Outcome
 from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
 from treegen.strategies import cohort, strategy_from, strategy_names
+from treegen.strategies.cohort import Cohort
 from treegen.targets import target_from
 from treegen.tune import Tuning, proposals, tuned
 
@@ -66,7 +68,8 @@ def test_plain_decoding_is_always_proposed() -> None:
     assert found[:4] == expected
     assert found[4].name == "query"
     halves = cohort(split=1152, merge="final")
-    assert found[5:] == [cohort(), halves, cohort(split=192, apart=16), cohort(split=384, apart=16)]
+    of_fewer_rows = cohort(head_rows=32, split=896, merge="final")
+    assert found[5:] == [cohort(), halves, of_fewer_rows, cohort(split=192, apart=16), cohort(split=384, apart=16)]
     flat = Tree.parse("4096*200")
     assert "query" in [strategy.name for strategy in proposals(flat, Shape(16, 16, 128), H200, 3)]
 
@@ -79,13 +82,13 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == third
     assert found.entry.measured_us == 10.0
-    assert len(seen) == len(found.entry.candidates) == 13
+    assert len(seen) == len(found.entry.candidates) == 14
     assert len(list(policies_folder.glob("*.json"))) == 1
 
     assert key_of(TREE, SHAPE, H200) == key_of(OTHER, SHAPE, H200)
     choice = strategies.auto().choose(OTHER, SHAPE, H200)
     assert str(choice.strategy) == third
-    assert choice.reason == "measured as the fastest of 13 candidates for such trees"
+    assert choice.reason == "measured as the fastest of 14 candidates for such trees"
     assert not choice.trace
     assert str(explain(OTHER, shape=SHAPE).best) == third
     for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
@@ -93,16 +96,45 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
 
 
 def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
-    meter = Favourite(noted=str(tmp_path / "calls"))
+    meter = Favourite(str(proposals(TREE, SHAPE, H200, 2)[0]), noted=str(tmp_path / "calls"))
     tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 7
+    assert len(calls) == 8
     assert tuned(OTHER, SHAPE, H200, Tuning(meter=meter)).where == "memory"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 7
-    best = str(proposals(OTHER, SHAPE, H200, 2)[1])
+    assert len((tmp_path / "calls").read_text().splitlines()) == 8
+    best = str(proposals(OTHER, SHAPE, H200, 2)[2])
     again = tuned(OTHER, SHAPE, H200, Tuning(most=2, meter=Favourite(best)), again=True)
     assert again.entry is not None
     assert str(strategies.auto().choose(TREE, SHAPE, H200).strategy) == best
+
+
+def test_splits_that_cut_nothing_are_not_proposed() -> None:
+    """The best split is 256 tokens; nothing of the tree has more than 384 for 64 rows."""
+    tree = Tree.parse("1,64/300,60")
+    found = [each for each in proposals(tree, SHAPE, H200, 1_000) if isinstance(each, Cohort) and each.split]
+    assert any(each.split == 192 for each in found)
+    plans = {each: each.plan(tree, SHAPE, H200) for each in found}
+    assert all(len(plan) > len(replace(each, split=None).plan(tree, SHAPE, H200)) for each, plan in plans.items())
+
+
+def test_those_close_to_the_best_are_measured_three_times() -> None:
+    first, second, third = map(str, proposals(TREE, SHAPE, H200, 3)[:3])
+    seen: list[Outcome] = []
+    meter = Wavering({first: (10.0, 10.4, 10.3), second: (10.1, 10.0, 10.2), third: (10.3, 9.0)})
+    found = tuned(TREE, SHAPE, H200, Tuning(most=3, meter=meter), on_candidate=seen.append)
+    assert found.entry is not None
+    assert str(strategy_of(found.entry.policy)) == second
+    assert [time for _, time, _ in found.entry.candidates[:3]] == [10.3, 10.1, 10.3]
+    assert len(seen) == len(found.entry.candidates)
+
+
+def test_who_fails_once_has_failed() -> None:
+    first, second = map(str, proposals(TREE, SHAPE, H200, 2)[:2])
+    meter = Wavering({first: (10.0, 10.0, None), second: (10.1,)})
+    found = tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
+    assert found.entry is not None
+    assert str(strategy_of(found.entry.policy)) == second
+    assert found.entry.candidates[0][1:] == (None, "wrong output: error 1.0e+00 exceeds 2.0e-03")
 
 
 def test_wrong_outputs_are_recorded_and_never_chosen() -> None:

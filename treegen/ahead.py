@@ -32,6 +32,7 @@ from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.modules import load_module
+from treegen.registers import check_pairs
 from treegen.targets import Target
 from treegen.tiles import ELEMENTS_PER_WORD
 
@@ -119,7 +120,9 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
         arguments = merge_arguments(source.key, shape, tensors, MergeTables(table, table, table), _SCALE, extra)
         options = merge_options(source.key, capability=architecture)
     with _device_of(architecture), expected_compiles():
-        return kernel.warmup(*arguments, grid=(1,), **options)
+        compiled = kernel.warmup(*arguments, grid=(1,), **options)
+    check_pairs(compiled)
+    return compiled
 
 
 def _extra(key: KernelKey, table: _Contiguous) -> Extra:

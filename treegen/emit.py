@@ -72,6 +72,9 @@ class PartialContext:
     dealt: bool
     merging: bool
     waiting: bool
+    chunk_rows: int
+    chunk_dims: int
+    paired: bool
     page_size: int
     group: int
     heads: int
@@ -170,6 +173,8 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_CHUNK = 8
+"""Head rows and dims of a tile of results of which a warp has two each in every thread."""
 _MOST_BY_BLOCK = 4
 """Runs packed into one tile up to which masks are made for each of them; what more take spills on Blackwell."""
 _FIRST_WITH_E4M3 = 89
@@ -271,6 +276,7 @@ def emit_partial(key: KernelKey) -> Source:
     unread = ("lo", "hi") if key.mask == "none" else ()
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
     by_block = blocks_per_tile <= _MOST_BY_BLOCK
+    chunk = math.gcd(key.group, _CHUNK), math.gcd(key.head_dim_v, _CHUNK)
     context = PartialContext(
         rows=key.tile_rows,
         tokens=key.tile_tokens,
@@ -287,6 +293,9 @@ def emit_partial(key: KernelKey) -> Source:
         dealt=key.dealt,
         merging=key.merging,
         waiting=key.waiting,
+        chunk_rows=chunk[0],
+        chunk_dims=chunk[1],
+        paired=key.dtype != "fp32" and not key.words and key.head_dim_v % 2 == 0,
         page_size=key.page_size,
         group=key.group,
         heads=heads,

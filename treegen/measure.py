@@ -76,6 +76,7 @@ class Measurer:
             meter = KernelMeter(repeats)
         self._meter = meter
         self._timeout_s = timeout_s
+        self._tolerance = 0.0
         self._process = _Process(environment)
 
     def __enter__(self) -> Measurer:
@@ -101,12 +102,18 @@ class Measurer:
 
         from treegen.oracle import TOLERANCE
 
-        tolerance = TOLERANCE[shape.dtype]
+        self._tolerance = TOLERANCE[shape.dtype]
+        return self.again(candidates, on_candidate)
+
+    def again(
+        self, candidates: Sequence[Strategy], on_candidate: Callable[[Outcome], None] | None = None
+    ) -> list[Outcome]:
+        """The outcomes of candidates for the tree that was measured last."""
         outcomes = []
         for candidate in candidates:
             reply = _reply(self._process, candidate, self._timeout_s)
-            if reply.problem is None and not (reply.out_error is not None and reply.out_error <= tolerance):
-                problem = f"wrong output: error {reply.out_error:.1e} exceeds {tolerance:.1e}"
+            if reply.problem is None and not (reply.out_error is not None and reply.out_error <= self._tolerance):
+                problem = f"wrong output: error {reply.out_error:.1e} exceeds {self._tolerance:.1e}"
                 # What writes wrong results may also write elsewhere: inputs and reference are made anew.
                 reply = reply._replace(microseconds=None, problem=problem, lost=True)
             if reply.lost:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from statistics import median
 
 import torch
 
@@ -24,11 +25,12 @@ from treegen.one_launch import in_one_launch, waits
 from treegen.search.auto import Auto
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
-from treegen.search.space import HEAD_ROWS, SPLITS, heights_of
+from treegen.search.space import SPLITS, heights_of
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
+from treegen.tiles import SMALL_ROWS
 
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
@@ -36,6 +38,9 @@ _MOST_AT_ONCE = 2
 """Strategies with cuts that merge last in one launch, at most."""
 _MOST_LOWERED = 8
 """Strategies among which these are looked for."""
+_CLOSE = 1.02
+"""Time over that of the fastest up to which candidates are measured again."""
+_MORE_ROUNDS = 2
 _HALVES = (3 / 4, 1 / 2)
 """Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
 shorter ones.
@@ -114,16 +119,21 @@ def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strat
     """
     found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
-    more = (*_in_one_launch(found, tree, shape, target), *_between_splits(found))
+    more = (*_in_one_launch(found, tree, shape, target), *_between_splits(found, tree, shape, target))
     return list(dict.fromkeys((*found[:most], plain, cohort(), *more)))
 
 
-def _between_splits(found: list[Strategy]) -> Iterator[Strategy]:
-    """The first of these that splits, with the splits halfway to the next smaller and larger of the space."""
+def _between_splits(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
+    """The first of these that splits, with the splits halfway to the next smaller and larger of the space, where they
+    cut anything.
+    """
     for strategy in found:
         if isinstance(strategy, Cohort) and strategy.split is not None:
-            between = (strategy.split * quarters // 4 for quarters in (3, 6))
-            yield from (replace(strategy, split=split) for split in between if split > SPLITS[-1])
+            whole = replace(strategy, split=None).plan(tree, shape, target)
+            for split in (strategy.split * 3 // 4, strategy.split * 3 // 2):
+                other = replace(strategy, split=split)
+                if split > SPLITS[-1] and len(other.plan(tree, shape, target)) > len(whole):
+                    yield other
             return
 
 
@@ -139,12 +149,29 @@ def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Targ
     last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
     yield from islice(filter(takes_one, islice(last, _MOST_LOWERED)), _MOST_AT_ONCE)
     for head_rows in heights_of(shape.group):
-        if head_rows > HEAD_ROWS[1]:
+        if head_rows > SMALL_ROWS:
             whole = lowered(cohort(head_rows=head_rows))
             tiles = (whole.column("tiles") + whole.column("block_tiles")).max(initial=1)
             splits = (math.ceil(tiles * part) * whole.classes[0].tokens for part in _HALVES)
             halves = (cohort(head_rows=head_rows, split=tokens, merge="final") for tokens in splits)
             yield from islice(filter(takes_one, halves), 1)
+
+
+def _settled(outcomes: list[Outcome], chosen: list[Strategy], measurer: Measurer) -> list[Outcome]:
+    """The outcomes, where several are close to the best with the medians of more rounds of these, one after another in
+    each: what came first might have met another state of the device. Whoever fails in one has failed.
+    """
+    times = [math.inf if outcome.microseconds is None else outcome.microseconds for outcome in outcomes]
+    close = [place for place, time in enumerate(times) if time <= _CLOSE * min(times) and time < math.inf]
+    if len(close) < 2:
+        return outcomes
+    rounds = [[outcomes[place] for place in close]]
+    rounds += [measurer.again([chosen[place] for place in close]) for _ in range(_MORE_ROUNDS)]
+    settled = list(outcomes)
+    for place, own in zip(close, zip(*rounds, strict=True), strict=True):
+        failed = next((outcome for outcome in own if outcome.microseconds is None), None)
+        settled[place] = failed or replace(own[0], microseconds=median(outcome.microseconds or 0.0 for outcome in own))
+    return settled
 
 
 def _measured(
@@ -156,7 +183,7 @@ def _measured(
     measurer: Measurer,
 ) -> Entry:
     chosen = proposals(tree, shape, target, tuning.most)
-    outcomes = measurer.measure(tree, chosen, shape, target, on_candidate)
+    outcomes = _settled(measurer.measure(tree, chosen, shape, target, on_candidate), chosen, measurer)
     times = [
         (outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None
     ]
