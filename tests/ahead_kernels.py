@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 from multiprocessing import get_context
 
 from treegen import Shape
@@ -28,16 +29,16 @@ def suited_key(architecture: int, shape: Shape, *, large: bool, **tile: object) 
     return kernel_key(replace(chosen, **{"mask": "interval", **tile}), shape, shape.page_size)
 
 
-def compiled(jobs: list[tuple[int, KernelKey]]) -> list[Resources]:
-    """What kernels take on these architectures."""
+def compiled(jobs: list[tuple[int, KernelKey]], partial_dtype: str = "fp32") -> list[Resources]:
+    """What kernels take on these architectures, with partial results of this type."""
     interpreted = os.environ.pop("TRITON_INTERPRET", None)
     try:
         with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-            return list(pool.map(_compiled, jobs))
+            return list(pool.map(_compiled, jobs, repeat(partial_dtype)))
     finally:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
 
 
-def _compiled(job: tuple[int, KernelKey]) -> Resources:
-    return compile_ahead(emit_partial(job[1]), job[0])
+def _compiled(job: tuple[int, KernelKey], partial_dtype: str) -> Resources:
+    return compile_ahead(emit_partial(job[1]), job[0], partial_dtype)

@@ -252,6 +252,15 @@ def test_the_usual_kernels_compile_for_every_architecture() -> None:
     check_compiled([Shape(32, 8, 128, dtype="fp16")])
 
 
+def test_kernels_that_join_partials_of_16_bits_compile() -> None:
+    shape = Shape(32, 8, 128, dtype="bf16")
+    jobs = [
+        (arch, suited_key(arch, shape, large=True, **{join: True}))
+        for arch in ARCHITECTURES for join in ("waiting", "merging")
+    ]  # fmt: skip
+    assert all(resources.stack <= 16 for resources in compiled(jobs, "bf16"))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("heads", [(32, 32), (16, 1), (28, 4)])

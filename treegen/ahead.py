@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,12 @@ def compile_for(source: Source, shape: Shape, target: Target) -> None:
     _compiled(source, shape, target.capability)
 
 
-def compile_ahead(source: Source, architecture: int) -> Resources:
+def compile_ahead(source: Source, architecture: int, partial_dtype: str = "fp32") -> Resources:
     """Compiles a kernel for a compute capability (times ten) and some heads, and reads its resources off the code.
 
     Raises as `compile_for`.
     """
-    compiled = _compiled(source, _shape_of(source.key), architecture)
+    compiled = _compiled(source, replace(_shape_of(source.key), partial_dtype=partial_dtype), architecture)
     registers, stack = _usage(compiled.asm["cubin"])
     return Resources(registers, stack, compiled.metadata.shared)
 
