@@ -175,6 +175,9 @@ class MergeForm(NamedTuple):
 
 _CHUNK = 8
 """Head rows and dims of a tile of results of which a warp has two each in every thread."""
+_MOST_PAIRED_TOKENS = 64
+"""Tokens of a tile up to which kernels that merge read partials into the registers of results; on Blackwell more spill.
+"""
 _MOST_BY_BLOCK = 4
 """Runs packed into one tile up to which masks are made for each of them; what more take spills on Blackwell."""
 _FIRST_WITH_E4M3 = 89
@@ -277,6 +280,7 @@ def emit_partial(key: KernelKey) -> Source:
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
     by_block = blocks_per_tile <= _MOST_BY_BLOCK
     chunk = math.gcd(key.group, _CHUNK), math.gcd(key.head_dim_v, _CHUNK)
+    has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
     context = PartialContext(
         rows=key.tile_rows,
         tokens=key.tile_tokens,
@@ -295,7 +299,7 @@ def emit_partial(key: KernelKey) -> Source:
         waiting=key.waiting,
         chunk_rows=chunk[0],
         chunk_dims=chunk[1],
-        paired=key.dtype != "fp32" and not key.words and key.head_dim_v % 2 == 0,
+        paired=has_room and key.dtype != "fp32" and not key.words and key.head_dim_v % 2 == 0,
         page_size=key.page_size,
         group=key.group,
         heads=heads,
