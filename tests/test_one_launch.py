@@ -149,6 +149,20 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     assert waits(program._schedule)
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "head_rows", "split"), [((3, 1), 40, 48, 192), ((16, 2), 24, 64, 128), ((4, 4), 32, 32, 384)]
+)
+def test_interpreted_with_other_heads(heads: tuple[int, int], head_dim: int, head_rows: int, split: int) -> None:
+    """Areas of blocks whose rows are not multiples of eight, of several KV heads, and padded dims."""
+    shape, tree = Shape(*heads, head_dim, dtype="fp16"), Tree.parse(EVEN)
+    halves = cohort(head_rows=head_rows, split=split, merge="final")
+    kernel = treegen.compile(tree, strategy=halves, shape=shape, backend="triton")
+    report = kernel.verify(*tensors(tree, tree.kv.last_slot + 1, shape))
+    assert report.passed, report
+    ((tile,),) = [program._schedule.classes for program in kernel._served.programs.values()]
+    assert tile.waiting
+
+
 def test_flags_are_taken_back_and_need_not_be_empty() -> None:
     shape, tree = SHAPE, Tree.parse(EVEN)
     schedule = scheduled(tree, LAST)
@@ -244,7 +258,7 @@ def check_compiled(shapes: list[Shape]) -> None:
         for arch in ARCHITECTURES for shape in shapes for full in (False, True)
     ]  # fmt: skip
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
-        most = 80 if key.head_dim == 64 else 16  # 128 tokens a tile: kernels that merge spill up to 48 bytes there
+        most = 48 if key.page_size > 1 and key.head_dim == 64 else 16
         assert resources.stack <= most, f"sm_{architecture} {key}"
 
 

@@ -54,9 +54,8 @@ def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataO
             policy = replace(policy, apart=data.draw(st.sampled_from((1, 2, 5))))
         elif edges(tree):
             policy = replace(policy, cut=tuple(data.draw(st.sets(st.sampled_from(edges(tree)), max_size=6))))
-        if (
-            policy.apart is not None or policy.cut or policy.split is None
-        ):  # others that merge last are not in the space
+        # Whole paths that are split and merge last are not in the space.
+        if policy.apart is not None or policy.cut or policy.split is None:
             policy = replace(policy, merge=data.draw(st.sampled_from(MERGES)))
         plan = policy.plan(tree, shape, H200)
         verify(plan, tree)

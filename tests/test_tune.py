@@ -109,12 +109,15 @@ def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_splits_that_cut_nothing_are_not_proposed() -> None:
-    """The best split is 256 tokens; nothing of the tree has more than 384 for 64 rows."""
-    tree = Tree.parse("1,64/300,60")
-    found = [each for each in proposals(tree, SHAPE, H200, 1_000) if isinstance(each, Cohort) and each.split]
-    assert any(each.split == 192 for each in found)
-    plans = {each: each.plan(tree, SHAPE, H200) for each in found}
-    assert all(len(plan) > len(replace(each, split=None).plan(tree, SHAPE, H200)) for each, plan in plans.items())
+    """Half as much again as the best split is more than any 64 head rows walk."""
+    tree = Tree.parse("1,16,32,64,128,1024/256,128,64,16,16,16")
+    best = next(each for each, _ in candidates(tree, SHAPE, H200, 1_000) if isinstance(each, Cohort) and each.split)
+    assert best.split == 512
+    found = proposals(tree, SHAPE, H200, 4)
+    assert replace(best, split=384) in found
+    assert replace(best, split=768) not in found
+    uncut, more = (len(replace(best, split=split).plan(tree, SHAPE, H200)) for split in (None, 768))
+    assert uncut == more
 
 
 def test_those_close_to_the_best_are_measured_three_times() -> None:

@@ -279,7 +279,6 @@ def emit_partial(key: KernelKey) -> Source:
     unread = ("lo", "hi") if key.mask == "none" else ()
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
     by_block = blocks_per_tile <= _MOST_BY_BLOCK
-    chunk = math.gcd(key.group, _CHUNK), math.gcd(key.head_dim_v, _CHUNK)
     has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
     context = PartialContext(
         rows=key.tile_rows,
@@ -297,9 +296,9 @@ def emit_partial(key: KernelKey) -> Source:
         dealt=key.dealt,
         merging=key.merging,
         waiting=key.waiting,
-        chunk_rows=chunk[0],
-        chunk_dims=chunk[1],
-        paired=has_room and key.dtype != "fp32" and not key.words and key.head_dim_v % 2 == 0,
+        chunk_rows=math.gcd(key.group, _CHUNK),
+        chunk_dims=_CHUNK,
+        paired=has_room and key.dtype != "fp32" and not key.words,
         page_size=key.page_size,
         group=key.group,
         heads=heads,

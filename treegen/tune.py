@@ -41,6 +41,7 @@ _MOST_LOWERED = 8
 _CLOSE = 1.02
 """Time over that of the fastest up to which candidates are measured again."""
 _MORE_ROUNDS = 2
+"""How often these are measured again, one after another."""
 _HALVES = (3 / 4, 1 / 2)
 """Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
 shorter ones.
@@ -198,5 +199,5 @@ def _measured(
         policy_of(chosen[best]),
         microseconds,
         tuple((outcome.strategy, outcome.microseconds, outcome.problem or "measured") for outcome in outcomes),
-        f"{len(chosen)} candidates, median of {tuning.repeats} calls on a cold L2, {target.name}",
+        f"{len(chosen)} candidates, medians of {tuning.repeats} calls on a cold L2, {target.name}",
     )

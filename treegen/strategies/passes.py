@@ -67,8 +67,8 @@ def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
 
 def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     """(group, begin, end, whether it is the last) of every part when the read tokens of each group are cut into one
-    part for every `most` of them: of whole tiles, but for the last tile, whose numbers differ by one, and of which the
-    last part has the most.
+    part for every `most` of them: in whole tiles but for the last one, and as evenly as that allows, the last
+    part having the more.
 
     Tiles are of 64 tokens, and pack runs in blocks of 16 (treegen.tiles): parts begin with a block, so that together
     they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one.
