@@ -121,6 +121,17 @@ def test_kernels_explain_themselves() -> None:
     assert explain(few_shot(), ["deft-node"]).text().splitlines()[:-1] == text.splitlines()[:-1]
 
 
+def test_one_launch_in_place_of_two_is_said() -> None:
+    tree, shape = Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
+    line = "made in one launch, whose final items wait for the partial ones; these figures count two"
+    final, apart = (strategies.cohort(head_rows=64, apart=32, merge=merge) for merge in ("final", "reduce"))
+    assert line in explain(tree, [final], shape).text()
+    assert line not in explain(tree, [apart], shape).text()
+    assert line in treegen.compile(tree, strategy=final, shape=shape, target="h200").explain()
+    of_fixed_launches = treegen.compile(tree, strategy=final, shape=shape, target="h200", max_rows=64)
+    assert line not in of_fixed_launches.explain()
+
+
 def test_units() -> None:
     assert [byte_text(n) for n in (0, 1023, 1024, 1536, 5 << 40)] == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 TiB"]
     assert [count_text(n) for n in (0, 999, 1000, 2_500_000)] == ["0 ", "999 ", "1.0 k", "2.5 M"]

@@ -19,6 +19,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
+from treegen.one_launch import in_one_launch, waits
 from treegen.ranking import Ranked, ranked, ranking_lines
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.targets import Target, target_from
@@ -29,7 +30,9 @@ _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one strategy makes of a tree; `reason` says why this strategy was taken."""
+    """What one strategy makes of a tree. reason: why this strategy was taken; waits: whether two launches are made as
+    one, in which final items wait for the partial ones.
+    """
 
     strategy: Strategy
     reason: str
@@ -37,6 +40,7 @@ class Entry:
     schedule: Schedule
     estimate: Estimate
     times: Times
+    waits: bool
 
     @classmethod
     def from_plan(
@@ -49,9 +53,12 @@ class Entry:
         shape: Shape,
         target: Target,
         model: CostModel = "analytic",
+        *,
+        fixed: bool = False,
     ) -> Entry:
-        """The entry of a plan that is already made and lowered."""
-        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model))
+        """The entry of a plan that is already made and lowered. fixed: whether launches are those of a capacity."""
+        waiting = not fixed and waits(in_one_launch(schedule))
+        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model), waiting)
 
     @property
     def name(self) -> str:
@@ -221,6 +228,8 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     for index, tile in enumerate(schedule.classes):
         items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
         lines.append(f"    tile class {tile}: {items} work items")
+    if entry.waits:
+        lines.append("  made in one launch, whose final items wait for the partial ones; these figures count two")
     return [*lines, *account_lines(entry.estimate), *time_lines(entry.times)]
 
 

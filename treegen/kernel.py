@@ -445,7 +445,8 @@ class Kernel:
         served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
         tree = served.view.tree
-        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target)
+        fixed = served.layout is not None
+        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target, fixed=fixed)
         beside = explain(tree, ("auto",), shape, target).entries if served.plan.fixed_block else ()
         best = beside[0].strategy if beside else strategy
         text = str(Explanation(tree, shape, self._shape_is_assumed, target, (entry, *beside), best))
