@@ -88,8 +88,8 @@ def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int
 
 def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
     """Prints what every variant takes; shared memory within the target, and for 16-bit types up to head dim 128 no
-    stack: but four registers' worth for thread blocks that work off lists or merge, and twelve for those that merge
-    where tokens are gathered one by one.
+    stack in loops over KV, and outside of them at most four registers' worth for thread blocks that work off lists or
+    merge, twelve for those that merge where tokens are gathered one by one, and else none.
     """
     for architecture, key, resources in compiled(jobs):
         print(
@@ -101,6 +101,7 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
             gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
             most = 48 if gathers else 16 if does_more else 0
             assert resources.stack <= most, f"sm_{architecture} {key}"
+            assert resources.in_loops == 0, f"sm_{architecture} {key}"
 
 
 def test_the_usual_variants_compile_for_every_architecture() -> None:

@@ -6,14 +6,9 @@ launch on contiguous tensors asks for, under the name by which a later process f
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from treegen.arguments import (
@@ -31,6 +26,7 @@ from treegen.emit import Source
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
+from treegen.machine_code import stack_accesses_in_loops, usage
 from treegen.modules import load_module
 from treegen.registers import check_pairs
 from treegen.targets import Target
@@ -53,11 +49,14 @@ _SOME_KV_HEADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a compiled kernel takes: registers per thread, stack (spilled) bytes per thread, shared bytes per block."""
+    """What a compiled kernel takes: registers per thread, stack (spilled) bytes per thread, shared bytes per block, and
+    instructions that access the stack in innermost loops with matrix products.
+    """
 
     registers: int
     stack: int
     shared: int
+    in_loops: int
 
 
 def compile_for(source: Source, shape: Shape, target: Target) -> None:
@@ -79,8 +78,9 @@ def compile_ahead(source: Source, architecture: int, partial_dtype: str = "fp32"
     Raises as `compile_for`.
     """
     compiled = _compiled(source, replace(_shape_of(source.key), partial_dtype=partial_dtype), architecture)
-    registers, stack = _usage(compiled.asm["cubin"])
-    return Resources(registers, stack, compiled.metadata.shared)
+    registers, stack = usage(compiled.asm["cubin"])
+    in_loops = stack_accesses_in_loops(compiled.asm["cubin"]) if stack else 0
+    return Resources(registers, stack, compiled.metadata.shared, in_loops)
 
 
 def _shape_of(key: KernelKey | MergeKey) -> Shape:
@@ -208,21 +208,3 @@ def _device_of(architecture: int) -> Iterator[None]:
         yield
     finally:
         vars(driver).update(before)
-
-
-def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and stack bytes per thread, as `cuobjdump -res-usage` of Triton's own package prints them."""
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    handle, name = tempfile.mkstemp(suffix=".cubin")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(cubin)
-        text = subprocess.run([str(tool), "-res-usage", name], capture_output=True, text=True, check=True).stdout
-    finally:
-        Path(name).unlink()
-    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if usage is None:
-        raise BackendError("cuobjdump", text, "prints no resource usage", "install a complete triton package")
-    return int(usage.group(1)), int(usage.group(2))
