@@ -19,12 +19,12 @@ from treegen.tiles import SMALL_ROWS
 
 MOST_PARTS = 2
 """Partials of every row at most: a final item merges one after another, a launch of merges takes all at once. Measured
-on an H200 (fp16, head dim 128, cold L2, graphs): 0.82 to 0.97 of the time of two launches for 27 plans of small trees,
-and 0.83 to 0.89 with three partials, for six, none of which was the fastest plan of its tree.
+on an H200 (fp16, head dim 128, cold L2, graphs; benchmarks/one_launch.py): 0.82 to 0.98 of the time of two launches for
+27 plans of small trees, and 0.83 to 0.89 with three partials, for six, none of which was the fastest plan of its tree.
 """
 MOST_LONGER = 7 / 6
 """How many times as long as final items, in tiles, those may be that these wait for. Where they are five times as long,
-one launch takes 1.01 of the time of two.
+one launch takes 1.02 of the time of two.
 """
 
 

@@ -1,0 +1,107 @@
+"""Final merges in one launch, against two: plans whose last items merge, run both ways.
+
+    python benchmarks/one_launch.py
+
+fp16, head dim 128, on the current CUDA device: CUDA graphs, the median of three medians on a cold L2 cache
+(treegen.timing), one way after the other; every output is checked against the float64 oracle before it is timed. Plans
+with more partials or longer first items than treegen.one_launch puts into one launch are put there, too: the last
+column says what it does by itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from unittest.mock import patch
+
+import treegen
+from treegen import emit, one_launch, oracle
+from treegen.counts import expected_compiles
+from treegen.devices import current_target, default_device
+from treegen.ir.schedule import Schedule
+from treegen.kernel_meter import Case, prepare
+from treegen.lower import lower
+from treegen.strategies import Strategy, cohort
+from treegen.timing import graph_of, median_us
+
+REPEATS, ROUNDS = 15, 3
+SMALL, WIDE = "1,4,8,256/8,256,256,32", "1,4,16,512/1024,256,128,32"
+
+
+def split(head_rows: int, *tokens: int) -> list[Strategy]:
+    """Whole paths in parts of so many tokens."""
+    return [cohort(head_rows=head_rows, split=most, merge="final") for most in tokens]
+
+
+def apart(head_rows: int, *rows: int) -> list[Strategy]:
+    """Nodes that so many rows or more see walked apart."""
+    return [cohort(head_rows=head_rows, apart=least, merge="final") for least in rows]
+
+
+CASES: tuple[tuple[int, int, str, list[Strategy]], ...] = (
+    (16, 1, SMALL, [*apart(64, 64, 256), *split(64, 576, 256, 192)]),
+    (16, 1, "1,2,64/8,256,32", [*split(32, 192, 128), *split(64, 256, 192, 112)]),
+    (16, 1, "1,4,256/8,256,32", [*apart(64, 256), *split(64, 320, 192, 112)]),
+    (16, 1, "1,256/256,32", split(64, 256, 128)),
+    (16, 1, "1,16,64/1024,256,32", split(64, 512, 384)),
+    (16, 1, WIDE, [*apart(64, 128), *split(64, 1152, 512)]),
+    (32, 8, SMALL, [*apart(64, 64), *split(64, 832, 448)]),
+    (32, 8, "1,2,64/8,256,32", [*split(64, 320, 256), *split(32, 320, 256)]),
+    (32, 8, "1,4,256/8,256,32", split(64, 640, 320)),
+    (32, 8, "1,256/256,32", split(64, 576, 256)),
+    (32, 8, "1,16,64/1024,256,32", split(64, 1024, 704)),
+    (28, 4, "1,16,64,256/2048,1024,1024,1024", split(56, 9984, 5120)),
+)
+
+
+def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]) -> Callable[[], float]:
+    """What gives a median time of a plan that is launched this way. Raises AssertionError when its output is wrong."""
+    target, device = current_target(), default_device()
+    with patch.object(emit, "in_one_launch", way), expected_compiles():
+        program = prepare(case.tree, strategy, case.shape, target, device)
+        error = case.check(program)
+    assert error <= oracle.TOLERANCE[case.shape.dtype], (str(case.tree), str(strategy), error)
+    replay, _ = graph_of(lambda: case.run(program))
+
+    def median() -> float:
+        assert program.table.is_cuda  # what a graph reads lives as long as its program
+        return median_us(replay, REPEATS)
+
+    return median
+
+
+def any_in_one_launch(schedule: Schedule) -> Schedule:
+    """One launch wherever there is a kernel for it."""
+    with patch.multiple(one_launch, MOST_PARTS=3, MOST_LONGER=99.0):
+        return one_launch.in_one_launch(schedule)
+
+
+def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> None:
+    """Prints a line for every strategy's plan."""
+    tree, shape, target = treegen.Tree.parse(text), treegen.Shape(*heads, 128, dtype="fp16"), current_target()
+    case = Case.of(tree, shape, default_device(), 16)
+    for strategy in strategies:
+        schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
+        made = any_in_one_launch(schedule)
+        assert one_launch.waits(made), (text, str(strategy))
+        ways = [measured(case, strategy, way) for way in (lambda two: two, any_in_one_launch)]
+        rounds = [[way() for way in ways] for _ in range(ROUNDS)]
+        two, one = (statistics.median(times) for times in zip(*rounds, strict=True))
+        tiles, border = schedule.column("tiles") + schedule.column("block_tiles"), schedule.class_indptr[1]
+        left = "" if one_launch.waits(one_launch.in_one_launch(schedule)) else ", left as two"
+        print(
+            f"{heads[0]}/{heads[1]} {text:32} {strategy!s:46} {one_launch.parts_of(made)} partials, tiles "
+            f"{tiles[:border].max():3} and {tiles[border:].max():3}: two {two:6.1f} us, one {one:6.1f} us, ratio "
+            f"{one / two:.2f}{left}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Prints a line for every plan of every tree."""
+    for heads, kv_heads, text, strategies in CASES:
+        compare((heads, kv_heads), text, strategies)
+
+
+if __name__ == "__main__":
+    main()
