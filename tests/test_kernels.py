@@ -2,8 +2,10 @@
 specialised for.
 """
 
+import gc
 import itertools
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 
 import treegen
 from treegen import KVRuns, Shape, Tree, one_loop, oracle, triton_backend
+from treegen.devices import captures
 from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
 from treegen.strategies import (
@@ -219,3 +222,20 @@ def test_update_serves_another_tree_with_the_same_kernels() -> None:
     kernel.update(second)
     assert kernel.verify(*tensors(second, 167, 1, (2, 1), 64, torch.float32, pad_pages=False)).passed
     assert kernel.source == source
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_graphs_find_the_tables_that_they_were_captured_with(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trees = Tree.parse("40(20,9*3)"), Tree.parse("40(20,9*2)"), Tree.parse("40(20,9)")
+    kernel, programs = treegen.compile(trees[0], strategy="deft-node", backend=backend), []
+    for tree, captured in zip(trees, (True, False, False), strict=True):
+        kernel.update(tree)
+        monkeypatch.setattr(treegen.kernel, "captures", lambda q, captured=captured: captured)
+        kernel(*tensors(tree, 87, 1, (2, 1), 64, torch.float32, pad_pages=False))
+        programs += map(weakref.ref, kernel._served.programs.values())
+        gc.collect()
+    assert [program() is not None for program in programs] == [True, False, True]
+
+
+def test_a_graph_is_captured_on_a_gpu_only() -> None:
+    assert not captures(torch.zeros(1))

@@ -47,6 +47,11 @@ def obstacle_to_triton(device: torch.device) -> str | None:
     return None
 
 
+def captures(tensor: torch.Tensor) -> bool:
+    """Whether work on a tensor goes into a CUDA graph now: its device's current stream is being captured."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def capability_of(device: torch.device) -> int:
     """The compute capability of a CUDA device, times ten."""
     major, minor = torch.cuda.get_device_capability(device)

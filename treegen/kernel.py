@@ -13,7 +13,7 @@ from treegen import inputs, op, oracle
 from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
-from treegen.devices import backend_for, default_device
+from treegen.devices import backend_for, captures, default_device
 from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
@@ -58,7 +58,8 @@ class Kernel:
     time, so an `update` does not compile anew. Results have no gradients.
 
     CUDA graphs: call once before capturing (memory is allocated and kernels are compiled then), with q and out of
-    `max_rows` rows, and keep the kernel for as long as its graphs are replayed.
+    `max_rows` rows, and keep the kernel for as long as its graphs are replayed. Graphs of a kernel without a capacity
+    replay the plan that they were captured with, whose tables the kernel keeps.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Kernel:
         self._handle = op.handle_of(self)
         self._served = self._planned(tree)
         self._shown: Served | None = None  # the plan of a tree that has grown since it was planned for
+        self._captured: set[Program] = set()  # those that graphs read tables of, whatever is served now
 
     def _planned(self, tree: Tree, kept: Choice | None = None) -> Served:
         """The tree with its plan."""
@@ -170,6 +172,8 @@ class Kernel:
             served, call = self._prepared(form, q, k_cache, v_cache, out, lse_base)
         elif served.layout is not None:
             inputs.check_rows(served.tree, q)
+        if served.layout is None and captures(q):
+            self._captured.update(served.programs.values())
         if checks_inputs():
             inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
         if out is None:
