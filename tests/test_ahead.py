@@ -162,6 +162,14 @@ def test_scored_kernels_compile_for_every_architecture() -> None:
 
 
 @pytest.mark.full
+def test_rows_that_heads_do_not_fill_spill_nothing_where_pages_are_gathered() -> None:
+    forms = itertools.product(ARCHITECTURES, (False, True))
+    check(
+        [(arch, partial_key(arch, "bf16", 64, 3, True, "interval", 1, 16, False, merging)) for arch, merging in forms]
+    )
+
+
+@pytest.mark.full
 def test_the_covering_set_compiles() -> None:
     check(covering())
 

@@ -67,6 +67,15 @@ def test_two_large_tiles_fit_an_sm_of_the_h200() -> None:
     assert resident_blocks(tile_class(shape, targets()["h200"], 1), shape, targets()["h200"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("target", "of_128"), [("h200", {1, 3, 4, 7, 12, 128}), ("b200", {1, 4, 128}), ("a100", set())]
+)
+def test_narrow_heads_take_twice_the_tokens_where_that_spills_nothing(target: str, of_128: set[int]) -> None:
+    groups = (1, 3, 4, 7, 12, 128)
+    tokens = {group: tile_class(Shape(2 * group, 2, 64), targets()[target], 999).tokens for group in groups}
+    assert {group for group in groups if tokens[group] == 128} == of_128
+
+
 @pytest.mark.parametrize("name", sorted(targets()))
 def test_files_hold_targets(tmp_path: Path, name: str) -> None:
     path = file_of(tmp_path, target_object(targets()[name]))

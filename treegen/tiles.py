@@ -31,7 +31,8 @@ SMALL_ROWS = 16
 # Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
 # Where K and V have the same head dim of at most 64, twice the tokens take the same registers and shared memory; with
-# unequal ones, and with caches that have to be converted, such tiles spill.
+# unequal ones, with caches that have to be converted, and on Blackwell where heads of a KV head do not fill the rows,
+# such tiles spill.
 _LARGE_NARROW = ((64, 128, 4, 3), *_LARGE)
 _LARGE_BEFORE_HOPPER = ((64, 32, 4, 3), (64, 32, 4, 2), (64, 16, 4, 2))
 _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
@@ -148,7 +149,8 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         candidates = _LARGE_BEFORE_HOPPER
     else:
         narrow = shape.head_dim == shape.head_dim_v <= 64 and shape.kv_dtype not in FP8
-        candidates = _LARGE_NARROW if narrow else _LARGE
+        fills = target.capability < _BLACKWELL or MATRIX_ROWS % min(shape.group, MATRIX_ROWS) == 0
+        candidates = _LARGE_NARROW if narrow and fills else _LARGE
     residents: tuple[int, ...] = (2, 1)
     if padded(shape.head_dim_v) > 256 and shape.dtype != "fp32":
         candidates, residents = _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:], (1,)
