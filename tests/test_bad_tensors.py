@@ -10,6 +10,7 @@ import torch
 
 import treegen
 from treegen import Shape, Tree, TreegenError
+from treegen.inputs import check_strides
 from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
 
 TREE = Tree.parse("10(5,3)")
@@ -47,6 +48,41 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], dict[str, objec
     "out strided": (lambda t: {**t, "out": torch.empty(2, 4, 32)[..., ::2]}, InputError, ["out", "not contiguous"]),
     "lse base": (lambda t: {**t, "lse_base": "e"}, InputError, ["lse_base = e", "ln, log2"]),
 }
+
+
+@pytest.mark.parametrize(
+    ("sizes", "strides", "kv_layout", "tokens", "wrong"),
+    [
+        ((9, 2, 8), (1 << 25, 8, 1), "NHD", 64, True),
+        ((9, 2, 8), ((1 << 25) - 8, 8, 1), "NHD", 64, False),
+        ((9, 2, 8), (1 << 24, 8, 1), "NHD", 128, True),
+        ((9, 16, 2, 8), (1 << 40, 1 << 24, 8, 1), "NHD", 64, False),
+        ((9, 256, 2, 8), (1 << 40, 1 << 24, 8, 1), "NHD", 64, True),
+        ((9, 2, 256, 8), (1 << 40, 1 << 24, 8, 1), "HND", 64, False),
+        ((1, 1 << 22, 2, 8), (1 << 32, 1 << 10, 8, 1), "NHD", 64, False),
+        ((9, 1, 2, 8), (1 << 30, 8, 8, 1), "NHD", 64, True),
+    ],
+)
+def test_tokens_of_a_tile_and_of_a_page_lie_within_int32(
+    sizes: tuple[int, ...], strides: tuple[int, ...], kv_layout: str, tokens: int, wrong: bool
+) -> None:
+    far, near = torch.empty_strided(sizes, strides, device="meta"), torch.empty(sizes, device="meta")
+    check_strides(tokens, near, near, kv_layout)
+    for name, caches in (("k_cache", (far, near)), ("v_cache", (near, far))):
+        if wrong:
+            with pytest.raises(InputError, match=f"{name} = a token stride of"):
+                check_strides(tokens, *caches, kv_layout)
+        else:
+            check_strides(tokens, *caches, kv_layout)
+
+
+def test_a_kernel_refuses_tokens_too_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = treegen.compile(TREE, backend="triton")
+    monkeypatch.setattr("treegen.inputs.INT32_MAX", 2 * 16 * 16 - 1)
+    with pytest.raises(InputError, match=r"k_cache = a token stride of 32: puts .* apart or more; lay tokens closer"):
+        kernel(**good())
+    monkeypatch.undo()
+    assert kernel.verify(**good()).passed
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -6,7 +6,9 @@ import math
 
 import torch
 
+from treegen.arguments import cache_strides
 from treegen.caches import slots_of, token_major, tokens_at
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
@@ -98,6 +100,20 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
         raise InputError(
             "out", f"strides {out.stride()}", "is not contiguous in its last dimension", "allocate it like q"
         )
+
+
+def check_strides(tokens: int, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> None:
+    """Raises InputError when places within a tile of so many tokens, or, where slots do not follow one another across
+    pages, within a page, are not int32: kernels count them so.
+    """
+    page_size = token_major(k_cache, kv_layout).shape[1] if k_cache.dim() == 4 else 1
+    of_caches = {name: cache_strides(cache, kv_layout) for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))}
+    by_page = any(page != token * page_size for page, token, _ in of_caches.values())
+    counted = max(tokens, page_size) if by_page else tokens
+    for name, (_, stride, _) in of_caches.items():
+        if stride * counted > INT32_MAX:
+            reason = f"puts {counted} tokens 2^31 elements apart or more"
+            raise InputError(name, f"a token stride of {stride}", reason, "lay tokens closer together")
 
 
 def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape, most_rows: int | None = None) -> None:
