@@ -36,9 +36,7 @@ def test_each_was_measured_and_is_taken(shipped: list[Entry]) -> None:
 
 
 def test_each_is_of_these_templates_and_this_search(shipped: list[Entry]) -> None:
-    """Who changes either (every text of theirs counts) ships policies anew: `auto` passes over those of another state.
-    Triton is left out: it is the one that they were measured with.
-    """
+    """`auto` passes over those of another state. Triton's version is that of the machine that measured them."""
     states = {(entry.key.templates, entry.key.space, entry.key.treegen) for entry in shipped}
     assert states == {(template_digest(), space_digest(), VERSION)}
 
