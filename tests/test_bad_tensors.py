@@ -76,13 +76,19 @@ def test_tokens_of_a_tile_and_of_a_page_lie_within_int32(
             check_strides(tokens, *caches, kv_layout)
 
 
-def test_a_kernel_refuses_tokens_too_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = treegen.compile(TREE, backend="triton")
-    monkeypatch.setattr("treegen.inputs.INT32_MAX", 2 * 16 * 16 - 1)
+def test_a_kernel_refuses_tokens_of_full_tiles_too_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, tensors = Tree.parse("70(5,3)"), good()
+    caches = {name: torch.randn(78, 2, 16) for name in ("k_cache", "v_cache")}
+    monkeypatch.setattr("treegen.inputs.INT32_MAX", 32 * 16 - 1)
+    kernel = treegen.compile(long, backend="triton")
     with pytest.raises(InputError, match=r"k_cache = a token stride of 32: puts .* apart or more; lay tokens closer"):
-        kernel(**good())
+        kernel(tensors["q"], **caches)
+    assert treegen.compile(TREE, backend="triton").verify(**tensors).passed  # no tile is full
+    limited = treegen.compile(TREE, backend="triton", max_rows=2)
+    with pytest.raises(InputError, match="k_cache = a token stride of 32"):
+        limited(**tensors)
     monkeypatch.undo()
-    assert kernel.verify(**good()).passed
+    assert kernel.verify(tensors["q"], **caches).passed
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -103,8 +103,8 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
 
 
 def check_strides(tokens: int, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> None:
-    """Raises InputError when places within a tile of so many tokens, or, where slots do not follow one another across
-    pages, within a page, are not int32: kernels count them so.
+    """Raises InputError when places within so many tokens side by side (of a full tile), or, where slots do not follow
+    one another across pages, within a page, are not int32: kernels count them so.
     """
     page_size = token_major(k_cache, kv_layout).shape[1] if k_cache.dim() == 4 else 1
     of_caches = {name: cache_strides(cache, kv_layout) for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))}

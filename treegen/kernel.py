@@ -221,8 +221,7 @@ class Kernel:
         program = self._program(served, q.device)
         if isinstance(program, TorchProgram):
             return unbound(program, scale, inputs.lse_scale(lse_base))
-        longest = max((tile.tokens for tile in served.launched.classes), default=1)
-        inputs.check_strides(longest, k_cache, v_cache, self._shape.kv_layout)
+        inputs.check_strides(served.neighbours, k_cache, v_cache, self._shape.kv_layout)
         with stage("bind"):
             return program.bind(q, k_cache, v_cache, out, scale, inputs.lse_scale(lse_base))
 

@@ -143,6 +143,14 @@ class Served:
         """The schedule in the form in which programs have it, with room for growth."""
         return self.schedule if self.growth is None else self.growth.schedule
 
+    @property
+    def neighbours(self) -> int:
+        """Tokens whose places kernels count from that of the first, at most: those of a full tile, if there are any."""
+        schedule = self.launched
+        if self.layout is None and not schedule.column("tiles").any():
+            return 1
+        return max((tile.tokens for tile in schedule.classes), default=1)
+
     def make_program(self, backend: str, shape: Shape, device: torch.device, scales: Scales | None = None) -> Program:
         """A new program for the schedule, with the scales of keys and values."""
         if backend != "triton":
