@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
+from treegen.cost import WAITING
 from treegen.estimate import account
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import StrategyError
@@ -20,6 +21,7 @@ from treegen.lower import lower
 from treegen.search import search as searching
 from treegen.search.bounds import Bounds
 from treegen.search.costs import PolicyCosts
+from treegen.search.halves import Lowered
 from treegen.search.search import as_named, candidates, search, time_of
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of, space_digest
 from treegen.strategies import strategy_from, strategy_names
@@ -59,7 +61,7 @@ def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataO
             policy = replace(policy, merge=data.draw(st.sampled_from(MERGES)))
         plan = policy.plan(tree, shape, H200)
         verify(plan, tree)
-        expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200).time_us
+        expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200, fixed=True).time_us
         assert costs.time_us(policy) == pytest.approx(expected, rel=1e-9)
         walks = costs.walks(policy)
         lines = costs.lines_of([policy], walks)
@@ -121,10 +123,14 @@ def optimum(tree: Tree, shape: Shape, target: Target) -> float:
 
 
 def check_optimum(tree: Tree, shape: Shape, target: str) -> None:
-    found = search(tree, shape, target_from(target))
-    assert found.time_us == pytest.approx(optimum(tree, shape, target_from(target)), rel=1e-9)
-    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, target_from(target)), rel=1e-9)
-    verify(found.strategy.plan(tree, shape, target_from(target)), tree)
+    on = target_from(target)
+    found, best = search(tree, shape, on), optimum(tree, shape, on)
+    if Lowered.of(found.strategy, tree, shape, on).takes_one_launch:
+        assert found.time_us <= best * WAITING  # which counts two launches
+    else:
+        assert found.time_us == pytest.approx(best, rel=1e-9)
+    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, on), rel=1e-9)
+    verify(found.strategy.plan(tree, shape, on), tree)
 
 
 @given(forests(5, 3000, salt=1207), st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
@@ -207,8 +213,11 @@ def test_bounds_are_below_splits(tree: Tree, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("text", ["1,3/3000,90", "1,2,4/9000,5000,40", "1,16/1000,900", "1,4,16/2000,1000,400"])
-def test_merging_in_the_last_launch_where_it_pays(text: str) -> None:
-    """On a device whose launches of merges are slow, small and large trees are cut, and items merge."""
+def test_merging_in_the_last_launch_where_it_pays(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device whose launches of merges are slow, small and large trees are cut, and items merge. Halves that one
+    launch merges would take less.
+    """
+    monkeypatch.setattr(searching, "large_cohorts", lambda shape: [])
     constants = replace(H200.constants, merge_fraction=0.0002, merge_step_us=0.05, next_launch_us=8.0)
     slow = replace(H200, constants=constants)
     tree = Tree.parse(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from treegen.cost import ITEMS, MERGES, Floats, Times, total_symbol
+from treegen.cost import ITEMS, MERGES, WAITING, Floats, Times, total_symbol
 from treegen.estimate import CostModel, Estimate
 from treegen.profiled import source_of_costs
 from treegen.targets import Target
@@ -63,6 +63,7 @@ def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
         yield f"  {title}"
         yield from (f"    {name} = {term}" for name, term in part.symbols.items())
     yield f"  all launches: {total_symbol()}"
+    yield f"  waiting: {WAITING} where final items wait for others in their launch, else 1"
     if chosen == "profiled":
         yield f"  times of work items are profiled instead: {source_of_costs(target)}"
 

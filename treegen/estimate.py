@@ -13,6 +13,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.launches import FP32_BYTES, item_launches, merge_launches
+from treegen.one_launch import in_one_launch, waits
 from treegen.profiled import launches_us
 from treegen.targets import Target
 
@@ -52,21 +53,37 @@ class Estimate:
 
 
 def account(
-    plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target, model: CostModel = "analytic"
+    plan: Plan,
+    schedule: Schedule,
+    tree: Tree,
+    shape: Shape,
+    target: Target,
+    model: CostModel = "analytic",
+    *,
+    fixed: bool = False,
 ) -> Estimate:
     """The account of a plan and of its schedule, for an attention shape, and its time on a target.
 
     model: "analytic" (treegen.cost), or "profiled" for launches of work items (treegen.profiled; the analytic model's
     tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
-    whether or not L2 serves it.
+    whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none waits in another's
+    place (treegen.one_launch).
     """
-    return assess(plan, schedule, tree, shape, target, model)[0]
+    return assess(plan, schedule, tree, shape, target, model, fixed=fixed)[0]
 
 
 def assess(
-    plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target, model: CostModel = "analytic"
+    plan: Plan,
+    schedule: Schedule,
+    tree: Tree,
+    shape: Shape,
+    target: Target,
+    model: CostModel = "analytic",
+    *,
+    fixed: bool = False,
 ) -> tuple[Estimate, Times]:
     """The account, and what its time is made of."""
+    schedule = schedule if fixed else in_one_launch(schedule)
     items, merges = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
     partials = schedule.num_slots + int((schedule.merge_rows < 0).sum())
@@ -85,7 +102,7 @@ def assess(
         passes = 3 if widened == 1 else 3 + 2 * widened
         unfused = scores + masks + q_bytes + passes * unique * shape.kv_token_bytes
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
-    made_of = times(items, merges, schedule.launches, unfused, target, items_us=measured)
+    made_of = times(items, merges, schedule.launches, unfused, target, items_us=measured, waiting=waits(schedule))
     estimate = Estimate(
         kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,

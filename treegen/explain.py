@@ -58,7 +58,8 @@ class Entry:
     ) -> Entry:
         """The entry of a plan that is already made and lowered. fixed: whether launches are those of a capacity."""
         waiting = not fixed and waits(in_one_launch(schedule))
-        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model), waiting)
+        assessed = assess(plan, schedule, tree, shape, target, model, fixed=fixed)
+        return cls(strategy, reason, plan, schedule, *assessed, waiting)
 
     @property
     def name(self) -> str:
@@ -229,7 +230,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
         items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
         lines.append(f"    tile class {tile}: {items} work items")
     if entry.waits:
-        lines.append("  made in one launch, whose final items wait for the partial ones; these figures count two")
+        lines.append("  made in one launch, whose final items wait for the partial ones")
     return [*lines, *account_lines(entry.estimate), *time_lines(entry.times)]
 
 

@@ -28,7 +28,7 @@ from treegen.limits import Limits, WantedLimits
 from treegen.scales import Scales
 from treegen.scoring.scoring import Scoring
 from treegen.search.auto import searched
-from treegen.search.policies import serves_any_tree
+from treegen.search.policies import serves_any_tree, suits_fixed_launches
 from treegen.served import Program, Served
 from treegen.strategies import Choice, Strategy
 from treegen.targets import Target
@@ -104,7 +104,7 @@ class Kernel:
             choice = kept or self._strategy.choose(seen, self._shape, self._target)
         if self._wanted is None:
             return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)
-        if choice.strategy != self._strategy and not serves_any_tree(choice.strategy):
+        if choice.strategy != self._strategy and not suits_fixed_launches(choice.strategy):
             choice = searched(seen, self._shape, self._target, for_any_tree=True)
         return Served.first(tree, self._wanted, choice, self._shape, self._target, self._scoring, grows=self._grows)
 
@@ -441,7 +441,8 @@ class Kernel:
     def estimate(self) -> Estimate:
         """What the plan reads, writes and computes."""
         served = self._current()
-        return account(served.plan, served.schedule, served.view.tree, self._shape, self._target)
+        fixed = served.layout is not None
+        return account(served.plan, served.schedule, served.view.tree, self._shape, self._target, fixed=fixed)
 
     def explain(self) -> str:
         """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,

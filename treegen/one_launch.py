@@ -4,7 +4,7 @@ al., PPoPP 2023).
 
 Thread blocks are taken up in the order of their numbers, as single-pass scans rely on, too (Merrill and Garland,
 "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016), and items that merge come last: whom a block waits
-for has begun, and waits for nobody. Results are the same; plans, accounts and estimates know nothing of it.
+for has begun, and waits for nobody. Results are the same; plans know nothing of it.
 """
 
 from __future__ import annotations

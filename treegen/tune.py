@@ -15,22 +15,19 @@ from treegen.autotune_cache.policies import POLICY_CACHE, Found
 from treegen.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
-from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.lower import lower
 from treegen.measure import Measurer, Outcome, check_tree
 from treegen.meter import Meter
-from treegen.one_launch import in_one_launch, waits
 from treegen.search.auto import Auto
+from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
-from treegen.search.space import SPLITS, heights_of
+from treegen.search.space import SPLITS
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS
 
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
@@ -42,10 +39,6 @@ _CLOSE = 1.02
 """Time over that of the fastest up to which candidates are measured again."""
 _MORE_ROUNDS = 2
 """How often these are measured again, one after another."""
-_HALVES = (3 / 4, 1 / 2)
-"""Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
-shorter ones.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +109,7 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
     """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
     and whole paths in large tiles, so that what is chosen loses to neither; some that merge last in one launch, which
-    the model takes for two; and the best split's neighbours between those that the search takes.
+    are ranked as if it were two; and the best split's neighbours between those that the search takes.
     """
     found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
@@ -140,22 +133,13 @@ def _between_splits(found: list[Strategy], tree: Tree, shape: Shape, target: Tar
 
 def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
     """The first of these that merge last in one launch, and whole paths of many head rows in halves that do."""
-
-    def lowered(strategy: Strategy) -> Schedule:
-        return lower(strategy.plan(tree, shape, target), tree, shape, target)
-
-    def takes_one(strategy: Strategy) -> bool:
-        return waits(in_one_launch(lowered(strategy)))
-
-    last = (each for each in found if isinstance(each, Cohort) and each.merge == "final")
-    yield from islice(filter(takes_one, islice(last, _MOST_LOWERED)), _MOST_AT_ONCE)
-    for head_rows in heights_of(shape.group):
-        if head_rows > SMALL_ROWS:
-            whole = lowered(cohort(head_rows=head_rows))
-            tiles = (whole.column("tiles") + whole.column("block_tiles")).max(initial=1)
-            splits = (math.ceil(tiles * part) * whole.classes[0].tokens for part in _HALVES)
-            halves = (cohort(head_rows=head_rows, split=tokens, merge="final") for tokens in splits)
-            yield from islice(filter(takes_one, halves), 1)
+    last = [each for each in found if isinstance(each, Cohort) and each.merge == "final"][:_MOST_LOWERED]
+    made = (Lowered.of(each, tree, shape, target) for each in last)
+    yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
+    for whole in large_cohorts(shape):
+        found_half = halved(whole, tree, shape, target)
+        if found_half is not None:
+            yield found_half.strategy
 
 
 def _settled(outcomes: list[Outcome], chosen: list[Strategy], measurer: Measurer) -> list[Outcome]:

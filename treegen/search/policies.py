@@ -59,6 +59,13 @@ def serves_any_tree(strategy: Strategy) -> bool:
     return not getattr(strategy, "cut", ())
 
 
+def suits_fixed_launches(strategy: Strategy) -> bool:
+    """Whether a strategy that the search found, or that was measured, suits a kernel of fixed capacity: it serves any
+    tree, and does not merge last, as what made that fast may be one launch, which such a kernel does not have.
+    """
+    return serves_any_tree(strategy) and getattr(strategy, "merge", "reduce") == "reduce"
+
+
 def accepts(policy: Mapping[str, object]) -> bool:
     """Whether a policy from outside can be used."""
     try:

@@ -14,6 +14,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from treegen.cost import WAITING
 from treegen.estimate import account
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import ShapeError
@@ -23,6 +24,7 @@ from treegen.ir.tree import Tree
 from treegen.lower import lower
 from treegen.search.bounds import Bounds
 from treegen.search.costs import Floats, PolicyCosts
+from treegen.search.halves import halved, large_cohorts
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies import named
@@ -33,8 +35,10 @@ from treegen.targets import Target
 _MOST_LEVELS = 12  # thresholds on rows at which a large tree is cut
 _MOST_STARTS = 3  # policies with which cuts of a large tree are tried
 _MOST_NODES = 24  # nodes of a large tree at which single cuts are tried
+_WIDEST_MEASURED = 128  # dims of values up to which kernels that wait were measured; wider ones spill
 _FLATTEN_BLOCK = 128
 _LESS = 1 - 1e-9  # an improvement is more than rounding
+_CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,18 @@ class _State:
         self.best, self.time_us = strategy, time_us
         return True
 
+    def retime(self, time_us: float) -> bool:
+        """Gives the best another time; whether it still is the best of all."""
+        given = self.trace.pop().strategy
+        self.times[given] = time_us
+        self.best = min(self.times, key=self.times.__getitem__)
+        self.time_us = self.times[self.best]
+        while self.trace and self.trace[-1].time_us <= self.time_us:
+            self.trace.pop()
+        before = self.trace[-1].strategy if self.trace else None
+        self.trace.append(Step(_moves(before, self.best), self.best, self.time_us))
+        return self.best == given
+
     def consider_all(self, strategies: Sequence[Strategy], times: Floats) -> None:
         """The same for several, in their order."""
         for strategy, time_us in zip(strategies, times.tolist(), strict=True):
@@ -75,8 +91,9 @@ class _State:
 def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False) -> Found:
     """The fastest policy or named strategy by the analytic model.
 
-    Of a tree of at most MOST_EDGES edges it is the best of the whole space (treegen.search.space); of a larger one none
-    of the named strategies is better. for_any_tree: only what can plan other trees too, so no cuts at single nodes.
+    Of a tree of at most MOST_EDGES edges none of the whole space (treegen.search.space) is better, each in as many
+    launches as its plan has stages; of a larger one none of the named strategies. for_any_tree: only what can plan
+    other trees too, so no cuts at single nodes, and no merges within one launch, which a capacity does not have.
     """
     costs = PolicyCosts(tree, shape, target)
     bounds, state = Bounds(costs), _State()
@@ -94,6 +111,8 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
         if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
             with suppress(ShapeError):  # FastTree's tiles do not fit every shape
                 state.consider(make(), time_of(make(), tree, shape, target))
+    if not for_any_tree:
+        _merge_in_one_launch(costs, state)
     assert state.best is not None
     return Found(as_named(state.best, tree), state.time_us, query_us, len(state.times), tuple(state.trace))
 
@@ -241,6 +260,25 @@ def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
         chosen = replace(start, cut=cut, merge=start.merge if cut else "reduce")
         if state.consider(chosen, costs.time_us(chosen)):
             start = chosen
+
+
+def _merge_in_one_launch(costs: PolicyCosts, state: _State) -> None:
+    """The best policy, if items merge last, by what it takes as it is launched, as costs are those of two launches; and
+    halves of whole paths.
+    """
+    tree, shape, target = costs.tree, costs.shape, costs.target
+    while isinstance(state.best, Cohort) and state.best.merge == "final":
+        if state.retime(time_of(state.best, tree, shape, target)):
+            break
+    launch_us = target.constants.launch_us
+    for whole in large_cohorts(shape) if shape.head_dim_v <= _WIDEST_MEASURED else ():
+        # Of twice as many blocks that each do half as much none takes less than half of the time.
+        least = launch_us + WAITING * (state.times[whole] - launch_us) / 2
+        half = halved(whole, tree, shape, target, where_room=True) if least < state.time_us * _CLEARLY_LESS else None
+        if half is not None:
+            time_us = account(half.plan, half.schedule, tree, shape, target).time_us
+            if time_us < state.time_us * _CLEARLY_LESS:
+                state.consider(half.strategy, time_us)
 
 
 def _thresholds(tree: Tree) -> list[int]:
