@@ -29,6 +29,7 @@ from treegen.estimate import account
 from treegen.ir.errors import FormatError
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.lower import lower
+from treegen.one_launch import in_one_launch, waits
 from treegen.search.policies import strategy_of
 from treegen.targets import Constants, Target, target_from
 
@@ -54,6 +55,7 @@ class Sample:
     items: ItemLaunches
     merges: MergeLaunches
     launches: int
+    waiting: bool
     profiled_us: float
 
 
@@ -81,11 +83,12 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
         plan = made[result["strategy"]].plan(tree, shape, target)
         if plan.mask == "dense":
             continue
-        schedule = lower(plan, tree, shape, target)
+        schedule = in_one_launch(lower(plan, tree, shape, target))
         counted = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
         profiled = account(plan, schedule, tree, shape, target, model="profiled").time_us
         case = f"{result['case']} {result['heads']}"
-        found.append(Sample(case, result["strategy"], result["microseconds"], *counted, schedule.launches, profiled))
+        made_as = schedule.launches, waits(schedule)
+        found.append(Sample(case, result["strategy"], result["microseconds"], *counted, *made_as, profiled))
     if not found:
         raise FormatError("results", str(paths[0]), "holds no fp16 results of trees given as texts", "measure some")
     return found
@@ -93,7 +96,9 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
 
 def estimates(found: list[Sample], target: Target, constants: Constants) -> np.ndarray:
     """The analytic model's times."""
-    return np.array([times(s.items, s.merges, s.launches, 0, target, constants).total for s in found])
+    return np.array(
+        [times(s.items, s.merges, s.launches, 0, target, constants, waiting=s.waiting).total for s in found]
+    )
 
 
 def fit(found: list[Sample], target: Target) -> Constants:
