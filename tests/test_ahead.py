@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -86,28 +86,10 @@ def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int
             os.environ["TRITON_INTERPRET"] = interpreted
 
 
-def most_stack(key: KernelKey | MergeKey) -> int:
-    """Bytes that a thread may have outside of loops: four registers' worth in thread blocks that work off lists or
-    merge, twelve in those that merge where tokens are gathered one by one, and else none.
-    """
-    does_more = isinstance(key, KernelKey) and (key.dealt or key.merging)
-    gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
-    return 48 if gathers else 16 if does_more else 0
-
-
-def most_stack_of_all(key: KernelKey | MergeKey) -> int:
-    """The same for every variant, among which some take more: up to 20 registers' worth where heads do not fill the
-    rows of thread blocks that work off lists, and two to four elsewhere.
-    """
-    dealt, merging = isinstance(key, KernelKey) and key.dealt, isinstance(key, KernelKey) and key.merging
-    return max(most_stack(key), 80 if dealt else 24 if merging else 16)
-
-
-def check(
-    jobs: list[tuple[int, KernelKey | MergeKey]], most: Callable[[KernelKey | MergeKey], int] = most_stack
-) -> None:
+def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
     """Prints what every variant takes; shared memory within the target, and for 16-bit types up to head dim 128 no
-    stack in loops over KV, and so much outside of them.
+    stack in loops over KV, and outside of them at most four registers' worth for thread blocks that work off lists or
+    merge, twelve for those that merge where tokens are gathered one by one, and else none.
     """
     for architecture, key, resources in compiled(jobs):
         print(
@@ -115,7 +97,10 @@ def check(
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            assert resources.stack <= most(key), f"sm_{architecture} {key}"
+            does_more = isinstance(key, KernelKey) and (key.dealt or key.merging)
+            gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
+            most = 48 if gathers else 16 if does_more else 0
+            assert resources.stack <= most, f"sm_{architecture} {key}"
             assert resources.in_loops == 0, f"sm_{architecture} {key}"
 
 
@@ -189,10 +174,23 @@ def test_the_covering_set_compiles() -> None:
     check(covering())
 
 
+def every_variant(architecture: int, dtype: str, head_dim: int) -> list[tuple[int, KernelKey | MergeKey]]:
+    """All keys of an architecture, a type and a head dim."""
+    return [(architecture, partial_key(*case)) for case in EVERY if case[:3] == (architecture, dtype, head_dim)]
+
+
 @pytest.mark.aot_all
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", DIMS)
 def test_every_variant_compiles(architecture: int, dtype: str, head_dim: int) -> None:
-    cases = [case for case in EVERY if case[:3] == (architecture, dtype, head_dim)]
-    check([(architecture, partial_key(*case)) for case in cases], most_stack_of_all)
+    check(every_variant(architecture, dtype, head_dim))
+
+
+@pytest.mark.aot_all
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("head_dim", [dim for dim in DIMS if dim <= 128])
+def test_no_variant_touches_the_stack_in_loops_over_kv(architecture: int, dtype: str, head_dim: int) -> None:
+    for _, key, resources in compiled(every_variant(architecture, dtype, head_dim)):
+        assert resources.in_loops == 0, f"sm_{architecture} {key}"

@@ -19,7 +19,6 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
-from treegen.one_launch import in_one_launch, waits
 from treegen.ranking import Ranked, ranked, ranking_lines
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.targets import Target, target_from
@@ -30,9 +29,7 @@ _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one strategy makes of a tree. reason: why this strategy was taken; waits: whether two launches are made as
-    one, in which final items wait for the partial ones.
-    """
+    """What one strategy makes of a tree; `reason` says why this strategy was taken."""
 
     strategy: Strategy
     reason: str
@@ -40,7 +37,6 @@ class Entry:
     schedule: Schedule
     estimate: Estimate
     times: Times
-    waits: bool
 
     @classmethod
     def from_plan(
@@ -57,9 +53,7 @@ class Entry:
         fixed: bool = False,
     ) -> Entry:
         """The entry of a plan that is already made and lowered. fixed: whether launches are those of a capacity."""
-        waiting = not fixed and waits(in_one_launch(schedule))
-        assessed = assess(plan, schedule, tree, shape, target, model, fixed=fixed)
-        return cls(strategy, reason, plan, schedule, *assessed, waiting)
+        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model, fixed=fixed))
 
     @property
     def name(self) -> str:
@@ -229,7 +223,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
     for index, tile in enumerate(schedule.classes):
         items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
         lines.append(f"    tile class {tile}: {items} work items")
-    if entry.waits:
+    if entry.estimate.launches < schedule.launches:
         lines.append("  made in one launch, whose final items wait for the partial ones")
     return [*lines, *account_lines(entry.estimate), *time_lines(entry.times)]
 
