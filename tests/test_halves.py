@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import treegen
@@ -26,6 +26,9 @@ SHAPE = Shape(16, 1, 128, dtype="fp16")
 SMALL, FULL = Tree.parse("1,4,8,256/8,256,256,32"), Tree.parse("1,4,16,1024/8,256,256,64")
 
 
+@example(SMALL, SHAPE, False)
+@example(Tree.parse("1,4,8,64/40,16,16,16"), Shape(32, 8, 64), True)
+@example(Tree.parse("1,16,64,256/128,64,64,64"), Shape(28, 4, 128), False)
 @examples(60)
 @given(forests(40, 900, salt=33), st.sampled_from([SHAPE, Shape(32, 8, 64), Shape(28, 4, 128)]), st.booleans())
 def test_halves_are_plans_of_the_tree_in_one_launch(tree: Tree, shape: Shape, where_room: bool) -> None:
