@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from numbers import Real
 from types import MappingProxyType
@@ -14,6 +17,7 @@ from typing import Any
 
 from treegen.autotune_cache.key import FORMAT, PolicyKey
 from treegen.ir.errors import FormatError
+from treegen.version import VERSION
 
 PolicyValue = str | int | None | tuple[int, ...]
 Policy = Mapping[str, PolicyValue]
@@ -41,7 +45,8 @@ class Entry:
 
     policy: at most 32 values; lists become tuples. measured_us: microseconds of the policy, None when it was chosen
     without a measurement. candidates: what it was compared with, as (policy, microseconds or None, outcome); the first
-    250 are kept. source: the device and how was measured. Texts are kept as up to 160 characters of printable ASCII.
+    250 are kept. source: the device and how was measured. made_with: versions of packages by name, as
+    `installed_versions` gives them. Texts are kept as up to 160 characters of printable ASCII.
     """
 
     key: PolicyKey
@@ -49,6 +54,7 @@ class Entry:
     measured_us: float | None
     candidates: tuple[Candidate, ...] = ()
     source: str = ""
+    made_with: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -59,21 +65,24 @@ class Entry:
         )
         set_field(self, "candidates", candidates[:MAX_CANDIDATES])
         set_field(self, "source", _plain(self.source))
+        made_with = {_plain(name): _plain(version) for name, version in list(self.made_with.items())[:_MOST_PARAMETERS]}
+        set_field(self, "made_with", MappingProxyType(made_with))
 
     def to_object(self) -> dict[str, Any]:
-        """The JSON object that `entry_from` takes."""
-        return {
+        """Returns the JSON object that `entry_from` takes."""
+        value = {
             "kind": KIND,
-            "format": FORMAT,
             "key": self.key.to_object(),
             "policy": {name: list(value) if isinstance(value, tuple) else value for name, value in self.policy.items()},
             "measured_us": self.measured_us,
-            "candidates": [list(candidate) for candidate in self.candidates],
             "source": self.source,
+            "made_with": dict(self.made_with),
+            "candidates": [list(candidate) for candidate in self.candidates],
         }
+        return {**value, "checksum": _checksum(value)}
 
     def to_json(self) -> str:
-        """The text of the entry's file; equal entries have equal texts."""
+        """Returns the text of the entry's file; equal entries have equal texts."""
         return json.dumps(self.to_object(), indent=1) + "\n"
 
     @classmethod
@@ -98,33 +107,70 @@ def entry_from(value: Any) -> Entry:
     """The entry in a JSON object: exactly what `Entry.to_object` gives. Raises FormatError for all else."""
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise _wrong("entry", "a value", f"is not a {KIND}")
-    check_format(value)
-    names = {"kind", "format", *(field.name for field in fields(Entry))}
     key, candidates = value.get("key"), value.get("candidates")
-    if set(value) != names:
-        raise _wrong("entry", ", ".join(sorted(set(value) ^ names)), "are fields that lack or are unknown")
-    if not isinstance(key, dict) or set(key) != {field.name for field in fields(PolicyKey)}:
+    if not isinstance(key, dict):
+        raise _wrong("key", "a value", "is not an object")
+    check_format(key)
+    if set(value) != _NAMES:
+        raise _wrong("entry", ", ".join(sorted(set(value) ^ _NAMES)), "are fields that lack or are unknown")
+    if set(key) != _KEY_NAMES:
         raise _wrong("key", "a value", "lacks fields or has unknown ones")
-    if not isinstance(value["policy"], dict):
-        raise _wrong("policy", "a value", "is not an object")
+    if not isinstance(value["policy"], dict) or not isinstance(value["made_with"], dict):
+        raise _wrong("policy, made_with", "a value", "is not an object")
     if not isinstance(candidates, list) or not all(isinstance(each, list) and len(each) == 3 for each in candidates):
         raise _wrong("candidates", "a value", "are not a list of policies, times and outcomes")
-    entry = Entry(
-        PolicyKey(**key), value["policy"], value["measured_us"], tuple(map(tuple, candidates)), value["source"]
-    )
-    check_format(key)
+    if value["checksum"] != _checksum({name: part for name, part in value.items() if name != "checksum"}):
+        raise _wrong("checksum", value["checksum"], "does not match the entry")
+    entry = own_entry(value)
     if entry.to_object() != value:
         raise _wrong("entry", "a value", "holds times or texts that treegen does not write")
     return entry
 
 
+def own_entry(value: dict[str, Any]) -> Entry:
+    """Returns the entry in a JSON object of `Entry.to_object` from a trusted place, where a checksum adds nothing."""
+    others = value["measured_us"], tuple(map(tuple, value["candidates"])), value["source"], value["made_with"]
+    return Entry(PolicyKey(**value["key"]), value["policy"], *others)
+
+
+_NAMES = frozenset({"kind", "checksum", *(each.name for each in fields(Entry))})
+_KEY_NAMES = frozenset(each.name for each in fields(PolicyKey))
+
+
+def _checksum(value: Mapping[str, Any]) -> str:
+    """Returns 32 hexadecimal digits that change with any part of a JSON object."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def installed_versions() -> dict[str, str]:
+    """Returns the versions of treegen and, as major.minor, of Triton and torch, which are not imported for it.
+
+    "none" stands for a package that is not installed.
+    """
+    return {"treegen": VERSION, "triton": _installed("triton"), "torch": _installed("torch")}
+
+
+@cache
+def _installed(package: str) -> str:
+    try:
+        return ".".join(version(package).split(".")[:2])
+    except PackageNotFoundError:
+        return "none"
+
+
+def differing_versions(entry: Entry) -> list[str]:
+    """Returns a text for each package whose version differs from the one that an entry was measured with."""
+    here = installed_versions()
+    return [f"{name} {made}, here {here.get(name)}" for name, made in entry.made_with.items() if made != here.get(name)]
+
+
 def check_format(value: Mapping[str, Any]) -> None:
     """Raises FormatError unless a JSON object is of this version's format."""
-    version = value.get("format")
-    if type(version) is not int or version != FORMAT:
-        newer = type(version) is int and version > FORMAT
+    found = value.get("format")
+    if type(found) is not int or found != FORMAT:
+        newer = type(found) is int and found > FORMAT
         reason = f"is newer than {FORMAT}, which this treegen reads" if newer else f"is not {FORMAT}"
-        raise FormatError("format", version, reason, "upgrade treegen, or remove the file" if newer else _MEASURE_AGAIN)
+        raise FormatError("format", found, reason, "upgrade treegen, or remove the file" if newer else _MEASURE_AGAIN)
 
 
 def bounded_json(data: bytes) -> Any:
@@ -186,7 +232,8 @@ def _plain(text: object) -> str:
 
 
 def _microseconds(time: object) -> float | None:
-    number = float(time) if isinstance(time, Real) and not isinstance(time, bool) else -1.0
+    real = type(time) is float or (isinstance(time, Real) and not isinstance(time, bool))
+    number = float(time) if real else -1.0  # type: ignore[arg-type]
     return number if 0 <= number < _MOST_US else None
 
 

@@ -3,49 +3,44 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 from dataclasses import dataclass, fields
-from functools import cache, lru_cache
-from importlib.resources import files
-from pathlib import Path
+from functools import lru_cache
 
 from treegen.ir.errors import FormatError
 from treegen.ir.shape import MAX_HEAD_DIM_V, Shape
 from treegen.targets import Target
-from treegen.version import VERSION
+from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
-FORMAT = 1
+FORMAT = 2
 """Of keys and entries; whoever changes what a field means raises it."""
 _LONGEST_TEXT = 300
 _LONGEST_NAME = 100
 _PRINTABLE = re.compile(r"[ -~]*")
-_VERSION_LINE = re.compile(r"""^__version__ *= *['"](\d+\.\d+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyKey:
     """What a policy was measured for. Texts are printable ASCII of at most 300 characters; raises FormatError.
 
-    Only content enters: no times of files, no hash seeds, nothing of what the process did before.
+    Versions of Triton, torch and treegen are not part of the key: a policy that was fastest with one is a good choice
+    with another, so they are recorded in the entry (Entry.made_with) and a difference is reported.
     """
 
     bucket: str  # the tree, coarsely (treegen.bucket.policy_bucket)
     shape: str  # heads, head dims, types and pages (shape_text)
     target: str  # the device (target_text)
-    templates: str  # digest of what kernels are emitted from (template_digest)
-    space: str  # digest of the search space (treegen.search.space.space_digest)
-    treegen: str  # version of treegen
-    triton: str  # version of Triton, major.minor; "none" where it is not installed
+    kernels: int  # treegen.version.KERNEL_VERSION
+    space: int  # treegen.version.SPACE_VERSION
     format: int  # of the cache's files (FORMAT)
 
     def __post_init__(self) -> None:
         for name in _NAMES:
             value = getattr(self, name)
-            if name == "format":
+            if name in _NUMBERS:
                 if type(value) is not int:
-                    raise FormatError("key.format", value, "is not a whole number", f"give {FORMAT}")
+                    raise FormatError(f"key.{name}", value, "is not a whole number", "give one")
             elif not isinstance(value, str) or len(value) > _LONGEST_TEXT or not _PRINTABLE.fullmatch(value):
                 reason = f"is not printable ASCII of at most {_LONGEST_TEXT} characters"
                 raise FormatError(f"key.{name}", value, reason, "give another text")
@@ -61,12 +56,12 @@ class PolicyKey:
 
 
 _NAMES = tuple(field.name for field in fields(PolicyKey))
+_NUMBERS = ("kernels", "space", "format")
 
 
-def key_for(bucket: str, shape: Shape, target: Target, space: str) -> PolicyKey:
-    """The key of a bucket of trees, by this treegen with this Triton. space: the digest of the search space."""
-    treegen, triton = versions()
-    return PolicyKey(bucket, shape_text(shape), target_text(target), template_digest(), space, treegen, triton, FORMAT)
+def key_for(bucket: str, shape: Shape, target: Target) -> PolicyKey:
+    """Returns the key of a bucket of trees for this treegen's kernels and search space."""
+    return PolicyKey(bucket, shape_text(shape), target_text(target), KERNEL_VERSION, SPACE_VERSION, FORMAT)
 
 
 @lru_cache(256)
@@ -81,6 +76,7 @@ def shape_text(shape: Shape) -> str:
     return ", ".join([text, *(f"{name} {getattr(shape, name)}" for name in others)])
 
 
+@lru_cache(16)
 def target_text(target: Target) -> str:
     """The device: name and hardware, without what is measured or fitted for cost models."""
     name = ascii(target.name)[1:-1][:_LONGEST_NAME]
@@ -93,27 +89,3 @@ def target_text(target: Target) -> str:
         f"{target.tensor_tflops:.17g} TFLOP/s",
     )
     return f"{name} ({', '.join(facts)})"
-
-
-@cache
-def template_digest() -> str:
-    """SHA-256 over the names and texts of all kernel templates, and of the module that fills them in."""
-    digest = hashlib.sha256()
-    texts = {path.name: path for path in files("treegen.templates").iterdir() if path.name.endswith(".jinja")}
-    texts["emit.py"] = files("treegen").joinpath("emit.py")
-    for name in sorted(texts):
-        text = texts[name].read_text("utf-8").encode()
-        digest.update(f"{name} {len(text)}\n".encode() + text)
-    return digest.hexdigest()
-
-
-@cache
-def versions() -> tuple[str, str]:
-    """The versions of treegen and, as major.minor, of Triton, which is not imported for it."""
-    try:
-        found = importlib.util.find_spec("triton")
-        text = Path(found.origin).read_text("utf-8") if found is not None and found.origin else ""
-    except (OSError, ValueError):
-        text = ""
-    version = _VERSION_LINE.search(text)
-    return VERSION, version[1] if version else "none"

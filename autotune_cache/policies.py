@@ -1,12 +1,12 @@
 """The policy cache: which policy was measured as the fastest for a key, in memory, in the user's folder, shipped.
 
-A lookup opens one file, or two, and scans no folder. What cannot be used (damaged, foreign, newer, hostile) is a miss
-with one warning per process, never an error. Processes that need the same policy at the same time make it once.
+A lookup opens one file of the user's folder and scans none; a GPU's shipped policies are read once per process. What
+cannot be used (damaged, foreign, newer, hostile) is a miss with one warning per process, never an error. Processes that
+need the same policy at the same time make it once.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -14,11 +14,12 @@ from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from treegen.autotune_cache.entry import MAX_BYTES, Entry, Policy, bounded_json, check_format, entry_from
-from treegen.autotune_cache.key import FORMAT, PolicyKey
+from treegen.autotune_cache.entry import MAX_BYTES, Entry, Policy, entry_from
+from treegen.autotune_cache.key import PolicyKey
 from treegen.autotune_cache.lock import held
+from treegen.autotune_cache.policy_file import PolicyFile, exported, file_text
 from treegen.autotune_cache.store import read_regular, replace_text, warn_once
 from treegen.environment import cache_root
 from treegen.files import save_text
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
 
 Where = Literal["memory", "user", "shipped", "made", "none"]
-EXPORT_KIND = "treegen policies"
-_MOST_EXPORTED_BYTES = 64 * 1024 * 1024
 _MOST_NEAREST = 3
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
+_GPU_NAME = re.compile(r"[\w.-]+")
 _OURS = re.compile(r"[0-9a-f]{64}\.(json|lock)|\.[0-9a-f]{64}\.json\.\w+")
 _REMOVE = "remove it, or run `treegen cache clear`"
 _WRITABLE = "set TREEGEN_CACHE_DIR to a writable folder"
@@ -48,7 +48,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of the user's folder or a shipped one: its name, and its entry or why it is none."""
+    """A file of the user's folder, or an entry of a shipped file: its name, and the entry or why there is none.
+
+    name: of a file, or the digest of a shipped entry's key.
+    """
 
     name: str
     where: Where
@@ -65,12 +68,13 @@ class Imported:
 
 
 class PolicyCache:
-    """Policies by key. shipped: the folder of shipped entries, by default the package's own. wait_s: how long to wait
-    for another process that is making an entry.
+    """Policies by key. shipped: the folder of shipped files, one per GPU, by default the package's own. wait_s: how
+    long to wait for another process that is making an entry.
     """
 
     def __init__(self, shipped: Path | None = None, wait_s: float = 600.0) -> None:
         self._given_shipped = shipped
+        self._shipped_files: dict[str, PolicyFile | None] = {}
         self._wait_s = wait_s
         self._memory: dict[tuple[str, PolicyKey], Entry] = {}
 
@@ -85,16 +89,18 @@ class PolicyCache:
             return Found(kept, "memory")
         digest = key.digest
         reasons = []
-        places: tuple[tuple[Where, Traversable], ...] = (("user", folder), ("shipped", self._shipped))
-        for where, place in places:
-            path = place.joinpath(f"{digest}.json")
-            entry, reason = _read(path, digest)
-            reason = reason if entry is None else _refusal(entry, accept)
+        path = folder / f"{digest}.json"
+        places: tuple[tuple[Where, object, str, tuple[Entry | None, str]], ...] = (
+            ("user", path, _REMOVE, _read(path, digest)),
+            ("shipped", f"shipped entry {digest[:12]}", "install treegen again", self._shipped_entry(key)),
+        )
+        for where, place, fix, (entry, problem) in places:
+            reason = problem if entry is None else _refusal(entry, accept)
             if entry is not None and not reason:
                 self._memory[str(folder), key] = entry
                 return Found(entry, where)
             if reason:
-                warn_once(path, reason, _REMOVE if where == "user" else "install treegen again")
+                warn_once(place, reason, fix)
                 reasons.append(f"the {where} entry {reason}")
         return Found(None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped")
 
@@ -143,8 +149,18 @@ class PolicyCache:
             return None
 
     def entries(self) -> list[Listed]:
-        """All files of the user's folder and then all shipped ones, by name; temporaries and locks are left out."""
-        return [*_listed("user", policies_folder()), *_listed("shipped", self._shipped)]
+        """All files of the user's folder by name, and then all shipped entries; temporaries and locks are left out."""
+        listed = list(_listed(policies_folder()))
+        for name in _names(self._shipped):
+            policies = self._shipped_file(name.removesuffix(".json")) if name.endswith(".json") else None
+            for each in policies.entries() if policies else ():
+                found = (
+                    Listed(name, "shipped", None, f"is not valid: {each}")
+                    if isinstance(each, FormatError)
+                    else (Listed(each.key.digest, "shipped", each))
+                )
+                listed.append(found)
+        return listed
 
     def why(self, key: PolicyKey) -> list[str]:
         """The entries that differ from a key in the fewest fields, and in what, line by line; for people to read."""
@@ -186,8 +202,8 @@ class PolicyCache:
 
         Raises FormatError when the file cannot be written.
         """
-        found = [listed.entry.to_object() for listed in _listed("user", policies_folder()) if listed.entry is not None]
-        save_text(path, json.dumps({"kind": EXPORT_KIND, "format": FORMAT, "entries": found}, indent=1) + "\n")
+        found = [listed.entry for listed in _listed(policies_folder()) if listed.entry is not None]
+        save_text(path, file_text(found))
         return len(found)
 
     def import_from(self, path: str | Path) -> Imported:
@@ -198,7 +214,7 @@ class PolicyCache:
         """
         folder = policies_folder()
         taken, refused = 0, []
-        for number, value in enumerate(_exported(Path(path))):
+        for number, value in enumerate(exported(Path(path))):
             try:
                 entry = entry_from(value)
             except FormatError as error:
@@ -221,6 +237,26 @@ class PolicyCache:
     def _shipped(self) -> Traversable:
         return _shipped_folder() if self._given_shipped is None else self._given_shipped
 
+    def _shipped_entry(self, key: PolicyKey) -> tuple[Entry | None, str]:
+        """The shipped entry of a key; or None and why, an empty text when there is none."""
+        policies = self._shipped_file(key.target.partition(" (")[0])
+        try:
+            return policies.entry(key) if policies else None, ""
+        except FormatError as error:
+            return None, _invalid(error)
+
+    def _shipped_file(self, gpu: str) -> PolicyFile | None:
+        """The file shipped for a GPU, read once; None if there is none."""
+        if gpu not in self._shipped_files:
+            path = self._shipped.joinpath(f"{gpu}.json")
+            try:
+                found = PolicyFile(path.read_text("utf-8")) if _GPU_NAME.fullmatch(gpu) and path.is_file() else None
+            except (OSError, ValueError) as cause:
+                warn_once(path, f"cannot be read ({type(cause).__name__})", "install treegen again")
+                found = None
+            self._shipped_files[gpu] = found
+        return self._shipped_files[gpu]
+
 
 def policies_folder() -> Path:
     """Where the user's entries are: `policies` in the cache folder."""
@@ -236,17 +272,20 @@ def _kind(cause: OSError) -> str:
     return cause.strerror or type(cause).__name__
 
 
-def _read(path: Traversable, digest: str) -> tuple[Entry | None, str]:
+def _invalid(error: FormatError) -> str:
+    return f"is not valid: {error.argument} {error.reason}"
+
+
+def _read(path: Path, digest: str) -> tuple[Entry | None, str]:
     """The entry in a file; or None and why, an empty text when there is no file."""
     try:
-        data = read_regular(path, MAX_BYTES) if isinstance(path, Path) else path.read_bytes()
-        return Entry.from_json(data, digest), ""
+        return Entry.from_json(read_regular(path, MAX_BYTES), digest), ""
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except OSError as cause:
         return None, f"cannot be read ({_kind(cause)})"
     except FormatError as error:
-        return None, f"is not valid: {error.argument} {error.reason}"
+        return None, _invalid(error)
     except ValueError as cause:
         return None, str(cause)
 
@@ -266,12 +305,13 @@ def _names(folder: Traversable) -> list[str]:
         return []
 
 
-def _listed(where: Where, folder: Traversable) -> Iterator[Listed]:
+def _listed(folder: Path) -> Iterator[Listed]:
+    """The files of the user's folder."""
     for name in _names(folder):
         if _ENTRY.fullmatch(name):
-            yield Listed(name, where, *_read(folder.joinpath(name), name.removesuffix(".json")))
+            yield Listed(name, "user", *_read(folder / name, name.removesuffix(".json")))
         elif name.endswith(".json"):
-            yield Listed(name, where, None, "is not named by a digest")
+            yield Listed(name, "user", None, "is not named by a digest")
 
 
 def _differing(mine: PolicyKey, theirs: PolicyKey) -> list[str]:
@@ -286,23 +326,6 @@ def _distance(mine: PolicyKey, theirs: PolicyKey) -> tuple[int, int]:
         for name in differing
     )
     return len(differing), parts
-
-
-def _exported(path: Path) -> list[Any]:
-    try:
-        value = bounded_json(read_regular(path, _MOST_EXPORTED_BYTES))
-    except OSError as cause:
-        raise FormatError("path", str(path), f"cannot be read ({_kind(cause)})", "name a readable file") from cause
-    except FormatError as error:
-        raise FormatError("path", str(path), error.reason, "name a file of `treegen cache export`") from error
-    except ValueError as cause:
-        raise FormatError("path", str(path), str(cause), "name a file of `treegen cache export`") from cause
-    if not isinstance(value, dict) or set(value) != {"kind", "format", "entries"} or value["kind"] != EXPORT_KIND:
-        raise FormatError("path", str(path), f"does not hold {EXPORT_KIND}", "name a file of `treegen cache export`")
-    check_format(value)
-    if not isinstance(value["entries"], list):
-        raise FormatError("path", str(path), "has no list of entries", "name a file of `treegen cache export`")
-    return value["entries"]
 
 
 POLICY_CACHE = PolicyCache()

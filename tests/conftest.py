@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Points the kernel and policy cache at a folder of this worker's session, and leaves shipped policies out: what
-    they hold for depends on the installed Triton.
+    """Points the kernel and policy cache at a folder of this worker's session, and leaves shipped policies out, so that
+    tests see what the model chooses.
     """
     from treegen.autotune_cache.policies import POLICY_CACHE
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import FORMAT, PolicyKey
+from treegen.autotune_cache.policy_file import file_text
 from treegen.ir.errors import CacheWarning
 
-KEY = PolicyKey("rows 2^3", "32:8 heads", "h200", "templates", "space", "0.1.0", "3.6", FORMAT)
+KEY = PolicyKey("rows 2^3", "32:8 heads", "h200", 1, 3, FORMAT)
 POLICY = {"strategy": "cohort", "rows": 4, "split": None, "tiles": [16, 64]}
-ENTRY = Entry(KEY, POLICY, 12.5, (("cohort", 12.5, "ok"), ("query", None, "timed out")), "a test")
+ENTRY = Entry(KEY, POLICY, 12.5, (("cohort", 12.5, "ok"), ("query", None, "timed out")), "a test", {"triton": "3.6"})
 
 
 def accept(policy: object) -> bool:
@@ -18,9 +19,9 @@ def accept(policy: object) -> bool:
     return True
 
 
-def ship(folder: Path, entry: Entry) -> None:
-    """Puts an entry into a folder of shipped ones."""
-    (folder / f"{entry.key.digest}.json").write_text(entry.to_json())
+def ship(folder: Path, *entries: Entry) -> None:
+    """Makes these the only entries shipped for the GPU h200."""
+    (folder / "h200.json").write_text(file_text(entries))
 
 
 def file_of(folder: Path) -> Path:

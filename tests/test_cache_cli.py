@@ -12,13 +12,12 @@ from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import key_for
 from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.bucket import policy_bucket
-from treegen.search.space import space_digest
 from treegen.targets import target_from
 
 TREE = "1,4/100,10"
 SHAPE = Shape(16, 2, 64, dtype="fp16", page_size=16)
 OPTIONS = ["--heads", "16:2", "--head-dim", "64", "--dtype", "fp16", "--page-size", "16", "--target", "a100"]
-KEY = key_for(policy_bucket(Tree.parse(TREE)), SHAPE, target_from("a100"), space_digest())
+KEY = key_for(policy_bucket(Tree.parse(TREE)), SHAPE, target_from("a100"))
 ENTRY = Entry(
     KEY, {"strategy": "cohort", "head_rows": 16, "tile": [16, 64]}, 12.5, (("query", 20.0, "ok"),), "a100, a test"
 )
@@ -41,14 +40,14 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> s
 def test_ls(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     assert str(folder) in run(capsys, "ls")
     POLICY_CACHE.store(ENTRY)
-    POLICY_CACHE.store(replace(ENTRY, key=replace(KEY, treegen="0.0.1", space="old"), measured_us=None))
+    POLICY_CACHE.store(replace(ENTRY, key=replace(KEY, kernels=0, space=0), measured_us=None))
     (folder / ("f" * 64 + ".json")).write_text("[" * 100_000)
     title, *lines = run(capsys, "ls").splitlines()
     assert title.split() == ["entry", "where", "bucket", "shape", "target", "time", "policy", "state"]
     valid, outdated, damaged = sorted(lines, key=lambda line: (line.startswith("f" * 12), not line.endswith("valid")))
     for part in (KEY.digest[:12], "user", KEY.bucket, KEY.shape, "a100", "12.5 us", "head_rows=16 tile=16,64"):
         assert part in valid
-    assert outdated.endswith("not used: other space, treegen")
+    assert outdated.endswith("not used: other kernels, space")
     assert "not measured" in outdated
     assert "nested too deeply" in damaged
 
@@ -62,7 +61,7 @@ def test_why(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         capsys, "why", TREE, *OPTIONS
     )
     told = run(capsys, "why", TREE)
-    assert f"user entry {KEY.digest[:12]} differs in 2 of 8 fields" in told
+    assert f"user entry {KEY.digest[:12]} differs in 2 of 6 fields" in told
     assert f"  shape: 32:8 heads, head_dim 128, bf16; the entry: {KEY.shape}\n" in told
 
 

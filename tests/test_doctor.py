@@ -83,19 +83,19 @@ def test_on_a_machine_without_gpu(capsys: pytest.CaptureFixture[str], folder: Pa
 def test_policies_that_are_usable_or_not(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with_gpus(monkeypatch, ("NVIDIA H200", 9, 0, 132))
     here = replace(ENTRY.key, target=target_text(target_from("h200")))
-    for number, key in enumerate(
-        (ENTRY.key, here, replace(here, triton="1.0", space="old"), replace(here, triton="1.0"))
-    ):
+    for number, key in enumerate((ENTRY.key, here, replace(here, kernels=0, space=0), replace(here, space=0))):
         POLICY_CACHE.store(replace(ENTRY, key=replace(key, bucket=f"bucket {number}")))
     found = report(capsys)
     assert found["policies"]["user"] == {
         "usable": 1,
         "of another target": 1,
-        "stale: other space, triton (Triton 1.0)": 1,
-        "stale: other triton (Triton 1.0)": 1,
+        "stale: other kernels, space": 1,
+        "stale: other space": 1,
     }
     assert found["notes"] == []
-    assert "notes: none" in run(capsys)
+    POLICY_CACHE.store(replace(ENTRY, key=here, made_with={"triton": "1.0"}))
+    (note,) = report(capsys)["notes"]
+    assert note.startswith("1 policies were measured with triton 1.0, here 3.")
 
 
 def test_on_a_machine_with_gpus(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

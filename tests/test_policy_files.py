@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from policies import ENTRY, KEY, accept, cache_warnings, file_of, ship
+from treegen.autotune_cache import entry as entry_module
 from treegen.autotune_cache import store
 from treegen.autotune_cache.entry import MAX_BYTES, Entry
 from treegen.autotune_cache.key import FORMAT
@@ -22,7 +23,11 @@ POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and links of POSI
 
 
 def changed(**change: Any) -> bytes:
-    return json.dumps({**ENTRY.to_object(), **change}).encode()
+    """The entry with other parts; its checksum fits unless it is given."""
+    value = {**ENTRY.to_object(), **change}
+    if "checksum" not in change:
+        value["checksum"] = entry_module._checksum({name: part for name, part in value.items() if name != "checksum"})
+    return json.dumps(value).encode()
 
 
 HOSTILE: dict[str, bytes] = {
@@ -35,11 +40,15 @@ HOSTILE: dict[str, bytes] = {
     "foreign": b'{"best_config": {"BLOCK": 64}, "time": 3.4}',
     "list": b"[1, 2]",
     "other kind": changed(kind="treegen tree"),
-    "future": changed(format=FORMAT + 1),
-    "future that looks otherwise": json.dumps({"kind": "treegen policy", "format": 9, "wisdom": {}}).encode(),
-    "format of another type": changed(format=True),
-    "format text": changed(format="1"),
-    "key of a future format": changed(key={**KEY.to_object(), "format": 2}),
+    "future": changed(key={**KEY.to_object(), "format": FORMAT + 1}),
+    "future that looks otherwise": json.dumps({"kind": "treegen policy", "key": {"format": 9}, "wisdom": {}}).encode(),
+    "past": changed(key={**KEY.to_object(), "format": FORMAT - 1}),
+    "format of another type": changed(key={**KEY.to_object(), "format": True}),
+    "format text": changed(key={**KEY.to_object(), "format": "1"}),
+    "no checksum": json.dumps({k: v for k, v in ENTRY.to_object().items() if k != "checksum"}).encode(),
+    "other checksum": changed(checksum="0" * 32),
+    "a digit changed": ENTRY.to_json().encode().replace(b"12.5", b"12.6", 1),
+    "versions list": changed(made_with=["3.6"]),
     "more": changed(code="import os"),
     "less": json.dumps({k: v for k, v in ENTRY.to_object().items() if k != "source"}).encode(),
     "other key": changed(key={**KEY.to_object(), "bucket": "another"}),
@@ -96,7 +105,7 @@ def test_a_bad_file_is_a_miss_with_one_warning_and_is_replaced(
     reason = refused_with_one_warning(policy_cache, path)
     assert time.perf_counter() - begin < 2
     if "future" in name:
-        assert "newer than 1" in reason
+        assert f"newer than {FORMAT}" in reason
     made = policy_cache.decide(KEY, accept, lambda: ENTRY)
     assert (made.entry, made.where) == (ENTRY, "made")
     assert Entry.from_json(path.read_bytes(), KEY.digest) == ENTRY
@@ -189,6 +198,8 @@ def test_warnings_come_once_per_file(policies_folder: Path) -> None:
 
 
 def test_a_bad_shipped_file(policy_cache: PolicyCache, policies_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "shipped" / f"{KEY.digest}.json").write_text("{}")
+    ship(tmp_path / "shipped", ENTRY)
+    path = tmp_path / "shipped" / "h200.json"
+    path.write_text(path.read_text().replace("12.5", "[", 1))
     with pytest.warns(CacheWarning, match="shipped.*install treegen again"):
         assert "the shipped entry is not valid" in policy_cache.lookup(KEY, accept).reason

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from policies import ENTRY, KEY, POLICY
 from treegen import Shape
-from treegen.autotune_cache import key as key_module
-from treegen.autotune_cache.entry import MAX_BYTES, Entry, policy_text
-from treegen.autotune_cache.key import PolicyKey, key_for, shape_text, target_text, template_digest, versions
+from treegen.autotune_cache.entry import MAX_BYTES, Entry, differing_versions, installed_versions, policy_text
+from treegen.autotune_cache.key import PolicyKey, key_for, shape_text, target_text
 from treegen.ir.errors import FormatError
 from treegen.targets import target_from
 from treegen.version import VERSION
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("name", [field.name for field in fields(PolicyKey)])
 def test_every_field_of_a_key_changes_its_digest(name: str) -> None:
-    other = replace(KEY, **{name: 2 if name == "format" else "other"})
+    other = replace(KEY, **{name: 9 if name in ("kernels", "space", "format") else "other"})
     assert len({KEY.digest, other.digest, replace(other, **{name: getattr(KEY, name)}).digest}) == 2
 
 
@@ -36,7 +36,7 @@ def test_every_field_of_a_shape_changes_the_key(name: str) -> None:
     object.__setattr__(other, name, others.get(name, 64))
     assert shape_text(other) != shape_text(shape)
     target = target_from(None)
-    assert key_for("b", other, target, "s").digest != key_for("b", shape, target, "s").digest
+    assert key_for("b", other, target).digest != key_for("b", shape, target).digest
 
 
 def test_policies_serve_both_layouts() -> None:
@@ -59,7 +59,7 @@ def test_the_key_names_the_hardware_and_not_the_cost_model() -> None:
     assert target_text(refitted) == target_text(target)
     for change in ({"name": "h100"}, {"sms": 114}, {"memory_gbps": 4800.5}, {"l2_bytes": 1}, {"capability": 100}):
         assert target_text(replace(target, **change)) != target_text(target)
-    odd = key_for("b", Shape(1, 1, 8), replace(target, name="naïve\nGPU\x1b[31m" + 300 * "x"), "s")
+    odd = key_for("b", Shape(1, 1, 8), replace(target, name="naïve\nGPU\x1b[31m" + 300 * "x"))
     assert odd.target.isprintable()
 
 
@@ -69,30 +69,18 @@ def test_key_texts_are_plain(text: Any) -> None:
         replace(KEY, bucket=text)
 
 
-def test_templates_enter_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = template_digest()
-    for path in (*(ROOT / "templates").glob("*.jinja"), ROOT / "treegen" / "emit.py"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    monkeypatch.setattr(key_module, "files", lambda package: tmp_path)
-    again = template_digest.__wrapped__
-    assert again() == shown
-    (tmp_path / "merge.py.jinja").touch()
-    (tmp_path / "notes.txt").write_text("no template")
-    assert again() == shown  # neither times nor other files
-    with (tmp_path / "merge.py.jinja").open("a") as file:
-        file.write(" ")
-    changed = again()
-    assert changed != shown
-    (tmp_path / "merge.py.jinja").rename(tmp_path / "joined.py.jinja")
-    renamed = again()
-    assert renamed not in (shown, changed)
-    (tmp_path / "emit.py").write_text("MERGE_HEADS = 8\n")  # fills the same templates with other numbers
-    assert again() not in (shown, changed, renamed)
-
-
-def test_versions() -> None:
+def test_versions_of_packages_are_recorded_and_are_no_part_of_the_key() -> None:
     triton = pytest.importorskip("triton")
-    assert versions() == (VERSION, ".".join(triton.__version__.split(".")[:2]))
+    here = installed_versions()
+    assert here == {
+        "treegen": VERSION,
+        "triton": ".".join(triton.__version__.split(".")[:2]),
+        "torch": ".".join(torch.__version__.split(".")[:2]),
+    }
+    assert differing_versions(replace(ENTRY, made_with=here)) == []
+    other = replace(ENTRY, made_with={**here, "triton": "3.0"})
+    assert differing_versions(other) == [f"triton 3.0, here {here['triton']}"]
+    assert other.key == ENTRY.key
 
 
 def test_the_digest_is_the_same_in_every_process() -> None:
@@ -105,10 +93,9 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "    import triton\n"
         "from treegen.autotune_cache.key import key_for\n"
         "from treegen.bucket import policy_bucket\n"
-        "from treegen.search.space import space_digest\n"
         "from treegen.targets import target_from\n"
         "tree = Tree.from_levels([1, 4], [100, 10])\n"
-        "print(key_for(policy_bucket(tree), Shape(32, 8, 128), target_from(None), space_digest()).digest)\n"
+        "print(key_for(policy_bucket(tree), Shape(32, 8, 128), target_from(None)).digest)\n"
     )
     digests = set()
     for seed, *arguments in (("0",), ("1",), ("2", "work")):
@@ -131,7 +118,7 @@ def test_an_entry_comes_back_from_its_text() -> None:
 def test_the_largest_entry_fits() -> None:
     worst = '"' * 1000
     policy = {f"{number:02}{worst}"[:160]: [10**16] * 16 for number in range(32)}
-    key = replace(KEY, **dict.fromkeys(("bucket", "shape", "target", "templates", "space"), '"' * 300))
+    key = replace(KEY, **dict.fromkeys(("bucket", "shape", "target"), '"' * 300))
     entry = Entry(key, policy, 1 / 3, ((worst, 1 / 3, worst),) * 999, worst)
     assert len(entry.to_json()) <= MAX_BYTES
     assert Entry.from_json(entry.to_json().encode(), key.digest) == entry

@@ -32,7 +32,7 @@ from treegen.autotune_cache.key import PolicyKey
 from treegen.autotune_cache.policies import PolicyCache
 
 how, calls, ready, go = sys.argv[1:]
-key = PolicyKey("rows 2^3", "32:8 heads", "h200", "templates", "space", "0.1.0", "3.6", 1)
+key = PolicyKey("rows 2^3", "32:8 heads", "h200", 1, 3, 2)
 
 def make():
     with open(calls, "a") as file:

@@ -23,7 +23,7 @@ from treegen.search.bounds import Bounds
 from treegen.search.costs import PolicyCosts
 from treegen.search.halves import Lowered
 from treegen.search.search import as_named, candidates, search, time_of
-from treegen.search.space import MOST_EDGES, SPLITS, policies_of, space_digest
+from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, nodes_below
 from treegen.strategies.strategy import Move
@@ -322,10 +322,3 @@ def test_cuts_at_a_threshold() -> None:
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(StrategyError):
         strategies.cohort(**options).plan(Tree.parse("100(10*3)"), SHAPES[0], H200)
-
-
-def test_the_space_has_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = space_digest()
-    monkeypatch.setattr("treegen.search.space.SPLITS", (None, 4096))
-    assert space_digest() != before
-    assert searching.SPLITS == SPLITS

@@ -1,21 +1,28 @@
 """The shipped policies: valid, taken by this treegen, and of the trees and shapes that the README names."""
 
+import json
+import os
+import subprocess
+import sys
+import time
 from itertools import product
 from pathlib import Path
 
 import pytest
 
-from treegen import Shape
-from treegen.autotune_cache.entry import Entry
-from treegen.autotune_cache.key import shape_text, target_text, template_digest
-from treegen.autotune_cache.policies import PolicyCache
+from treegen import Shape, Tree
+from treegen.autotune_cache.entry import Entry, installed_versions
+from treegen.autotune_cache.key import shape_text, target_text
+from treegen.autotune_cache.policies import POLICY_CACHE, PolicyCache
+from treegen.autotune_cache.policy_file import file_text
 from treegen.bucket import policy_bucket
 from treegen.search.policies import accepts
-from treegen.search.space import space_digest
 from treegen.specs import trees_of
+from treegen.strategies import strategy_from
 from treegen.targets import target_from
-from treegen.version import VERSION
+from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
+ROOT = Path(__file__).parent.parent
 HEADS = ((32, 8), (32, 32), (16, 1), (64, 8), (28, 4))
 
 
@@ -35,10 +42,46 @@ def test_each_was_measured_and_is_taken(shipped: list[Entry]) -> None:
         assert entry.key.target == target_text(target_from("h200"))
 
 
-def test_each_is_of_these_templates_and_this_search(shipped: list[Entry]) -> None:
-    """`auto` passes over those of another state. Triton's version is that of the machine that measured them."""
-    states = {(entry.key.templates, entry.key.space, entry.key.treegen) for entry in shipped}
-    assert states == {(template_digest(), space_digest(), VERSION)}
+def test_each_is_of_these_kernels_and_this_space(shipped: list[Entry]) -> None:
+    """`auto` passes over those of other versions."""
+    assert {(entry.key.kernels, entry.key.space) for entry in shipped} == {(KERNEL_VERSION, SPACE_VERSION)}
+
+
+def test_doctor_counts_all_as_usable_whatever_triton_is_installed(tmp_path: Path) -> None:
+    """With the set-up of the README, whose Triton is newer than the one that measured them."""
+    environment = {**os.environ, "TREEGEN_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "treegen", "doctor", "--json"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["policies"]) == (0, {"user": {}, "shipped": {"usable": 280}})
+    if installed_versions()["triton"] != "3.6":
+        assert any(note.startswith("280 policies were measured with triton 3.6, here ") for note in found["notes"])
+
+
+def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(POLICY_CACHE, "_given_shipped", None)
+    monkeypatch.setattr(POLICY_CACHE, "_shipped_files", {})
+    tree, shape = Tree.parse("1,4,16,512/1024,256,128,32"), Shape(32, 8, 128, dtype="fp16")
+    choice = strategy_from("auto").choose(tree, shape, target_from("h200"))
+    assert choice.reason.startswith("measured as the fastest of ")
+
+
+def test_lookups_are_quick_and_nothing_is_read_at_import(shipped: list[Entry], tmp_path: Path) -> None:
+    policies = PolicyCache()
+    assert policies._shipped_files == {}
+    times = []
+    for entry in shipped:
+        begin = time.perf_counter()
+        found = policies.lookup(entry.key, accepts)
+        times.append(time.perf_counter() - begin)
+        assert (found.entry, found.where) == (entry, "shipped")
+    assert min(times) < 0.00005
+
+
+def test_the_file_is_sorted_and_has_a_line_for_each(shipped: list[Entry]) -> None:
+    text = (ROOT / "autotune_cache" / "shipped" / "h200.json").read_text()
+    assert text == file_text(shipped[::-1])
+    assert len(text.splitlines()) == len(shipped) + 2
 
 
 def test_fasttree_s_table_is_there_for_common_shapes(shipped: list[Entry], data_dir: Path) -> None:
@@ -47,4 +90,6 @@ def test_fasttree_s_table_is_there_for_common_shapes(shipped: list[Entry], data_
         shape_text(Shape(*heads, dim, dtype=dtype)) for heads, dim, dtype in product(HEADS, (64, 128), ("fp16", "bf16"))
     }
     assert {(entry.key.bucket, entry.key.shape) for entry in shipped} == set(product(buckets, shapes))
-    assert len({entry.key.triton for entry in shipped}) == 1
+    assert {tuple(entry.made_with.items()) for entry in shipped} == {
+        (("treegen", "0.1.0"), ("triton", "3.6"), ("torch", "2.11"))
+    }

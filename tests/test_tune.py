@@ -161,9 +161,7 @@ def test_an_entry_that_is_no_policy_is_a_miss(policies_folder: Path) -> None:
     """As after a version that knew other strategies: one warning, and the search decides."""
     found = tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite()))
     assert found.entry is not None
-    path = next(policies_folder.glob("*.json"))
-    path.write_text(path.read_text().replace('"strategy": "cohort"', '"strategy": "unheard-of"', 1))
-    POLICY_CACHE._memory.clear()
+    POLICY_CACHE.store(replace(found.entry, policy={"strategy": "unheard-of"}))
     with pytest.warns(CacheWarning, match="policy"):
         choice = strategies.auto().choose(TREE, SHAPE, H200)
     assert choice.trace

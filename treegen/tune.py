@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 
-from treegen.autotune_cache.entry import Entry
+from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.policies import POLICY_CACHE, Found
 from treegen.devices import current_target
 from treegen.ir.arrays import positive_int
@@ -184,4 +184,5 @@ def _measured(
         microseconds,
         tuple((outcome.strategy, outcome.microseconds, outcome.problem or "measured") for outcome in outcomes),
         f"{len(chosen)} candidates, medians of {tuning.repeats} calls on a cold L2, {target.name}",
+        installed_versions(),
     )

@@ -23,7 +23,6 @@ from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.measure import Measurer
-from treegen.search.space import space_digest
 from treegen.targets import Target
 from treegen.tune import Tuning, tuned
 from treegen.variants import kernel_sources
@@ -78,7 +77,7 @@ def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: 
     for shape in dict.fromkeys(shapes):
         for bucket, alike in buckets.items():
             _, _, name, tree = sorted(alike)[(len(alike) - 1) // 2]
-            jobs.append(Job(name, tree, shape, key_for(bucket, shape, target, space_digest()), len(alike)))
+            jobs.append(Job(name, tree, shape, key_for(bucket, shape, target), len(alike)))
     return jobs
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from treegen.autotune_cache.entry import Entry, policy_text
-from treegen.autotune_cache.key import PolicyKey, key_for, template_digest, versions
+from treegen.autotune_cache.entry import Entry, differing_versions, policy_text
+from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policies import POLICY_CACHE, Listed, policies_folder
 from treegen.bucket import policy_bucket
 from treegen.cli.options import (
@@ -28,8 +28,8 @@ from treegen.files import tree_from_argument
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.search.policies import accepts
-from treegen.search.space import space_digest
 from treegen.targets import DEFAULT_TARGET
+from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")
 
@@ -56,7 +56,7 @@ def why(
 ) -> None:
     """Say what a tree's key is, whether the cache has it, and how the nearest entries differ."""
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
-    key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target), space_digest())
+    key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)  # the reason is printed
         found = POLICY_CACHE.lookup(key, accepts)
@@ -66,6 +66,8 @@ def why(
     if found.entry is not None:
         print(f"hit ({found.where}): {policy_text(found.entry.policy)}, {_time(found.entry)}")
         print(f"  source: {found.entry.source}")
+        for text in differing_versions(found.entry):
+            print(f"  measured with {text}: used all the same, `treegen tune` measures again")
     else:
         print(f"miss: {found.reason}")
         print("\n".join(POLICY_CACHE.why(key)))
@@ -113,9 +115,8 @@ def _cells(listed: Listed) -> tuple[str, ...]:
 
 
 def differing_parts(key: PolicyKey) -> list[str]:
-    """What of this treegen differs from the one that made an entry, so that it is not looked up."""
-    treegen, triton = versions()
-    current = {"templates": template_digest(), "space": space_digest(), "treegen": treegen, "triton": triton}
+    """Returns the versions of a key that are not this treegen's; its entry is then not used."""
+    current = {"kernels": KERNEL_VERSION, "space": SPACE_VERSION}
     return [name for name, value in current.items() if getattr(key, name) != value]
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 import treegen
+from treegen.autotune_cache.entry import differing_versions
 from treegen.autotune_cache.key import target_text
 from treegen.autotune_cache.policies import POLICY_CACHE, policies_folder
 from treegen.cli.cache import differing_parts
@@ -53,7 +54,7 @@ def examined() -> dict[str, Any]:
     backend = _backend(torch, problem)
     target = devices[0]["target"] if devices else DEFAULT_TARGET
     caches = _caches()
-    policies = _policies(devices[0]["key"] if devices else target_text(target_from(None)))
+    policies, other_versions = _policies(devices[0]["key"] if devices else target_text(target_from(None)))
     return {
         "format": FORMAT,
         "versions": {
@@ -75,7 +76,7 @@ def examined() -> dict[str, Any]:
             for name, value in sorted(os.environ.items())
             if name.startswith(_PREFIXES) or name in _VARIABLES
         },
-        "notes": list(_notes(problem, devices, caches, policies)),
+        "notes": [*_notes(problem, devices, caches, policies), *other_versions],
     }
 
 
@@ -196,19 +197,27 @@ def _access(folder: Path) -> dict[str, bool]:
     return {"exists": existing == folder, "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)}
 
 
-def _policies(target: str) -> dict[str, dict[str, int]]:
-    """How many policies of the user's folder, and shipped, can be used here, and of the others why not."""
+def _policies(target: str) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """How many policies of the user's folder, and shipped, can be used here, and of the others why not; and a note for
+    those in use that were measured with other versions.
+    """
     counts: dict[str, Counter[str]] = {"user": Counter(), "shipped": Counter()}
+    versions: Counter[str] = Counter()
     for listed in POLICY_CACHE.entries():
         if listed.entry is None:
             state = "damaged"
         elif differing := differing_parts(listed.entry.key):
-            made_with = f" (Triton {listed.entry.key.triton})" if "triton" in differing else ""
-            state = f"stale: other {', '.join(differing)}{made_with}"
+            state = f"stale: other {', '.join(differing)}"
         else:
             state = "usable" if listed.entry.key.target == target else "of another target"
+        if state == "usable" and listed.entry is not None and (texts := differing_versions(listed.entry)):
+            versions["; ".join(texts)] += 1
         counts[listed.where][state] += 1
-    return {where: dict(counter.most_common()) for where, counter in counts.items()}
+    notes = [
+        f"{count} policies were measured with {texts}: used all the same, `treegen warm` measures them again"
+        for texts, count in versions.most_common()
+    ]
+    return {where: dict(counter.most_common()) for where, counter in counts.items()}, notes
 
 
 def _notes(

@@ -10,7 +10,6 @@ from treegen.bucket import policy_bucket
 from treegen.ir.errors import StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.search.space import space_digest
 from treegen.strategies import named
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
@@ -31,7 +30,7 @@ _MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
 
 def key_of(tree: Tree, shape: Shape, target: Target) -> PolicyKey:
     """The cache key of a tree's bucket."""
-    return key_for(policy_bucket(tree), shape, target, space_digest())
+    return key_for(policy_bucket(tree), shape, target)
 
 
 def policy_of(strategy: Strategy) -> Policy:

@@ -10,14 +10,11 @@ the best of them. The named strategies are in it as they are.
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import get_args
 
 from treegen.ir.errors import ShapeError
-from treegen.ir.plan import Merge
 from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
 from treegen.targets import Target
@@ -29,7 +26,6 @@ SPLITS = (None, 4096, 2048, 1024, 512, 256, 128)
 """KV tokens per work item; None: all that a cohort sees."""
 MOST_EDGES = 10
 """Edges up to which every assignment is searched."""
-_VERSION = 3
 
 
 def heights_of(group: int) -> tuple[int, ...]:
@@ -61,8 +57,3 @@ def policies_of(shape: Shape, target: Target) -> tuple[tuple[Cohort, ...], tuple
                 whole.append(Cohort(head_rows, tile=(large.rows, large.tokens)))
     split = (replace(policy, split=tokens) for policy in whole for tokens in SPLITS[1:])
     return tuple(whole), tuple(split)
-
-
-def space_digest() -> str:
-    """Tells searches of different spaces apart."""
-    return hashlib.sha256(repr((_VERSION, HEAD_ROWS, SPLITS, MOST_EDGES, get_args(Merge))).encode()).hexdigest()[:16]

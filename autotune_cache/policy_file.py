@@ -1,0 +1,86 @@
+"""Files of many policies: those shipped for a GPU, and what `treegen cache export` writes.
+
+One JSON object. Each entry has a line of its own and lines are sorted by key, so that a changed policy is one changed
+line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from treegen.autotune_cache.entry import KIND, Entry, bounded_json, check_format, own_entry
+from treegen.autotune_cache.key import FORMAT, PolicyKey
+from treegen.autotune_cache.store import read_regular
+from treegen.ir.errors import FormatError
+
+FILE_KIND = "treegen policies"
+_MOST_BYTES = 64 * 1024 * 1024
+_SHOWN = 60
+_FIX = "name a file of `treegen cache export`"
+
+
+def file_text(entries: Iterable[Entry]) -> str:
+    """Returns the text of a file of these entries; equal entries give equal texts."""
+    ordered = sorted(entries, key=lambda entry: (entry.key.target, entry.key.shape, entry.key.bucket, entry.key.digest))
+    lines = ",\n".join(json.dumps(entry.to_object()) for entry in ordered)
+    return f'{{"kind": "{FILE_KIND}", "format": {FORMAT}, "entries": [\n{lines}\n]}}\n'
+
+
+class PolicyFile:
+    """The entries of a file that is shipped with the package. Each is parsed when it is asked for, not before."""
+
+    def __init__(self, text: str) -> None:
+        self._lines = {_head(line): line.removesuffix(",") for line in text.splitlines()[1:-1]}
+
+    def entry(self, key: PolicyKey) -> Entry | None:
+        """Returns the entry of a key, None if there is none. Raises FormatError for a line that is damaged."""
+        line = self._lines.get(_head(json.dumps({"kind": KIND, "key": key.to_object()})))
+        entry = None if line is None else _entry(line)
+        return entry if entry is not None and entry.key == key else None
+
+    def entries(self) -> list[Entry | FormatError]:
+        """Returns all entries in the file's order, and in place of a damaged one the error."""
+        return [_entry_or_error(line) for line in self._lines.values()]
+
+
+def exported(path: Path) -> list[Any]:
+    """Returns the entries of a file as JSON objects, not yet checked. Raises FormatError for any other file."""
+    try:
+        value = bounded_json(read_regular(path, _MOST_BYTES))
+    except OSError as cause:
+        reason = f"cannot be read ({cause.strerror or type(cause).__name__})"
+        raise FormatError("path", str(path), reason, "name a readable file") from cause
+    except FormatError as error:
+        raise FormatError("path", str(path), error.reason, _FIX) from error
+    except ValueError as cause:
+        raise FormatError("path", str(path), str(cause), _FIX) from cause
+    if not isinstance(value, dict) or set(value) != {"kind", "format", "entries"} or value["kind"] != FILE_KIND:
+        raise FormatError("path", str(path), f"does not hold {FILE_KIND}", _FIX)
+    check_format(value)
+    if not isinstance(value["entries"], list):
+        raise FormatError("path", str(path), "has no list of entries", _FIX)
+    return value["entries"]
+
+
+def _head(line: str) -> str:
+    """Returns what a line begins with, up to the end of its key: the same for equal keys alone."""
+    return line.partition("}")[0]
+
+
+def _entry(line: str) -> Entry:
+    try:
+        return own_entry(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise FormatError(
+            "entry", line[:_SHOWN], f"is damaged ({type(cause).__name__})", "install treegen again"
+        ) from cause
+
+
+def _entry_or_error(line: str) -> Entry | FormatError:
+    try:
+        return _entry(line)
+    except FormatError as error:
+        return error
