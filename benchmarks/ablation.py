@@ -16,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-import jinja2
 import numpy as np
 
 import treegen
@@ -73,23 +72,6 @@ def listed(items: Ints, rows: Ints) -> Ints:
     return np.full(len(items), -1, np.int32)
 
 
-AT_ONCE = """    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
-"""
-LAST = "    heads = kv_heads * {{ c.group }}\n"
-
-
-def rewritten(*changes: tuple[str, str]) -> Callable[[], jinja2.Environment]:
-    """What makes the templates, with other text in that of stage 1."""
-    usual, name = emit._environment(), "partial_attention.py.jinja"
-    assert usual.loader is not None
-    text = usual.loader.get_source(usual, name)[0]
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return lambda: usual.overlay(loader=jinja2.ChoiceLoader([jinja2.DictLoader({name: text}), usual.loader]))
-
-
 def without(option: str) -> Plans:
     """The plan without an option of its strategy."""
 
@@ -144,18 +126,6 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "long walks staggered", (1.0, 1.0, 1.0, 1.0, 1.0, 1.12, 1.0), ((staggered, "LEAST_TOKENS", 1 << 30),)
-    ),
-    Optimisation(
-        "the caches' strides as constants", (1.02, 1.02, 1.02, 1.03, 1.02, 1.01, 1.02),
-        ((emit, "_environment", rewritten((": tl.constexpr, k_stride_head: tl.constexpr", ", k_stride_head"),
-                                          (": tl.constexpr, v_stride_head: tl.constexpr", ", v_stride_head"))),),
-    ),
-    Optimisation(
-        "masks by block, against by token", (1.0, 1.02, 1.01, 1.03, 1.01, 1.0, 1.02), ((emit, "_MOST_BY_BLOCK", 0),)
-    ),
-    Optimisation(
-        "the next launch at once, against at the end", (1.02, 1.0, 1.0, 1.0, 1.02, 1.0, 1.0),
-        ((emit, "_environment", rewritten((AT_ONCE, ""), (LAST, AT_ONCE + LAST))),),
     ),
     Optimisation(
         "rows found without a list", (1.04, 1.05, 1.0, 1.0, 1.02, 1.0, 1.02), ((arena, "_first_rows", listed),)
