@@ -5,8 +5,12 @@ A message is one line that names the argument, the value, the reason and the fix
 
 from __future__ import annotations
 
+import sys
+import warnings
+
 _LONGEST_VALUE = 60
 _LONGEST_PART = 160
+_PACKAGE = "treegen"
 
 
 class TreegenError(ValueError):
@@ -72,3 +76,17 @@ class PerformanceWarning(TreegenWarning):
 
 class CacheWarning(TreegenWarning):
     """A cache folder or entry could not be used; work goes on without it."""
+
+
+def warn(category: type[TreegenWarning], message: str) -> None:
+    """Warns at the line of the caller's that led here: the innermost one outside of treegen."""
+    frame = sys._getframe()
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__")
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+def _is_ours(module: str) -> bool:
+    return module == _PACKAGE or module.startswith(f"{_PACKAGE}.")

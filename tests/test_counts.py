@@ -70,14 +70,14 @@ def test_a_listener_that_was_there_hears_all_once(fresh: None) -> None:
 
 def test_the_first_launch_that_compiled_warns_once_and_names_kernel_time_and_cure(fresh: None) -> None:
     counts.count_loaded()
-    counts.warn_of_compiles(stacklevel=1)  # nothing compiled: a warning would be an error
+    counts.warn_of_compiles()  # nothing compiled: a warning would be an error
     report(seconds=2.0)
     report(seconds=1.5)
     with pytest.warns(PerformanceWarning, match=r"3\.5 s .*merge of 0123 and 1 more.*treegen warm") as caught:
-        counts.warn_of_compiles(stacklevel=1)
+        counts.warn_of_compiles()
     assert caught[0].filename == __file__
     report()
-    counts.warn_of_compiles(stacklevel=1)
+    counts.warn_of_compiles()
     assert treegen.kernel_counts().compiled == 3
 
 
@@ -85,11 +85,11 @@ def test_compilations_on_purpose_count_and_do_not_warn(fresh: None) -> None:
     counts.count_loaded()
     with counts.expected_compiles():
         report()
-    counts.warn_of_compiles(stacklevel=1)
+    counts.warn_of_compiles()
     assert treegen.kernel_counts().compiled == 1
     report()
     with pytest.warns(PerformanceWarning):
-        counts.warn_of_compiles(stacklevel=1)
+        counts.warn_of_compiles()
 
 
 def test_counting_imports_neither_triton_nor_emission() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from treegen.ir.errors import PerformanceWarning
+from treegen.ir.errors import PerformanceWarning, warn
 
 MODULE_PREFIX = "treegen_kernel_"
 """How the names of emitted modules begin, by which Triton's compilations of them are told from others."""
@@ -18,7 +17,7 @@ MODULE_PREFIX = "treegen_kernel_"
 
 @dataclass(frozen=True, slots=True)
 class KernelCounts:
-    """Kernels of this process. loaded: emitted modules that were imported, in Triton's interpreter as well; compiled:
+    """Kernels of this process. loaded: emitted modules that were run, in Triton's interpreter as well; compiled:
     compilations of their kernels that Triton's own cache did not have, those made on purpose included.
     """
 
@@ -87,7 +86,7 @@ def _count_compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
             _surprises.append((f"{src.name} of {module.removeprefix(MODULE_PREFIX)}", times.total / 1e6))
 
 
-def warn_of_compiles(stacklevel: int) -> None:
+def warn_of_compiles() -> None:
     """Warns, once per process, when kernels were compiled in a launch and nobody expected it."""
     global _warned
     if not _surprises:
@@ -98,9 +97,8 @@ def warn_of_compiles(stacklevel: int) -> None:
     if said or not told:
         return
     more = f" and {len(told) - 1} more" if len(told) > 1 else ""
-    warnings.warn(
+    warn(
+        PerformanceWarning,
         f"a launch waited {sum(seconds for _, seconds in told):.1f} s for Triton to compile {told[0][0]}{more}: "
         "`treegen warm` compiles a shape's kernels ahead, and treegen.kernel_counts() counts (said once)",
-        PerformanceWarning,
-        stacklevel=stacklevel + 1,
     )

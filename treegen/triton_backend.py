@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
@@ -43,7 +42,7 @@ from treegen.emit import (
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
-from treegen.ir.errors import PerformanceWarning
+from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
@@ -192,7 +191,7 @@ class TritonProgram:
                 rest = (_settled(argument) for argument in arguments[end - first :])
                 on_grid = compiled[(grid[0], 1, 1)]
                 bound.append(Launch(on_grid, first, end, (*rest, *constants)))
-        warn_of_compiles(stacklevel=6)
+        warn_of_compiles()
         from triton.runtime import driver
 
         stream_of = driver.active.get_current_stream
@@ -328,10 +327,9 @@ def _warn_unaligned(*tensors: torch.Tensor) -> None:
         strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1][:-1]
         if tensor.data_ptr() % _ALIGNED_BYTES or any(stride % per_vector for stride in strides):
             _warned_unaligned = True
-            warnings.warn(
+            warn(
+                PerformanceWarning,
                 f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} is not aligned to 16 bytes: "
                 "the result is right but slower; align storage offset and strides (said once)",
-                PerformanceWarning,
-                stacklevel=7,
             )
             return
