@@ -16,7 +16,8 @@ from treegen import Shape, Tree, cli, oracle
 from treegen.bench import report, runs
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
-from treegen.bench.runs import Outcome, Result, Timers
+from treegen.bench.results import Outcome, Result
+from treegen.bench.runs import Timers
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.generate import in_shuffled_pages

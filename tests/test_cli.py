@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import treegen
 from treegen import Shape, Tree, cli
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key_of
 from treegen.explain import explain
@@ -15,6 +16,7 @@ from treegen.generate import few_shot, reasoning, speculative
 from treegen.one_loop import in_one_loop
 from treegen.strategies import strategy_names
 from treegen.targets import targets
+from treegen.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 FEW_SHOT = "1,4/100,10"
@@ -146,9 +148,15 @@ def test_traceback_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[-1].startswith("treegen: error: tokens_per_node")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"], ["generate", "speculative", "--help"]])
-def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    assert "--help" in run(capsys, *arguments)
+@pytest.mark.parametrize("arguments", [[], ["explain"], ["generate"], ["generate", "speculative"], ["cache", "why"]])
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help(capsys: pytest.CaptureFixture[str], arguments: list[str], option: str) -> None:
+    assert "--help" in run(capsys, *arguments, option)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == f"treegen {treegen.__version__}\n"
+    assert treegen.__version__ == VERSION
 
 
 def test_no_command_gives_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,6 +189,48 @@ def test_the_command_line_imports_neither_torch_nor_triton(command: str) -> None
     )
     done = process("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = sys.modules['triton'] = None\n"
+        "from treegen.cli import main\n"
+        f"sys.exit(main({arguments!r}))\n"
+    )
+    return process("-c", program)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tune", FEW_SHOT],
+        ["warm", FEW_SHOT],
+        ["bench", FEW_SHOT],
+        ["profile"],
+        ["explain", FEW_SHOT, "--target", "current"],
+    ],
+    ids=lambda each: each[0],
+)
+def test_commands_that_need_torch_say_so(arguments: list[str]) -> None:
+    done = without_torch(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "treegen: error: torch = not installed: this command needs it; install torch\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bench", "--from", "benchmarks/results/h200_apart.json"],
+        ["io", "few-shot:width=3,steps=4"],
+        ["cache", "why", FEW_SHOT],
+    ],
+    ids=lambda each: each[0],
+)
+def test_commands_that_do_without_torch(arguments: list[str]) -> None:
+    done = without_torch(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
 
 
 def test_a_reader_that_leaves_early() -> None:

@@ -18,6 +18,7 @@ from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import register_strategy
+from treegen.version import VERSION
 
 if _TYPE_CHECKING:
     from treegen.any_mask import masked_tree
@@ -25,6 +26,8 @@ if _TYPE_CHECKING:
     from treegen.kernel import Kernel
     from treegen.states import merge_state, merge_states
     from treegen.wrapper import TreeAttentionWrapper
+
+__version__ = VERSION
 
 __all__ = [
     "KVRuns",
@@ -35,6 +38,7 @@ __all__ = [
     "TreeAttentionWrapper",
     "TreegenError",
     "TreegenWarning",
+    "__version__",
     "compile",
     "kernel_counts",
     "masked_tree",

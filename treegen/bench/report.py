@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from treegen.bench.runs import Outcome, Result, geometric_mean
+from treegen.bench.results import Outcome, Result, geometric_mean
 from treegen.files import parsed_json, read_text, save_text
 from treegen.ir.errors import FormatError, InputError
 

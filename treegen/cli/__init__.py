@@ -8,18 +8,25 @@ import io
 import os
 import sys
 import traceback as tracebacks
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import typer
 
 from treegen.cli import bench, cache, devices, doctor, plans, trees, tuning, warming
-from treegen.ir.errors import TreegenError
+from treegen.ir.errors import TreegenError, TreegenWarning
+from treegen.version import VERSION
 
 # The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 app.command()(plans.explain)
 app.command()(plans.emit)
 app.command("io")(plans.account_workload)
@@ -34,10 +41,19 @@ app.add_typer(trees.app, name="generate")
 app.add_typer(cache.app, name="cache")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"treegen {VERSION}")
+        raise typer.Exit
+
+
 @app.callback()
 def program(
     context: typer.Context,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print where an error comes from as well.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """A kernel compiler for tree attention."""
     if isinstance(context.obj, dict):
@@ -46,19 +62,22 @@ def program(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code: 2, and one line on stderr, when something is wrong with the
-    arguments or with what they name.
+    arguments or with what they name, or when the command needs a package that is not installed.
+
+    treegen's warnings are one line on stderr each.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a drawing, where the encoding has no lines
     settings: dict[str, Any] = {}
+    shown, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
         code = app(args=arguments, prog_name="treegen", standalone_mode=False, obj=settings)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except TreegenError as error:
+    except (TreegenError, ModuleNotFoundError) as error:
         if settings.get("traceback"):
             tracebacks.print_exc()
-        message = str(error)
+        message = _absence(error) if isinstance(error, ModuleNotFoundError) else str(error)
     except _UsageError as error:
         # Without a command the message is the help: all of it, or nothing when it is printed already.
         message = error.format_message()
@@ -71,10 +90,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
+        if error.errno is None:  # not of a file: a library of a package's that cannot be loaded
+            raise
         message = f"output cannot be written: {error.strerror}"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        warnings.formatwarning = shown
     print(f"treegen: error: {message}", file=sys.stderr)
     return 2
+
+
+def _absence(error: ModuleNotFoundError) -> str:
+    """What is missing where a package could not be imported. Raises the error where that is a module of ours."""
+    package = (error.name or "treegen").partition(".")[0]
+    if package == "treegen":
+        raise error
+    return f"{package} = not installed: this command needs it; install {package}"
+
+
+def _warning_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None) -> str:
+    """A warning as the command line shows it: one of treegen's without the line of code that it names."""
+    if issubclass(category, TreegenWarning):
+        return f"treegen: warning: {message}\n"
+    return f"{filename}:{lineno}: {category.__name__}: {message}\n"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from treegen.bench.providers import Provider
-    from treegen.bench.runs import Result
+    from treegen.bench.results import Result
     from treegen.ir.shape import Shape
     from treegen.ir.tree import Tree
 
@@ -71,13 +71,14 @@ def bench(
     for the arithmetic. The exit code is 1 when an output is wrong or a provider fails.
     """
     from treegen.bench import report
-    from treegen.bench.peers import providers_from
-    from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 
     if results is not None:
         machine, found = report.load(results)
         found = found if providers is None else report.only(found, providers)
     else:
+        from treegen.bench.peers import providers_from
+        from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
+
         listed = providers_from(providers or _DEFAULT_PROVIDERS, fasttree)
         shapes = shapes_from(heads or FASTTREE_HEADS, head_dim or (128,), dtype or ("fp16",), (page_size,))
         trees = [
