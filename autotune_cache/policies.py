@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from treegen.autotune_cache.entry import MAX_BYTES, Entry, Policy, entry_from
+from treegen.autotune_cache.folders import OWN_FOLDER, cache_folder, make_folder, refusal, warn_once
 from treegen.autotune_cache.key import PolicyKey
 from treegen.autotune_cache.lock import held
 from treegen.autotune_cache.policy_file import PolicyFile, exported, file_text
-from treegen.autotune_cache.store import read_regular, replace_text, warn_once
+from treegen.autotune_cache.store import WRITABLE, read_regular, replace_text
 from treegen.environment import cache_root
 from treegen.files import save_text
 from treegen.ir.errors import FormatError
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 Where = Literal["memory", "user", "shipped", "made", "none"]
 _MOST_NEAREST = 3
+_FOLDER = "policies"
 _ENTRY = re.compile(r"[0-9a-f]{64}\.json")
 _GPU_NAME = re.compile(r"[\w.-]+")
 _OURS = re.compile(r"[0-9a-f]{64}\.(json|lock)|\.[0-9a-f]{64}\.json\.\w+")
 _REMOVE = "remove it, or run `treegen cache clear`"
-_WRITABLE = "set TREEGEN_CACHE_DIR to a writable folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,11 @@ class PolicyCache:
         path = policies_folder() / f"{key.digest}.lock"
         with ExitStack() as stack:
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(path.parent)
                 if not stack.enter_context(held(path, self._wait_s)):
                     warn_once(path, f"was held by another process for {self._wait_s:g} s", _REMOVE)
             except OSError as cause:
-                warn_once(path.parent, f"cannot be written ({_kind(cause)}): policies are not kept", _WRITABLE)
+                warn_once(path.parent, f"cannot be written ({_kind(cause)}): policies are not kept", WRITABLE)
             found = self.lookup(key, accept)
             if found.entry is not None:
                 return found
@@ -145,7 +146,7 @@ class PolicyCache:
             if path.is_dir():
                 warn_once(path, "is a folder in an entry's place", _REMOVE)
             else:
-                warn_once(folder, f"cannot be written ({_kind(cause)}): policies are not kept", _WRITABLE)
+                warn_once(folder, f"cannot be written ({_kind(cause)}): policies are not kept", WRITABLE)
             return None
 
     def entries(self) -> list[Listed]:
@@ -210,8 +211,10 @@ class PolicyCache:
         """Stores the entries of a file that `export_to` wrote. Keys of which the user's folder has an entry keep it.
 
         An entry's place follows from its key alone. Raises FormatError when the file is not one of ours as a whole or
-        the cache folder cannot be written.
+        the cache folder cannot be written or is not safe to use, so that nothing is imported into a temporary folder.
         """
+        if reason := refusal(cache_root() / _FOLDER):
+            raise FormatError("cache folder", str(cache_root()), reason, OWN_FOLDER)
         folder = policies_folder()
         taken, refused = 0, []
         for number, value in enumerate(exported(Path(path))):
@@ -228,7 +231,7 @@ class PolicyCache:
                 replace_text(folder, f"{digest}.json", entry.to_json())
             except OSError as cause:
                 reason = f"cannot be written ({_kind(cause)})"
-                raise FormatError("cache folder", str(folder), reason, _WRITABLE) from cause
+                raise FormatError("cache folder", str(folder), reason, WRITABLE) from cause
             self._memory.pop((str(folder), entry.key), None)
             taken += 1
         return Imported(taken, tuple(refused))
@@ -259,8 +262,8 @@ class PolicyCache:
 
 
 def policies_folder() -> Path:
-    """Where the user's entries are: `policies` in the cache folder."""
-    return cache_root() / "policies"
+    """Where the user's entries are: `policies` in the cache folder, or in a private one (see `cache_folder`)."""
+    return cache_folder(_FOLDER)
 
 
 @cache

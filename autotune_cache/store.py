@@ -2,57 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import stat
 import tempfile
-import warnings
-from functools import cache
 from pathlib import Path
 
+from treegen.autotune_cache.folders import cache_folder, make_folder, private_folder, warn_once
 from treegen.environment import cache_root
-from treegen.ir.errors import CacheWarning
 
-_warned: set[str] = set()
-
-
-@cache
-def _private_folder() -> Path:
-    """A temporary folder for this process alone, removed at exit."""
-    folder = Path(tempfile.mkdtemp(prefix="treegen-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@cache
-def _warn_unwritable(folder: Path, cause: str) -> None:
-    warnings.warn(
-        f"cache folder {folder} cannot be written ({cause}): using a private temporary folder; "
-        "set TREEGEN_CACHE_DIR to a writable folder",
-        CacheWarning,
-        stacklevel=2,
-    )
-
-
-def warn_once(place: object, reason: str, fix: str) -> None:
-    """Warns of a file or folder of the cache that cannot be used, once per process."""
-    if str(place) not in _warned:
-        _warned.add(str(place))
-        warnings.warn(f"cache: {place} {reason}; {fix}", CacheWarning, stacklevel=3)
+WRITABLE = "set TREEGEN_CACHE_DIR to a writable folder"
 
 
 def write_text(folder: str, name: str, text: str) -> Path:
-    """Puts a file into a subfolder of the cache and returns its path.
+    """Puts a file into a folder of the cache ("kernels") and returns its path.
 
     A file that already holds exactly this text is left alone, any other is replaced atomically. When the cache cannot
-    be written the file goes into a private temporary folder, with one warning.
+    be written or is not safe to use the file goes into a private temporary folder, with one warning.
     """
     try:
-        return replace_text(cache_root() / folder, name, text)
+        return replace_text(cache_folder(folder), name, text)
     except OSError as cause:
-        _warn_unwritable(cache_root(), type(cause).__name__)
-        return replace_text(_private_folder() / folder, name, text)
+        reason = f"cannot be written ({cause.strerror or type(cause).__name__}): using a private temporary folder"
+        warn_once(cache_root(), reason, WRITABLE)
+        return replace_text(private_folder() / folder, name, text)
 
 
 def replace_text(folder: Path, name: str, text: str) -> Path:
@@ -64,7 +36,7 @@ def replace_text(folder: Path, name: str, text: str) -> Path:
     data = text.encode()
     if _holds(path, data):
         return path
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Read when Triton and torch are first imported, which is after this file. Each worker has a core to itself.
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+os.umask(0o022)  # cache folders that a group may write are refused
 
 # Interpreted kernels are too slow for deadlines. "ci" is Hypothesis's own: no deadline, the same examples every run.
 settings.register_profile("default", deadline=None, print_blob=True)

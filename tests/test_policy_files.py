@@ -12,7 +12,7 @@ import pytest
 
 from policies import ENTRY, KEY, accept, cache_warnings, file_of, ship
 from treegen.autotune_cache import entry as entry_module
-from treegen.autotune_cache import store
+from treegen.autotune_cache import folders
 from treegen.autotune_cache.entry import MAX_BYTES, Entry
 from treegen.autotune_cache.key import FORMAT
 from treegen.autotune_cache.policies import PolicyCache
@@ -192,7 +192,7 @@ def test_a_cache_that_cannot_be_written_means_memory_only(tmp_path: Path, monkey
 
 def test_warnings_come_once_per_file(policies_folder: Path) -> None:
     texts = cache_warnings(
-        lambda: [store.warn_once(policies_folder / name, "is bad", "remove it") for name in ("a", "b", "a")]
+        lambda: [folders.warn_once(policies_folder / name, "is bad", "remove it") for name in ("a", "b", "a")]
     )
     assert texts == [f"cache: {policies_folder / name} is bad; remove it" for name in ("a", "b")]
 

@@ -10,11 +10,14 @@ NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_TRACE")
 
 
 def cache_root() -> Path:
-    """`TREEGEN_CACHE_DIR`, else `treegen` in the XDG cache home (~/.cache)."""
+    """`TREEGEN_CACHE_DIR`, else `treegen` in the XDG cache home (~/.cache).
+
+    A path that begins with `~` stays as it is where there is no such home.
+    """
     chosen = os.environ.get("TREEGEN_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "treegen"
+        return Path(os.path.expanduser(chosen))
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "treegen"
 
 
 def checks_inputs() -> bool:

@@ -1,8 +1,8 @@
-"""Emitted modules on disk: written once, imported by path, named by digest."""
+"""Emitted modules: the text that was emitted is what runs; the file in the cache is for people."""
 
 from __future__ import annotations
 
-import importlib.util
+import linecache
 import sys
 from threading import Lock
 from types import ModuleType
@@ -16,22 +16,22 @@ _lock = Lock()
 
 
 def load_module(source: Source) -> ModuleType:
-    """The module of an emitted source, imported from `<cache>/kernels/<digest>.py`; once per process.
+    """The module of an emitted source, under the name `<cache>/kernels/<digest>.py`; once per process.
 
-    The file is imported only if its bytes equal the source, otherwise it is rewritten first, so a damaged or foreign
-    file is never run.
+    The file is written for people and debuggers. Nothing is read from it: whatever lies there or in a `__pycache__`
+    beside it is never run.
     """
     with _lock:
         module = _loaded.get(source.digest)
         if module is None:
-            path = write_text("kernels", f"{source.digest}.py", source.text)
-            name = f"{MODULE_PREFIX}{source.digest}"
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[name] = module
-            spec.loader.exec_module(module)
+            path = str(write_text("kernels", f"{source.digest}.py", source.text).absolute())
+            module = ModuleType(f"{MODULE_PREFIX}{source.digest}")
+            module.__file__ = path
+            # Triton, its interpreter and tracebacks read lines of kernels from here. An entry without a time is never
+            # compared with the file, which may have changed.
+            linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
+            sys.modules[module.__name__] = module
+            exec(compile(source.text, path, "exec", dont_inherit=True), vars(module))
             _loaded[source.digest] = module
             count_loaded()
         return module

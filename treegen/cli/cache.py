@@ -57,6 +57,7 @@ def why(
     """Say what a tree's key is, whether the cache has it, and how the nearest entries differ."""
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
     key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target))
+    policies_folder()  # warns where the user's own folder is not used
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CacheWarning)  # the reason is printed
         found = POLICY_CACHE.lookup(key, accepts)

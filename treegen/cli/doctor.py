@@ -20,10 +20,12 @@ import typer
 
 import treegen
 from treegen.autotune_cache.entry import differing_versions
+from treegen.autotune_cache.folders import OWN_FOLDER, refusal
 from treegen.autotune_cache.key import target_text
-from treegen.autotune_cache.policies import POLICY_CACHE, policies_folder
+from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.cli.cache import differing_parts
 from treegen.environment import NAMES, cache_root
+from treegen.ir.errors import CacheWarning
 from treegen.targets import DEFAULT_TARGET, target_from
 from treegen.version import VERSION
 
@@ -170,13 +172,16 @@ def _backend(torch: Any, problem: str) -> dict[str, str | None]:
 
 def _caches() -> list[dict[str, Any]]:
     """The folders that treegen and Triton keep files in."""
-    home = Path(os.environ.get("TRITON_HOME") or "~").expanduser()
-    folders = {
-        "kernels": cache_root() / "kernels",
-        "policies": policies_folder(),
-        "Triton": Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache"),
-    }
-    return [{"what": what, "path": str(path), **_contents(path), **_access(path)} for what, path in folders.items()]
+    home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
+    triton = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
+    own = {name: cache_root() / name for name in ("kernels", "policies")}
+    return [
+        {"what": what, "path": str(path), **_contents(path), **_access(path), "refused": refused}
+        for what, path, refused in (
+            *((name, path, refusal(path)) for name, path in own.items()),
+            ("Triton", triton, ""),
+        )
+    ]
 
 
 def _contents(folder: Path) -> dict[str, int]:
@@ -203,7 +208,10 @@ def _policies(target: str) -> tuple[dict[str, dict[str, int]], list[str]]:
     """
     counts: dict[str, Counter[str]] = {"user": Counter(), "shipped": Counter()}
     versions: Counter[str] = Counter()
-    for listed in POLICY_CACHE.entries():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CacheWarning)  # the notes say why a folder is not used
+        entries = POLICY_CACHE.entries()
+    for listed in entries:
         if listed.entry is None:
             state = "damaged"
         elif differing := differing_parts(listed.entry.key):
@@ -234,7 +242,9 @@ def _notes(
         if float(device["capability"]) < 8:
             yield f"GPU {device['index']} is below compute capability 8.0: the torch backend serves it"
     for cache in caches:
-        if not cache["writable"]:
+        if cache["refused"]:
+            yield f"{cache['path']} {cache['refused']}: {OWN_FOLDER}"
+        elif not cache["writable"]:
             variable = "TRITON_CACHE_DIR" if cache["what"] == "Triton" else "TREEGEN_CACHE_DIR"
             yield f"{cache['path']} cannot be written: set {variable} to a writable folder"
     if devices and not any(states.get("usable") for states in policies.values()):
@@ -276,4 +286,5 @@ def _pairs(title: str, values: dict[str, str]) -> Iterator[str]:
 
 def _cache_text(cache: dict[str, Any]) -> str:
     contents = f"{cache['files']} files, {cache['bytes'] / 2**20:.1f} MiB" if cache["exists"] else "does not exist yet"
-    return f"{cache['path']}, {contents}, {'writable' if cache['writable'] else 'NOT WRITABLE'}"
+    access = "NOT USED" if cache["refused"] else "writable" if cache["writable"] else "NOT WRITABLE"
+    return f"{cache['path']}, {contents}, {access}"

@@ -1,0 +1,80 @@
+"""Folders of the cache: the user's own where nobody else can plant files in it, else a private temporary one."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from treegen.environment import cache_root
+from treegen.ir.errors import CacheWarning, warn
+
+OWN_FOLDER = "set TREEGEN_CACHE_DIR to a folder that only you may write"
+_warned: set[str] = set()
+
+
+def cache_folder(name: str) -> Path:
+    """The folder for one kind of files, "kernels" or "policies"; it may not exist yet.
+
+    Where `refusal` has a reason the folder lies in a private temporary one instead, with one warning per process.
+    """
+    folder = cache_root() / name
+    reason = refusal(folder)
+    if not reason:
+        return folder
+    warn_once(folder.parent, f"{reason}: using a private temporary folder", OWN_FOLDER)
+    return private_folder() / name
+
+
+def refusal(folder: Path) -> str:
+    """Why a folder of the cache is not used; empty where it is.
+
+    Both the folder and the cache's root above it have to belong to this user or to root, and nobody else may write
+    them. The root may be a folder like /tmp, whose sticky bit keeps others from replacing what is not theirs. Systems
+    without user ids (Windows) have no such bits, and nothing is refused there.
+    """
+    if str(folder).startswith("~"):  # it was not expanded
+        return "is not used (there is no such home folder: HOME is not set, or the user is unknown)"
+    if not hasattr(os, "geteuid"):
+        return ""
+    return _distrust(folder.parent, sticky=True) or _distrust(folder, sticky=False)
+
+
+def _distrust(folder: Path, sticky: bool) -> str:
+    try:
+        link = os.lstat(folder)
+        facts = os.stat(folder) if stat.S_ISLNK(link.st_mode) else link
+    except OSError:  # it is made when a file is put there, or that fails
+        return ""
+    for owner in (link.st_uid, facts.st_uid):
+        if owner not in (0, os.geteuid()):
+            return f"is not used ({folder} belongs to another user, uid {owner})"
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not (sticky and mode & stat.S_ISVTX):
+        return f"is not used (other users may write {folder}, mode {mode:04o})"
+    return ""
+
+
+@cache
+def private_folder() -> Path:
+    """A temporary folder for this process alone, removed at exit."""
+    folder = Path(tempfile.mkdtemp(prefix="treegen-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder of the cache, and the cache's root, which only this user may enter. Raises OSError."""
+    for path in (folder.parent, folder):
+        path.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+
+
+def warn_once(place: object, reason: str, fix: str) -> None:
+    """Warns of a file or folder of the cache that cannot be used, once per process."""
+    if str(place) not in _warned:
+        _warned.add(str(place))
+        warn(CacheWarning, f"cache: {place} {reason}; {fix}")
