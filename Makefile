@@ -37,7 +37,8 @@ lint: $(ready)
 	$(python) -m mypy
 
 # A finished environment is updated; one whose making was interrupted is made anew.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml setup.cfg constraints.txt
+	@echo "installing treegen and what it needs (torch, triton, test tools; some GB) into .venv: this may take minutes"
 	if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt setuptools
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'

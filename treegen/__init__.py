@@ -6,9 +6,9 @@
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if (_Path(__file__).parent.parent / "pyproject.toml").is_file():
-    # An uninstalled checkout: ir/, templates/ and autotune_cache/ are subpackages that lie beside this folder.
-    __path__.append(str(_Path(__file__).parent.parent))
+if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_file():
+    # A checkout, uninstalled or editable: ir/, templates/ and autotune_cache/ are subpackages that lie beside treegen/.
+    __path__[:] = [str(_root / "treegen"), str(_root)]
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts

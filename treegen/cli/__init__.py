@@ -108,7 +108,9 @@ def _absence(error: ModuleNotFoundError) -> str:
     return f"{package} = not installed: this command needs it; install {package}"
 
 
-def _warning_line(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None) -> str:
+def _warning_line(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as the command line shows it: one of treegen's without the line of code that it names."""
     if issubclass(category, TreegenWarning):
         return f"treegen: warning: {message}\n"
