@@ -1,5 +1,6 @@
 """Every example runs and says what it promises."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -28,3 +29,15 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+
+
+def test_the_readme_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = EXAMPLES.parent / "README.md"
+    text = readme.read_text("utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    namespace: dict[str, object] = {}
+    for block in blocks:
+        lines_above = text.count("\n", 0, block.start(1))  # a traceback names the README's lines
+        exec(compile("\n" * lines_above + block[1], str(readme), "exec"), namespace)
+    assert len(blocks) == text.count("```python")
+    assert "passed: out error" in capsys.readouterr().out
