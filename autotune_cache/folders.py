@@ -55,7 +55,7 @@ def _distrust(folder: Path, sticky: bool) -> str:
             return f"is not used ({folder} belongs to another user, uid {owner})"
     mode = stat.S_IMODE(facts.st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not (sticky and mode & stat.S_ISVTX):
-        return f"is not used (other users may write {folder}, mode {mode:04o})"
+        return f"is not used (other users may write {folder}, mode {mode:04o}: `chmod go-w` mends that)"
     return ""
 
 

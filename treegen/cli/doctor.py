@@ -60,7 +60,7 @@ def examined() -> dict[str, Any]:
     return {
         "format": FORMAT,
         "versions": {
-            "treegen": f"{VERSION} in {Path(treegen.__file__).parent}",
+            "treegen": f"{VERSION} in {treegen.__path__[0]}",
             "python": f"{platform.python_version()} on {platform.platform()}",
             **{name: _version(name) for name in _PACKAGES},
             "CUDA of torch": None if torch is None else torch.version.cuda,
