@@ -35,7 +35,6 @@ _INT_DIGITS = 18
 _MOST_US = 1e15
 _FLOAT_CHARACTERS = 32
 _DEEPEST = 6
-_PLAIN = re.compile(f"[ -~]{{0,{_LONGEST_TEXT}}}")
 _MEASURE_AGAIN = "remove the file; it is measured again"
 
 
@@ -121,16 +120,16 @@ def entry_from(value: Any) -> Entry:
         raise _wrong("candidates", "a value", "are not a list of policies, times and outcomes")
     if value["checksum"] != _checksum({name: part for name, part in value.items() if name != "checksum"}):
         raise _wrong("checksum", value["checksum"], "does not match the entry")
-    entry = own_entry(value)
+    entry = own_entry(PolicyKey(**key), value)
     if entry.to_object() != value:
         raise _wrong("entry", "a value", "holds times or texts that treegen does not write")
     return entry
 
 
-def own_entry(value: dict[str, Any]) -> Entry:
-    """Returns the entry in a JSON object of `Entry.to_object` from a trusted place, where a checksum adds nothing."""
+def own_entry(key: PolicyKey, value: dict[str, Any]) -> Entry:
+    """Returns the entry of a key in a JSON object of `Entry.to_object` whose checksum fits, or is not needed."""
     others = value["measured_us"], tuple(map(tuple, value["candidates"])), value["source"], value["made_with"]
-    return Entry(PolicyKey(**value["key"]), value["policy"], *others)
+    return Entry(key, value["policy"], *others)
 
 
 _NAMES = frozenset({"kind", "checksum", *(each.name for each in fields(Entry))})
@@ -225,7 +224,7 @@ def _plain(text: object) -> str:
     """A text without control and non-ASCII characters, its end cut off beyond 160 characters."""
     if not isinstance(text, str):
         return ""
-    if _PLAIN.fullmatch(text):
+    if len(text) <= _LONGEST_TEXT and text.isascii() and text.isprintable():
         return text
     line = re.sub(r"[^ -~]", "?", " ".join(text.split()).encode("ascii", "backslashreplace").decode())
     return line if len(line) <= _LONGEST_TEXT else line[: _LONGEST_TEXT - 3] + "..."

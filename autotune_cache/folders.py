@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from treegen.environment import cache_root
@@ -22,12 +22,17 @@ def cache_folder(name: str) -> Path:
 
     Where `refusal` has a reason the folder lies in a private temporary one instead, with one warning per process.
     """
-    folder = cache_root() / name
+    folder = _below(cache_root(), name)
     reason = refusal(folder)
     if not reason:
         return folder
     warn_once(folder.parent, f"{reason}: using a private temporary folder", OWN_FOLDER)
     return private_folder() / name
+
+
+@lru_cache(16)
+def _below(root: Path, name: str) -> Path:
+    return root / name
 
 
 def refusal(folder: Path) -> str:

@@ -19,6 +19,7 @@ from treegen.ir.errors import FormatError
 FILE_KIND = "treegen policies"
 _MOST_BYTES = 64 * 1024 * 1024
 _SHOWN = 60
+_INSTALL = "install treegen again"
 _FIX = "name a file of `treegen cache export`"
 
 
@@ -37,9 +38,12 @@ class PolicyFile:
 
     def entry(self, key: PolicyKey) -> Entry | None:
         """Returns the entry of a key, None if there is none. Raises FormatError for a line that is damaged."""
-        line = self._lines.get(_head(json.dumps({"kind": KIND, "key": key.to_object()})))
-        entry = None if line is None else _entry(line)
-        return entry if entry is not None and entry.key == key else None
+        own = key.to_object()
+        line = self._lines.get(_head(json.dumps({"kind": KIND, "key": own})))
+        if line is None:
+            return None
+        value = _parsed(line)
+        return _entry(key, value) if value.get("key") == own else None
 
     def entries(self) -> list[Entry | FormatError]:
         """Returns all entries in the file's order, and in place of a damaged one the error."""
@@ -66,21 +70,33 @@ def exported(path: Path) -> list[Any]:
 
 
 def _head(line: str) -> str:
-    """Returns what a line begins with, up to the end of its key: the same for equal keys alone."""
+    """Returns what a line begins with, up to the first brace that closes: the end of its key."""
     return line.partition("}")[0]
 
 
-def _entry(line: str) -> Entry:
+def _parsed(line: str) -> dict[str, Any]:
     try:
-        return own_entry(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError) as cause:
-        raise FormatError(
-            "entry", line[:_SHOWN], f"is damaged ({type(cause).__name__})", "install treegen again"
-        ) from cause
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
+        problem = "is no object"
+    except ValueError as cause:
+        problem = f"is damaged ({cause})"
+    raise FormatError("entry", line[:_SHOWN], problem, _INSTALL)
+
+
+def _entry(key: PolicyKey, value: dict[str, Any]) -> Entry:
+    try:
+        return own_entry(key, value)
+    except (KeyError, TypeError, AttributeError) as cause:
+        raise FormatError("entry", key.bucket, f"is damaged ({type(cause).__name__})", _INSTALL) from cause
 
 
 def _entry_or_error(line: str) -> Entry | FormatError:
     try:
-        return _entry(line)
+        value = _parsed(line)
+        return _entry(PolicyKey(**value["key"]), value)
+    except (KeyError, TypeError) as cause:
+        return FormatError("entry", line[:_SHOWN], f"is damaged ({type(cause).__name__})", _INSTALL)
     except FormatError as error:
         return error

@@ -69,13 +69,18 @@ def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) 
 def test_lookups_are_quick_and_nothing_is_read_at_import(shipped: list[Entry], tmp_path: Path) -> None:
     policies = PolicyCache()
     assert policies._shipped_files == {}
-    times = []
-    for entry in shipped:
-        begin = time.perf_counter()
-        found = policies.lookup(entry.key, accepts)
-        times.append(time.perf_counter() - begin)
-        assert (found.entry, found.where) == (entry, "shipped")
-    assert min(times) < 0.00005
+
+    def fastest(where: str) -> float:
+        times = []
+        for entry in shipped:
+            begin = time.perf_counter()
+            found = policies.lookup(entry.key, accepts)
+            times.append(time.perf_counter() - begin)
+            assert (found.entry, found.where) == (entry, where)
+        return min(times)
+
+    assert fastest("shipped") < 0.0002  # 0.06 ms here, each parsed for the first time
+    assert fastest("memory") < 0.00005  # 0.012 ms here
 
 
 def test_the_file_is_sorted_and_has_a_line_for_each(shipped: list[Entry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 
 NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_TRACE")
@@ -14,10 +15,16 @@ def cache_root() -> Path:
 
     A path that begins with `~` stays as it is where there is no such home.
     """
-    chosen = os.environ.get("TREEGEN_CACHE_DIR")
+    get = os.environ.get
+    return _cache_root(get("TREEGEN_CACHE_DIR"), get("XDG_CACHE_HOME"), get("HOME"))
+
+
+@lru_cache(8)
+def _cache_root(chosen: str | None, cache_home: str | None, home: str | None) -> Path:
+    """`cache_root` with these variables; `home` decides what `~` stands for."""
     if chosen:
         return Path(os.path.expanduser(chosen))
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "treegen"
+    return Path(os.path.expanduser(cache_home or "~/.cache")) / "treegen"
 
 
 def checks_inputs() -> bool:
