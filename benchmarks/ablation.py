@@ -2,57 +2,67 @@
 
     python benchmarks/ablation.py
 
-Seven trees, fp16, head dim 128, on the current CUDA device. A plan is that of `auto`; one thing at a time is taken away
-from it or from its kernels, and all the rest stays. Medians on a cold L2 cache (treegen.timing); every output is
-checked against the float64 oracle before it is timed. Predictions were written before the first run.
+Every case of FastTree's kernel benchmark (fp16, three settings of heads) and unshared batches in pages of 16 tokens
+(bf16, 32:8 and 8:1 heads), on the current CUDA device. A plan is that of `auto`; one thing at a time is taken away from
+it or from its kernels, and all the rest stays. Cases in which that changes neither kernels nor tables are left out.
+Programs are made anew in every round, in random order; a time is the mean over rounds, without the extremes, of
+medians on a cold L2 cache (treegen.timing). Every output is checked against the float64 oracle before it is timed.
+
+`predicted` is the largest gain that was expected, written down before the first run.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 import treegen
 from treegen import arguments as launch_arguments
-from treegen import emit, one_loop, staggered, tiles
+from treegen import emit, one_loop, oracle, staggered, tiles
 from treegen import lower as lowering
-from treegen.devices import current_target
+from treegen.ahead_pool import compile_all
+from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
+from treegen.counts import expected_compiles
+from treegen.devices import current_target, default_device
+from treegen.generate import in_shuffled_pages
 from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
-from treegen.kernel_meter import KernelMeter
+from treegen.ir.schedule import Schedule
+from treegen.kernel_meter import Case
+from treegen.lower import lower
 from treegen.pieces import Pieces, pieces_of
 from treegen.runs import Runs
 from treegen.strategies import Strategy, strategy_from
+from treegen.targets import Target
+from treegen.timing import median_us
+from treegen.triton_backend import TritonProgram
 
-CASES = (
-    (16, 1, "1,10/4000,400"),
-    (16, 1, "1,256/256,32"),
-    (32, 8, "1,4,16,512/1024,256,128,32"),
-    (32, 8, "1,2,4,8,16,32,64,128,1024/16,16,16,16,16,16,16,16,16"),
-    (32, 8, "1,16,64/1024,256,32"),
-    (16, 1, "1,4,16,64,256,1024/256,8,256,64,32,256"),
-    (16, 1, "1,4,8,256/8,256,256,32"),
-)
 OTHERS = ("cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge")
+_PAGE = 16
+_CHECKED_ROWS = 16
 
 Plans = Callable[[Strategy, treegen.Shape], list[tuple[Strategy, treegen.Shape]]]
 
 
 @dataclass(frozen=True)
 class Optimisation:
-    """A name, the predicted ratios on the trees, what is replaced to take it away (module, name, value), and the
+    """A name, the largest gain that was predicted, what is replaced to take it away (module, name, value), and the
     plans that then compete.
     """
 
     name: str
-    predicted: tuple[float, ...]
+    predicted: float
     replaced: tuple[tuple[object, str, object], ...] = ()
     plans: Plans = lambda strategy, shape: [(strategy, shape)]
 
@@ -84,65 +94,87 @@ def without(option: str) -> Plans:
 
 OPTIMISATIONS = (
     Optimisation(
-        "path cohorts, against the best other strategy", (1.05, 1.5, 1.6, 2.5, 1.3, 1.3, 1.3),
+        "path cohorts, against the best other strategy", 2.5,
         plans=lambda strategy, shape: [(strategy_from(name), shape) for name in OTHERS],
     ),
-    Optimisation("work items split", (3.0, 1.0, 1.0, 1.0, 1.5, 1.0, 1.0), plans=without("split")),
+    Optimisation("work items split", 3.0, plans=without("split")),
     Optimisation(
-        "two resident blocks, against one with four stages", (1.0, 1.0, 1.35, 1.15, 1.0, 1.3, 1.0),
+        "two resident blocks, against one with four stages", 1.35,
         ((tiles, "_LARGE", ((64, 64, 4, 4),)),),
     ),
     Optimisation(
-        "three stages, against two", (1.2, 1.1, 1.25, 1.2, 1.2, 1.2, 1.15), ((tiles, "_LARGE", ((64, 64, 4, 2),)),),
+        "three stages, against two", 1.25, ((tiles, "_LARGE", ((64, 64, 4, 2),)),),
     ),
     Optimisation(
-        "short runs packed into tiles", (1.0, 1.05, 1.1, 1.6, 1.0, 1.0, 1.0),
+        "short runs packed into tiles", 1.6,
         ((lowering, "packed_pieces_of", by_tile),),
     ),
     Optimisation(
-        "loads by run, against by token", (1.0, 1.2, 1.1, 1.35, 1.1, 1.2, 1.15),
+        "loads by run, against by token", 1.35,
         ((lowering, "packed_pieces_of", by_token),),
     ),
     Optimisation(
-        "no masks where nothing is hidden", (1.02, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
+        "no masks where nothing is hidden", 1.02,
         ((lowering, "masked_launches", lambda runs, rows, bounds: [True] * (len(bounds) - 1)),),
     ),
-    Optimisation("one loop for short work", (1.0, 1.1, 1.0, 1.0, 1.0, 1.0, 1.0), ((one_loop, "MOST_TILES", 0),)),
+    Optimisation("one loop for short work", 1.1, ((one_loop, "MOST_TILES", 0),)),
     Optimisation(
-        "dependent launches", (1.12, 1.0, 1.0, 1.0, 1.08, 1.0, 1.0),
+        "dependent launches", 1.12,
         ((launch_arguments, "depends_on_launches", lambda capability: False),),
     ),
     Optimisation(
-        "final merges in one launch, against two", (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.07),
+        "final merges in one launch, against two", 1.07,
         ((emit, "in_one_launch", lambda schedule: schedule),),
     ),
     Optimisation(
-        "a block per head where few rows merge", (1.05, 1.0, 1.0, 1.0, 1.02, 1.0, 1.0),
+        "a block per head where few rows merge", 1.05,
         ((emit, "_MERGE_FORMS", {math.inf: emit._MERGE_FORMS[math.inf]}),),
     ),
     Optimisation(
-        "a row's partials merged at once, against one by one", (1.1, 1.0, 1.0, 1.0, 1.02, 1.0, 1.0),
+        "a row's partials merged at once, against one by one", 1.1,
         ((emit, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in emit._MERGE_FORMS.items()}),),
     ),
+    Optimisation("long walks staggered", 1.12, ((staggered, "LEAST_TOKENS", 1 << 30),)),
     Optimisation(
-        "long walks staggered", (1.0, 1.0, 1.0, 1.0, 1.0, 1.12, 1.0), ((staggered, "LEAST_TOKENS", 1 << 30),)
+        "rows found without a list", 1.05, ((arena, "_first_rows", listed),)
     ),
     Optimisation(
-        "rows found without a list", (1.04, 1.05, 1.0, 1.0, 1.02, 1.0, 1.02), ((arena, "_first_rows", listed),)
-    ),
-    Optimisation(
-        "partials in fp32, against fp16", (0.99, 1.0, 1.0, 1.0, 0.97, 1.0, 1.0),
-        plans=lambda strategy, shape: [(strategy, replace(shape, partial_dtype="fp16"))],
+        "partials in fp32, against 16 bits", 1.0,
+        plans=lambda strategy, shape: [(strategy, replace(shape, partial_dtype=shape.dtype))],
     ),
 )  # fmt: skip
 
 
+Made = tuple[treegen.Shape, Schedule]
+
+
+def cases() -> Iterator[tuple[str, treegen.Tree, treegen.Shape]]:
+    """The table: a name, a tree and a shape each."""
+    for heads in FASTTREE_HEADS:
+        for text in FASTTREE_TREES:
+            yield f"{heads} {text}", treegen.Tree.parse(text), _shape(heads, "fp16", 1)
+    ragged = treegen.Tree.from_parents([-1] * 64, np.random.default_rng(1).integers(1024, 16384, 64))
+    batches = {
+        "256*1024": treegen.Tree.parse("256*1024"),
+        "256*4096": treegen.Tree.parse("256*4096"),
+        "64 of 1k-16k": ragged,
+    }
+    for heads in ("32:8", "8:1"):
+        for name, tree in batches.items():
+            yield f"{heads} {name}", in_shuffled_pages(tree, _PAGE), _shape(heads, "bf16", _PAGE)
+
+
+def _shape(heads: str, dtype: str, page_size: int) -> treegen.Shape:
+    query, kv = map(int, heads.split(":"))
+    return treegen.Shape(query, kv, 128, dtype=dtype, page_size=page_size)
+
+
 @contextmanager
-def taken_away(optimisation: Optimisation) -> Iterator[None]:
+def taken_away(optimisation: Optimisation | None) -> Iterator[None]:
     """Everything is planned and emitted without the optimisation."""
-    caches = (tiles.tile_class, tiles.wanted_class, tiles.tile_sizes, emit.emit_partial)
+    caches = (tiles.tile_class, tiles.wanted_class, tiles.tile_sizes, emit.emit_partial, emit.emit_merge)
     with ExitStack() as stack:
-        for module, name, value in optimisation.replaced:
+        for module, name, value in optimisation.replaced if optimisation else ():
             stack.enter_context(patch.object(module, name, value))
         for cached in caches:
             cached.cache_clear()
@@ -151,35 +183,82 @@ def taken_away(optimisation: Optimisation) -> Iterator[None]:
         cached.cache_clear()
 
 
+def made_without(
+    optimisation: Optimisation | None, tree: treegen.Tree, shape: treegen.Shape, chosen: Strategy, target: Target
+) -> tuple[list[Made], list[emit.Source], object]:
+    """The schedules that compete without an optimisation, their kernels, and what tells them from others."""
+    made, sources, facts = [], [], []
+    with taken_away(optimisation):
+        for strategy, own_shape in optimisation.plans(chosen, shape) if optimisation else [(chosen, shape)]:
+            try:
+                schedule = lower(strategy.plan(tree, own_shape, target), tree, own_shape, target)
+            except TreegenError:
+                continue
+            own = emit.emit(schedule, own_shape, own_shape.page_size)
+            made.append((own_shape, schedule))
+            sources += own
+            options = [launch_arguments.depends_on_launches(target.capability)] if schedule.num_stages > 1 else []
+            facts.append((own_shape, [each.digest for each in own], schedule.pack().array.tobytes(), options))
+    return made, sources, facts
+
+
 def main() -> None:
-    """Prints one line per optimisation."""
+    """Prints a line per case, and then one per optimisation."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    target, table, worst = current_target(), {each.name: list[str]() for each in OPTIMISATIONS}, 0.0
-    for number, (heads, kv_heads, text) in enumerate(CASES):
-        meter, tree = KernelMeter(arguments.repeats), treegen.Tree.parse(text)
-        shape = treegen.Shape(heads, kv_heads, 128, dtype="fp16")
+    target, device = current_target(), default_device()
+    table: dict[str, dict[str, float]] = {each.name: {} for each in OPTIMISATIONS}
+    todo, kernels = [], {}
+    for name, tree, shape in cases():
         chosen = strategy_from("auto").choose(tree, shape, target).strategy
-        usual, error = meter(tree, chosen, shape, target)
-        worst = max(worst, error)
-        print(f"{heads}/{kv_heads} {text}: {chosen}, {usual or math.nan:.1f} us, error {error:.1e}", flush=True)
+        usual, sources, facts = made_without(None, tree, shape, chosen, target)
+        variants: dict[Optimisation | None, list[Made]] = {None: usual}
         for each in OPTIMISATIONS:
-            found = math.inf
-            with taken_away(each):
-                for strategy, own_shape in each.plans(chosen, shape):
-                    try:
-                        microseconds, error = meter(tree, strategy, own_shape, target)
-                    except TreegenError as problem:
-                        print(f"  {each.name}, {strategy}: {problem}")
-                        continue
-                    worst, found = max(worst, error), min(found, microseconds or math.inf)
-            ratio = found / (usual or math.nan)
-            table[each.name].append(f"{ratio:5.2f} ({each.predicted[number]:.2f})" if ratio < math.inf else "-")
-    print(f"{'time without / with (predicted)':50}" + "".join(f"{f'tree {n + 1}':>14}" for n in range(len(CASES))))
-    for name, ratios in table.items():
-        print(f"{name:50}" + "".join(f"{ratio:>14}" for ratio in ratios))
+            made, others, own_facts = made_without(each, tree, shape, chosen, target)
+            if made and own_facts != facts:
+                variants[each] = made
+                sources += others
+        kernels.update({(source.digest, shape): (source, shape) for source in sources})
+        todo.append((name, tree, shape, chosen, variants))
+    compile_all(list(kernels.values()), target)
+    worst = 0.0
+    for name, tree, shape, chosen, variants in todo:
+        case = Case.of(tree, shape, device, _CHECKED_ROWS)
+        times, error = measured(case, variants, arguments.rounds, arguments.repeats)
+        worst, usual_us = max(worst, error), times.pop(None)
+        for each, microseconds in times.items():
+            table[each.name][name] = microseconds / usual_us
+        ratios = ", ".join(f"{each.name} {microseconds / usual_us:.3f}" for each, microseconds in times.items())
+        print(f"{name}, {chosen}, {usual_us:.1f} us: {ratios}", flush=True)
+    print("time without / with: cases, geometric mean, largest (predicted) and where")
+    for each in OPTIMISATIONS:
+        if found := table[each.name]:
+            mean = math.exp(statistics.fmean(map(math.log, found.values())))
+            largest, where = max((ratio, name) for name, ratio in found.items())
+            print(f"{each.name:52} {len(found):3} {mean:6.3f} {largest:6.2f} ({each.predicted:.2f}) {where}")
     print(f"worst error {worst:.1e}")
+
+
+def measured(
+    case: Case, variants: Mapping[Optimisation | None, list[Made]], rounds: int, repeats: int
+) -> tuple[dict[Any, float], float]:
+    """Microseconds of the best schedule of each variant, and the largest error."""
+    times: dict[Optimisation | None, list[float]] = {each: [] for each in variants}
+    worst, order = 0.0, list(variants)
+    for number in range(rounds):
+        random.Random(number).shuffle(order)
+        for each in order:
+            best = math.inf
+            with taken_away(each), expected_compiles():
+                for own_shape, schedule in variants[each]:
+                    program = TritonProgram(schedule, own_shape, default_device())
+                    error = case.check(program)
+                    assert error <= oracle.TOLERANCE[own_shape.dtype], (each, error)
+                    worst, best = max(worst, error), min(best, median_us(partial(case.run, program), repeats))
+            times[each].append(best)
+    return {each: statistics.fmean(sorted(own)[1:-1] or own) for each, own in times.items()}, worst
 
 
 if __name__ == "__main__":
