@@ -7,7 +7,9 @@ line.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from treegen.autotune_cache.store import read_regular
 from treegen.ir.errors import FormatError
 
 FILE_KIND = "treegen policies"
+_MOST_CANDIDATES = 3
+"""Kept of an entry: lines stay readable, and are parsed in microseconds. The user's own folder has all of them."""
 _MOST_BYTES = 64 * 1024 * 1024
 _SHOWN = 60
 _INSTALL = "install treegen again"
@@ -24,9 +28,9 @@ _FIX = "name a file of `treegen cache export`"
 
 
 def file_text(entries: Iterable[Entry]) -> str:
-    """Returns the text of a file of these entries; equal entries give equal texts."""
+    """Returns the text of a file of these entries, each with its fastest candidates; equal entries give equal texts."""
     ordered = sorted(entries, key=lambda entry: (entry.key.target, entry.key.shape, entry.key.bucket, entry.key.digest))
-    lines = ",\n".join(json.dumps(entry.to_object()) for entry in ordered)
+    lines = ",\n".join(json.dumps(_shortened(entry).to_object()) for entry in ordered)
     return f'{{"kind": "{FILE_KIND}", "format": {FORMAT}, "entries": [\n{lines}\n]}}\n'
 
 
@@ -67,6 +71,11 @@ def exported(path: Path) -> list[Any]:
     if not isinstance(value["entries"], list):
         raise FormatError("path", str(path), "has no list of entries", _FIX)
     return value["entries"]
+
+
+def _shortened(entry: Entry) -> Entry:
+    fastest = sorted(entry.candidates, key=lambda candidate: math.inf if candidate[1] is None else candidate[1])
+    return replace(entry, candidates=tuple(fastest[:_MOST_CANDIDATES]))
 
 
 def _head(line: str) -> str:

@@ -55,7 +55,7 @@ _CHECKED_ROWS = 16
 Plans = Callable[[Strategy, treegen.Shape], list[tuple[Strategy, treegen.Shape]]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Optimisation:
     """A name, the largest gain that was predicted, what is replaced to take it away (module, name, value), and the
     plans that then compete.

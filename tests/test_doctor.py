@@ -115,6 +115,14 @@ def test_on_a_machine_with_gpus(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "target Tesla V100, cost model scaled from h200" in text
 
 
+def test_a_torch_that_does_not_tell_the_driver(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_gpus(monkeypatch, ("NVIDIA H200", 9, 0, 132))
+    monkeypatch.delattr(torch._C, "_cuda_getDriverVersion")
+    assert "CUDA up to" not in (report(capsys)["versions"]["NVIDIA driver"] or "")
+
+
 def test_what_is_amiss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "file").write_text("in the way")
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(folder / "file" / "cache"))

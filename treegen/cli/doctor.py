@@ -115,8 +115,9 @@ def _driver(torch: Any) -> str | None:
     if _KERNEL_MODULE.is_file():
         version = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _KERNEL_MODULE.read_text("utf-8", "replace"))
         parts += [version[1]] if version else []
-    if torch is not None and torch.cuda.is_available():
-        number = torch._C._cuda_getDriverVersion()
+    asked = getattr(getattr(torch, "_C", None), "_cuda_getDriverVersion", None)  # not in every version of torch
+    if asked is not None and torch.cuda.is_available():
+        number = asked()
         parts.append(f"CUDA up to {number // 1000}.{number % 1000 // 10}")
     return ", ".join(parts) or None
 
