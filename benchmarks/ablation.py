@@ -197,8 +197,8 @@ def made_without(
             own = emit.emit(schedule, own_shape, own_shape.page_size)
             made.append((own_shape, schedule))
             sources += own
-            options = [launch_arguments.depends_on_launches(target.capability)] if schedule.num_stages > 1 else []
-            facts.append((own_shape, [each.digest for each in own], schedule.pack().array.tobytes(), options))
+            depends = len(own) > 1 and launch_arguments.depends_on_launches(target.capability)
+            facts.append((own_shape, [each.digest for each in own], schedule.pack().array.tobytes(), depends))
     return made, sources, facts
 
 

@@ -28,6 +28,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.signature import KernelKey, MergeKey
 from treegen.machine_code import stack_accesses_in_loops, usage
 from treegen.modules import load_module
+from treegen.registers import check_pairs
 from treegen.targets import Target
 from treegen.tiles import ELEMENTS_PER_WORD
 
@@ -120,6 +121,7 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
         options = merge_options(source.key, capability=architecture)
     with _device_of(architecture), expected_compiles():
         compiled = kernel.warmup(*arguments, grid=(1,), **options)
+    check_pairs(compiled)
     return compiled
 
 

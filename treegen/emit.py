@@ -70,6 +70,7 @@ class PartialContext:
     dealt: bool
     merging: bool
     waiting: bool
+    paired: bool
     page_size: int
     group: int
     heads: int
@@ -168,6 +169,9 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_MOST_PAIRED_TOKENS = 64
+"""Tokens of a tile up to which kernels that merge read partials into the registers of results; on Blackwell more spill.
+"""
 _FIRST_WITH_E4M3 = 89
 _MERGED_BY_WARP = 4096
 """Values of partials that a warp has in registers at a time."""
@@ -280,6 +284,7 @@ def emit_partial(key: KernelKey) -> Source:
         dealt=key.dealt,
         merging=key.merging,
         waiting=key.waiting,
+        paired=key.tile_tokens <= _MOST_PAIRED_TOKENS and key.dtype != "fp32" and not key.words,
         page_size=key.page_size,
         group=key.group,
         heads=heads,

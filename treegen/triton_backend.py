@@ -47,6 +47,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
 from treegen.one_launch import parts_of, waits
+from treegen.registers import check_pairs
 from treegen.scales import Scales, placed
 from treegen.scoring.scoring import Scoring
 from treegen.tiles import lanes_of
@@ -185,6 +186,7 @@ class TritonProgram:
                 if _is_interpreted(kernel):
                     return unbound(self, sm_scale, lse_scale)
                 compiled = kernel.warmup(*arguments, grid=grid, **options)
+                check_pairs(compiled)
                 constants = (options[name] for name in kernel.arg_names[len(arguments) :])
                 first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
                 end = len(tensors) - (not self._waits)
