@@ -1,7 +1,8 @@
 """The arguments of emitted kernels, in one place for launches and for compilation ahead of them.
 
-Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, and for pointers
-that are multiples of 16 bytes: code that was compiled ahead is found again only if all of these are the same.
+Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, for pointers that
+are multiples of 16 bytes, and for the caches' strides by token and head, which are constants of it: code that was
+compiled ahead is found again only if all of these are the same.
 """
 
 from __future__ import annotations
