@@ -21,6 +21,7 @@ import meters
 import treegen
 from forests import examples, forests
 from meters import Deed, Unpicklable
+from processes import in_background, started
 from treegen import Shape, Tree, TreegenError, kernel_meter, oracle
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
@@ -223,9 +224,9 @@ with Measurer(meter=meters.perform) as measurer:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_or_killed_caller_leaves_no_measuring_process(number: signal.Signals, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
-    command = [sys.executable, "-c", INTERRUPTED, str(note)]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as caller:
+    with in_background():
+        process = started(INTERRUPTED, str(note), stderr=subprocess.PIPE, text=True)
+    with process as caller:
         deadline = time.monotonic() + 60
         while not note.exists():
             assert time.monotonic() < deadline

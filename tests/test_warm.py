@@ -1,9 +1,7 @@
 """Warming: which policies a deployment needs, what several devices make of them, and that a run can be interrupted."""
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 import torch
 
 from meters import Favourite
+from processes import in_background, started
 from treegen import Shape, Tree, cli, strategies
 from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.entry import Entry
@@ -28,7 +27,6 @@ H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")
 OTHER = Shape(16, 1, 128, dtype="fp16")
 TREES = [("few", Tree.parse("1,8/500,20")), ("flat", Tree.parse("64*300")), ("deep", Tree.parse("1,4,16/512,256,64"))]
-TESTS = Path(__file__).parent
 pytestmark = pytest.mark.usefixtures("policies_folder")
 
 
@@ -128,12 +126,9 @@ def test_an_interrupted_run_goes_on_to_the_same_cache(
     def kept(name: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (tmp_path / name / "policies").glob("[0-9a-f]*.json")}
 
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]),
-        "TREEGEN_CACHE_DIR": str(tmp_path / "interrupted"),
-    }
-    process = subprocess.Popen([sys.executable, "-c", RUN], env=environment, stderr=subprocess.DEVNULL)
+    environment = {"TREEGEN_CACHE_DIR": str(tmp_path / "interrupted")}
+    with in_background():
+        process = started(RUN, environment=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(kept("interrupted")) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
