@@ -5,7 +5,7 @@ All functions are vectorised: no Python loop runs over tokens, rows or segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeAlias, TypeGuard, TypeVar, overload
 
@@ -22,6 +22,8 @@ IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
+MOST_MADE = 10_000_000
+"""Nodes, rows or tokens that a few numbers may ask for (levels, copies, a text), at most: some 1 GB of memory."""
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _UINT32 = np.dtype(np.uint32)
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: _UINT32, _INT64: np.dtype(np.uint64)}
@@ -43,27 +45,15 @@ def int32_array(
     """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
     `copy` it may be `values` itself, for who only reads them and does not keep them.
     """
-    if not copy and low == 0 and _is_int32(values) and (not len(values) or largest(values.view(_UINT32)) <= high):
-        return values
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError) as cause:
-        raise error(argument, values, "is not a flat sequence of integers", "give one integer per entry") from cause
+    array = host_array(argument, values, error)
+    if not copy and low == 0 and _is_int32(array) and (not len(array) or largest(array.view(_UINT32)) <= high):
+        return array
     if array.ndim != 1:
-        raise error(
-            argument,
-            f"shape {array.shape}" if array.ndim else values,
-            "has to be one-dimensional",
-            "give one integer per entry",
-        )
+        shown = f"shape {array.shape}" if array.ndim else values
+        raise error(argument, shown, "has to be one-dimensional", "give one integer per entry")
+    array = whole_numbers(argument, values, array, error)
     if array.size == 0:
         return frozen(np.empty(0, np.int32))
-    if array.dtype.kind not in "iu" or (array is not values and any(isinstance(value, bool) for value in values)):
-        index = next((i for i, value in enumerate(values) if not _is_integer(value)), None)
-        if index is None:  # whole numbers, but some do not fit into 64 bits
-            index = next(i for i, value in enumerate(values) if not low <= value <= high)
-            raise error(f"{argument}[{index}]", values[index], f"is outside {low}..{high}", "correct the value")
-        raise error(f"{argument}[{index}]", values[index], "is not an integer", "give whole numbers")
     # Negative numbers are large ones where they are taken to be unsigned.
     unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
     if array.min() < low or array.max() > high if unsigned is None else largest(array.view(unsigned)) > high:
@@ -72,20 +62,91 @@ def int32_array(
     return frozen(array.astype(np.int32))
 
 
-def _is_int32(values: IntsLike) -> TypeGuard[Ints]:
+def _is_int32(array: npt.NDArray[Any]) -> TypeGuard[Ints]:
     """Whether this is a flat array of int32."""
-    return isinstance(values, np.ndarray) and values.dtype is _INT32 and values.ndim == 1
+    return array.dtype is _INT32 and array.ndim == 1
 
 
-def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
-    """`value` if it is an integer of at least 1; raises `error` otherwise."""
+def host_array(argument: str, values: Any, error: type[TreegenError] = TreeError) -> npt.NDArray[Any]:
+    """`values` as an array of any shape and type; that of a CPU tensor shares its memory. Raises `error` for what is no
+    array, and for a tensor of a GPU, since fetching it would wait for the GPU.
+    """
+    if type(values) is np.ndarray:
+        return values
+    if getattr(values, "is_cuda", False):
+        raise error(argument, f"on {values.device}", "is not on the host", "pass its copy there, as engines keep one")
+    try:
+        array = np.asarray(values.numpy() if hasattr(values, "numpy") else values)
+    except Exception as cause:  # whatever the conversion of a foreign value raises
+        raise error(argument, values, "is not an array of integers", "give one integer per entry") from cause
+    return array
+
+
+def whole_numbers(
+    argument: str, values: Any, array: npt.NDArray[Any], error: type[TreegenError] = TreeError
+) -> npt.NDArray[Any]:
+    """`array`, which is `host_array` of `values`, with integers of 64 bits at most; raises `error` naming the first
+    entry, counted in one row, that is none. Booleans are no integers, neither in a list nor in an array.
+    """
+    if array.size == 0:
+        return array
+    entries: Any = array.reshape(-1)
+    is_made = not hasattr(values, "dtype")
+    if is_made:  # an array made of a list has one type for all entries, whatever types they had
+        entries = values if array.ndim == 1 else np.asarray(values, object).reshape(-1)
+    if array.dtype.kind in "iu" and not (is_made and _has_truths(entries)):
+        return array
+    index = next((i for i, value in enumerate(entries) if not _is_integer(value)), None)
+    if index is not None:
+        raise error(f"{argument}[{index}]", entries[index], "is not an integer", "give whole numbers")
+    index = next((i for i, value in enumerate(entries) if not -(2**63) <= value < 2**63), None)
+    if index is not None:
+        raise error(f"{argument}[{index}]", entries[index], "is outside 64 bits", "correct the value")
+    return array.astype(np.int64)
+
+
+def listed(argument: str, values: Any, fix: str, reason: str = "is not a list") -> list[Any]:
+    """The entries of a list, an array or a CPU tensor; raises TreeError for what has none, and for texts."""
+    if hasattr(values, "dtype"):
+        values = host_array(argument, values)
+        if values.ndim == 0:
+            raise TreeError(argument, values, reason, fix)
+    elif not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise TreeError(argument, values, reason, fix)
+    return list(values)
+
+
+def positive_int(argument: str, value: object, error: type[TreegenError], most: int = INT32_MAX) -> int:
+    """`value` if it is an integer of 1..`most`; raises `error` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise error(argument, value, "is not a positive integer", "give a whole number of at least 1")
+    if value > most:
+        raise error(argument, value, f"exceeds {most}", "give a smaller number")
     return value
+
+
+def check_total(tokens: npt.NDArray[Any]) -> None:
+    """Raises TreeError where the tokens of all nodes are more than an int32 can count."""
+    total = int(tokens.sum(dtype=np.int64))
+    if total > INT32_MAX:
+        raise TreeError("tokens", total, "total exceeds 2^31 - 1 tokens", "split the forest")
+
+
+def check_made(argument: str, value: object, count: int, what: str, error: type[TreegenError] = TreeError) -> None:
+    """Raises `error` where a few numbers ask for more than MOST_MADE of something."""
+    if count > MOST_MADE:
+        raise error(argument, value, f"makes {count} {what}", f"stay at or below {MOST_MADE}")
 
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _has_truths(values: Iterable[object]) -> bool:
+    """Whether there is a boolean among these, also one of NumPy's or PyTorch's."""
+    return not {*map(type, values)} <= {int} and any(
+        isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool") for value in values
+    )
 
 
 def frozen(array: npt.NDArray[Any]) -> Ints:

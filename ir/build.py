@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, IntsLike, Longs, frozen, int32_array, offsets, positive_int
+from treegen.ir.arrays import (
+    Ints,
+    IntsLike,
+    Longs,
+    check_made,
+    frozen,
+    host_array,
+    int32_array,
+    listed,
+    offsets,
+    positive_int,
+)
 from treegen.ir.errors import TreeError
 
 if TYPE_CHECKING:
@@ -30,6 +41,7 @@ def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
         raise TreeError(
             "tokens_per_node", lengths.tolist(), f"does not match {len(counts)} levels", "give one length per level"
         )
+    check_made("nodes_per_level", counts.tolist(), int(counts.sum(dtype=np.int64)), "nodes")
     ends = offsets(counts)
     parents = [np.full(counts[0], -1, np.int64)]
     for level in range(1, len(counts)):
@@ -41,22 +53,26 @@ def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
 def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
     """Radix-merge paths: row i is path i; a path that ends inside another's run becomes a row inside that node."""
     positive_int("block_size", block_size, TreeError)
-    listed = _checked_paths(paths, "give one sequence of tokens or hashes per row")
-    if len(listed) == 0:
+    given = _checked_paths(paths, "give one sequence of tokens or hashes per row")
+    if not given:
         raise TreeError("paths", paths, "is empty", "give at least one path")
     identity: dict[Hashable, int] = {}
     keys = []
-    for index, path in enumerate(listed):
+    for index, path in enumerate(given):
+        elements = path.tolist() if isinstance(path, np.ndarray) else path
         try:
-            keys.append(np.fromiter((identity.setdefault(x, len(identity)) for x in path), np.int64))
+            keys.append(np.fromiter((identity.setdefault(x, len(identity)) for x in elements), np.int64))
         except TypeError as cause:
             raise TreeError(
                 f"paths[{index}]", path, f"has elements without a hash: {cause}", "give integers"
             ) from cause
+    if any(hasattr(element, "is_cuda") for element in identity):
+        # The hash of a tensor is that of the object, whatever number it holds: no two paths would share a token.
+        raise TreeError("paths", type(paths).__name__, "has tensors for tokens", "give one flat tensor per path")
     parents: list[int] = []
     tokens: list[int] = []
-    rows: list[tuple[int, int]] = [(0, 0)] * len(listed)
-    pending = _families(keys, list(range(len(listed))), 0, -1)
+    rows: list[tuple[int, int]] = [(0, 0)] * len(given)
+    pending = _families(keys, list(range(len(given))), 0, -1)
     if any(len(key) == 0 for key in keys):
         # A path without tokens sees nothing: it hangs on a node of its own that has no tokens.
         parents.append(-1)
@@ -76,14 +92,15 @@ def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
 
 
 def _checked_paths(paths: object, fix: str) -> list[Any]:
-    """The paths as a list. Raises TreeError naming what is not a sequence."""
-    if not isinstance(paths, Iterable) or isinstance(paths, str):
-        raise TreeError("paths", paths, "is not a list of paths", fix)
-    listed = list(paths)
-    for index, path in enumerate(listed):
-        if not isinstance(path, Sequence | np.ndarray):
+    """The paths as a list, tensors among them as arrays. Raises TreeError naming what is not a sequence."""
+    checked = [
+        host_array(f"paths[{index}]", path) if hasattr(path, "dtype") else path
+        for index, path in enumerate(listed("paths", paths, fix))
+    ]
+    for index, path in enumerate(checked):
+        if not (path.ndim if isinstance(path, np.ndarray) else isinstance(path, Sequence)):
             raise TreeError(f"paths[{index}]", path, "is not a sequence", fix)
-    return listed
+    return checked
 
 
 def _agreement(path: Ints | Any, longest: Ints | Any, begin: int) -> int:
@@ -109,16 +126,16 @@ def token_tree_parents(paths: Iterable[Sequence[int]]) -> list[int]:
     """
     places: dict[tuple[int, ...], int] = {(): 0}
     given = _checked_paths(paths, "give the child ranks from the root for every token")
-    listed = [tuple(int32_array(f"paths[{i}]", path, low=0).tolist()) for i, path in enumerate(given)]
-    for index, path in enumerate(listed):
+    ranks = [tuple(int32_array(f"paths[{i}]", path, low=0).tolist()) for i, path in enumerate(given)]
+    for index, path in enumerate(ranks):
         if not path or path in places:
             reason = "is empty (the root token is implied)" if not path else "occurs twice"
             raise TreeError(f"paths[{index}]", path, reason, "list every token below the root once")
         places[path] = index + 1
-    for index, path in enumerate(listed):
+    for index, path in enumerate(ranks):
         if path[:-1] not in places:
             raise TreeError(f"paths[{index}]", path, f"its parent {path[:-1]} is missing", "list the parent as well")
-    return [-1, *(places[path[:-1]] for path in listed)]
+    return [-1, *(places[path[:-1]] for path in ranks)]
 
 
 def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
@@ -152,10 +169,9 @@ def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:
     tokens = [graph.nodes[name]["tokens"] for name in names]
     if not any("rows" in graph.nodes[name] for name in names):
         return Parts(parents, tokens, None)
-    for name in names:
-        if not isinstance(graph.nodes[name].get("rows", ()), Sequence | np.ndarray):
-            raise TreeError(
-                f"graph node {name!r}", graph.nodes[name]["rows"], "is not a list", "give the sees of its rows"
-            )
-    rows = [(number[name], sees) for name in names for sees in graph.nodes[name].get("rows", ())]
+    rows = [
+        (number[name], sees)
+        for name in names
+        for sees in listed(f"graph node {name!r}", graph.nodes[name].get("rows", ()), "give the sees of its rows")
+    ]
     return Parts(parents, tokens, rows)

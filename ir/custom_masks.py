@@ -8,7 +8,7 @@ requests whose prefixes begin with the same slots share them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,11 @@ import numpy.typing as npt
 from treegen.ir.arrays import (
     INT32_MAX,
     Bools,
+    Ints,
     IntsLike,
     Longs,
     frozen,
+    host_array,
     int32_array,
     offsets,
     positive_int,
@@ -26,7 +28,7 @@ from treegen.ir.arrays import (
 )
 from treegen.ir.edits import Edited
 from treegen.ir.errors import CrossingError, TreeError
-from treegen.ir.page_tables import TreeParts, check_table, on_host, tree_parts
+from treegen.ir.page_tables import TreeParts, check_table, last_page, tree_parts
 from treegen.ir.queries import Pieces, grafted
 
 # Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
@@ -52,6 +54,16 @@ class Requests(NamedTuple):
     tokens: Longs
     slots: Longs
     masks: list[Bools]
+
+
+class _Table(NamedTuple):
+    """Where requests' tokens are. begin: of every request its first page; tokens: their number; pages: the ids of all
+    pages, None where a page is a slot of the same number.
+    """
+
+    begin: Longs
+    tokens: Longs
+    pages: Ints | None
 
 
 def from_custom_mask(
@@ -95,14 +107,21 @@ def requests_of(
     kv_last_page_len: IntsLike | None,
     page_size: int,
 ) -> Requests:
-    """What the arguments of Tree.from_custom_mask say, checked. Raises TreeError."""
+    """What the arguments of Tree.from_custom_mask say, checked. A request without queries counts as one without tokens,
+    so that no work is done which the size of the masks does not bound. Raises TreeError.
+    """
     queries = _checked_indptr("qo_indptr", qo_indptr)
-    indptr, slots = _slots_of_requests(kv_indptr, kv_indices, kv_last_page_len, page_size)
-    if len(queries) != len(indptr):
-        reason = f"does not match {len(indptr) - 1} requests of kv_indptr"
+    table = _checked_table(kv_indptr, kv_indices, kv_last_page_len, page_size)
+    if len(queries) != len(table.begin) + 1:
+        reason = f"does not match {len(table.begin)} requests of kv_indptr"
         raise TreeError("qo_indptr", f"{len(queries) - 1} requests", reason, "give both for the same requests")
-    masks = list(_masks(custom_mask, queries[1:] - queries[:-1], indptr[1:] - indptr[:-1]))
-    return Requests(queries, indptr, slots, masks)
+    rows = queries[1:] - queries[:-1]
+    tokens = np.where(rows > 0, table.tokens, 0)
+    masks = list(_masks(custom_mask, rows, tokens))
+    slots = ragged_ranges(table.begin * page_size, tokens)
+    if table.pages is not None:
+        slots = table.pages[slots // page_size].astype(np.int64) * page_size + slots % page_size
+    return Requests(queries, offsets(tokens), slots, masks)
 
 
 def under_masks(requests: Requests) -> TreeParts:
@@ -111,40 +130,37 @@ def under_masks(requests: Requests) -> TreeParts:
     """
     rows = requests.queries[1:] - requests.queries[:-1]
     asked, tokens = rows > 0, requests.tokens[1:] - requests.tokens[:-1]
-    slots = requests.slots[asked.repeat(tokens)]
     rows, tokens = rows[asked], tokens[asked]
-    base, _ = tree_parts(offsets(tokens)[:-1], tokens, frozen(slots), frozen(tokens > 0), 1)
+    base, _ = tree_parts(offsets(tokens)[:-1], tokens, frozen(requests.slots), frozen(tokens > 0), 1)
     return base._replace(row_node=frozen(base.row_node.repeat(rows)), row_sees=frozen(base.row_sees.repeat(rows)))
 
 
-def _slots_of_requests(
+def _checked_table(
     kv_indptr: IntsLike, kv_indices: IntsLike | None, kv_last_page_len: IntsLike | None, page_size: int
-) -> tuple[Longs, Longs]:
-    """Where every request's tokens begin when all are numbered, and the slots of all of them."""
+) -> _Table:
     positive_int("page_size", page_size, TreeError)
     indptr = _checked_indptr("kv_indptr", kv_indptr)
+    counts = indptr[1:] - indptr[:-1]
     if kv_indices is None:
         if page_size != 1 or kv_last_page_len is not None:
             given = "page_size" if page_size != 1 else "kv_last_page_len"
             raise TreeError("kv_indices", None, f"is missing beside {given}", "give the pages of all requests")
-        return indptr, np.arange(indptr[-1])
-    pages = int32_array("kv_indices", on_host("kv_indices", kv_indices), low=0, high=(INT32_MAX + 1) // page_size - 1)
+        return _Table(indptr[:-1], counts, None)
+    pages = int32_array("kv_indices", kv_indices, low=0, high=last_page(page_size))
     if kv_last_page_len is None:
         if page_size != 1:
             raise TreeError("kv_last_page_len", None, "is missing", f"give it, for pages of {page_size} tokens")
         kv_last_page_len = np.ones(max(len(indptr) - 1, 0), np.int32)
-    last = int32_array("kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size).astype(
-        np.int64
-    )
-    counts = indptr[1:] - indptr[:-1]
-    check_table(frozen(indptr), counts, pages, frozen(last))
+    last = int32_array("kv_last_page_len", kv_last_page_len, low=0, high=page_size)
+    check_table(frozen(indptr), counts, pages, last)
     tokens = np.where(counts > 0, (counts - 1) * page_size + last, 0)
-    place = ragged_ranges(indptr[:-1] * page_size, tokens)
-    return offsets(tokens), pages[place // page_size].astype(np.int64) * page_size + place % page_size
+    if tokens.sum() > INT32_MAX:
+        raise TreeError("kv_indices", int(tokens.sum()), "total exceeds 2^31 - 1 tokens", "split the batch")
+    return _Table(indptr[:-1], tokens, pages)
 
 
 def _checked_indptr(name: str, values: IntsLike) -> Longs:
-    indptr = int32_array(name, on_host(name, values), low=0).astype(np.int64)
+    indptr = int32_array(name, values, low=0).astype(np.int64)
     if len(indptr) == 0 or indptr[0] != 0:
         raise TreeError(name, indptr[:1].tolist(), "does not begin with 0", "give offsets of requests")
     if (indptr[1:] < indptr[:-1]).any():
@@ -155,8 +171,8 @@ def _checked_indptr(name: str, values: IntsLike) -> Longs:
 
 def _masks(custom_mask: npt.ArrayLike, rows: Longs, tokens: Longs) -> Iterator[Bools]:
     """The mask of every request [rows, tokens]."""
-    given: Any = on_host("custom_mask", custom_mask)
-    mask = np.asarray(given)
+    mask = host_array("custom_mask", custom_mask)
+    mask = mask if mask.size else mask.astype(np.bool_)  # an empty list is of no type
     entries = rows * tokens
     if mask.dtype not in (np.bool_, np.uint8) or mask.ndim != 1:
         found = f"shape {mask.shape} of {mask.dtype}"

@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, offsets, positive_int
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Ints,
+    IntsLike,
+    Longs,
+    check_made,
+    check_total,
+    frozen,
+    host_array,
+    int32_array,
+    offsets,
+    positive_int,
+    whole_numbers,
+)
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 from treegen.ir.page_tables import TreeParts
@@ -29,6 +42,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     """See Tree.appended."""
     positive_int("tokens", tokens, TreeError)
     chosen = chosen_rows(rows, tree.num_rows)
+    check_made("tokens", tokens, len(chosen) * tokens, "tokens")
     places = given_slots(slots, len(chosen), tokens)
     if not len(chosen):
         return parts_of(tree), tree.topology
@@ -49,7 +63,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     above = np.where(row_sees[chosen[branching]] == length[above], above, parent[above])
     node[branching] = len(parent) + np.arange(len(branching))
     parent = np.append(parent, above)
-    length = np.append(length, np.zeros(len(branching), np.int32))
+    length = np.append(length, np.zeros(len(branching), np.int64))
     length[node] += tokens
     row_node, row_sees = row_node.copy(), row_sees.copy()
     row_node[chosen], row_sees[chosen] = node, length[node]
@@ -63,8 +77,7 @@ def longer_leaves(tree: Tree, rows: Longs, tokens: Longs, places: Longs) -> Edit
     more = np.zeros(len(tree.tokens), np.int64)
     more[node] = tokens
     length = tree.tokens + more
-    if len(length) and length.max() > INT32_MAX:
-        raise TreeError("tokens", int(length.max()), "exceeds 2^31 - 1", "use shorter nodes")
+    check_total(length)
     row_sees = tree.row_sees.copy()
     row_sees[rows] = length[node]
     kv = tree.kv.extended(len(length), np.repeat(node, tokens), places.reshape(-1))
@@ -76,6 +89,7 @@ def branched(tree: Tree, row: int, copies: int) -> Edited:
     """See Tree.branched."""
     positive_int("copies", copies, TreeError)
     chosen = int(int32_array("row", [row], low=0, high=tree.num_rows - 1)[0])
+    check_made("copies", copies, tree.num_rows + copies - 1, "rows")
     row_node = np.append(tree.row_node, np.full(copies - 1, tree.row_node[chosen]))
     row_sees = np.append(tree.row_sees, np.full(copies - 1, tree.row_sees[chosen]))
     return _derived(tree.parent, tree.tokens, row_node, row_sees, tree.kv)
@@ -132,14 +146,12 @@ def given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | 
     """The slots [rows, tokens] of new tokens, which may be flat for one token a row; None for none given."""
     if slots is None:
         return None
-    try:
-        array = np.asarray(slots)
-    except (ValueError, RuntimeError, TypeError) as cause:
-        raise TreeError("slots", slots, "is not an array of integers", f"give [{rows}, {tokens}] slots") from cause
+    array = host_array("slots", slots)
     if array.shape != (rows, tokens) and not (tokens == 1 and array.shape == (rows,)):
         reason = f"does not match {rows} rows of {tokens} new tokens"
         raise TreeError("slots", f"shape {array.shape}", reason, f"give [{rows}, {tokens}] slots")
-    return int32_array("slots", array.reshape(-1), low=0, high=INT32_MAX - 1).astype(np.int64).reshape(rows, tokens)
+    flat = whole_numbers("slots", slots, array).reshape(-1)
+    return int32_array("slots", flat, low=0, high=INT32_MAX - 1).astype(np.int64).reshape(rows, tokens)
 
 
 def own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
@@ -234,5 +246,6 @@ def _derived(
     row_sees: npt.NDArray[Any],
     kv: KVRuns,
 ) -> Edited:
+    check_total(tokens)
     parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
     return parts, derive(*parts[:4])

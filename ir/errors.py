@@ -5,11 +5,18 @@ A message is one line that names the argument, the value, the reason and the fix
 
 from __future__ import annotations
 
+import reprlib
 import sys
 import warnings
 
 _LONGEST_VALUE = 60
 _LONGEST_PART = 160
+_LONGEST_READ = 4 * _LONGEST_PART
+# Of a value only the beginning is written out: a list may have millions of entries, and be too deep for `repr`.
+_SHOWN = reprlib.Repr()
+_SHOWN.maxlevel = 6
+_SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfrozenset = _SHOWN.maxdeque = 40
+_SHOWN.maxstring = _SHOWN.maxlong = _SHOWN.maxother = _LONGEST_READ
 _PACKAGE = "treegen"
 
 
@@ -21,17 +28,25 @@ class TreegenError(ValueError):
         self.value = value
         self.reason = _short(reason, _LONGEST_PART)
         self.fix = _short(fix, _LONGEST_PART)
-        shown = _short(value if isinstance(value, str) else repr(value), _LONGEST_VALUE)
+        shown = _short(value if isinstance(value, str) else _text_of(value), _LONGEST_VALUE)
         super().__init__(f"{self.argument} = {shown}: {self.reason}; {self.fix}")
 
     def __reduce__(self) -> tuple[type[TreegenError], tuple[str, object, str, str]]:
         return type(self), (self.argument, self.value, self.reason, self.fix)
 
 
+def _text_of(value: object) -> str:
+    """The beginning of `repr(value)`, or the type of a value that has none, such as an integer of 5,000 digits."""
+    try:
+        return _SHOWN.repr(value)
+    except Exception:  # whatever a value's own `__repr__` raises
+        return f"a value of type {type(value).__name__}"
+
+
 def _short(text: str, longest: int) -> str:
     """`text` on one line, its end cut off beyond `longest` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else line[: longest - 3] + "..."
+    line = " ".join(text[:_LONGEST_READ].split())
+    return line if len(line) <= longest and len(text) <= _LONGEST_READ else line[: longest - 3] + "..."
 
 
 class TreeError(TreegenError):

@@ -18,8 +18,10 @@ from treegen.ir.arrays import (
     Ints,
     IntsLike,
     Longs,
+    check_total,
     frozen,
     int32_array,
+    listed,
     number,
     offsets,
     positive_int,
@@ -43,9 +45,8 @@ class KVRuns:
     def contiguous(cls, tokens: IntsLike) -> KVRuns:
         """Nodes stored one after another in node order: one run per node that has tokens."""
         tokens = int32_array("tokens", tokens, low=0)
+        check_total(tokens)
         ends = offsets(tokens)
-        if ends[-1] > INT32_MAX:
-            raise TreeError("tokens", int(ends[-1]), "total exceeds 2^31 - 1 slots", "split the forest")
         filled = tokens > 0
         return cls(frozen(offsets(filled)), frozen(ends[:-1][filled]), frozen(tokens[filled]))
 
@@ -53,7 +54,9 @@ class KVRuns:
     def from_slots(cls, tokens: IntsLike, slots: Sequence[IntsLike]) -> KVRuns:
         """One sequence of slots per node, in token order; consecutive slots become one run."""
         tokens = int32_array("tokens", tokens, low=0)
-        checked = [int32_array(f"kv[{node}]", node_slots, low=0) for node, node_slots in enumerate(slots)]
+        of_nodes = listed("kv", slots, "give one sequence of slots per node")
+        high = INT32_MAX - 1
+        checked = [int32_array(f"kv[{node}]", node_slots, low=0, high=high) for node, node_slots in enumerate(of_nodes)]
         _check_lengths("kv", tokens, [len(node_slots) for node_slots in checked])
         flat = np.concatenate([np.empty(0, np.int32), *checked]).astype(np.int64)
         return cls._compressed(flat, np.ones(len(flat), np.int64), offsets(tokens))
@@ -63,8 +66,9 @@ class KVRuns:
         """One sequence of page ids per node: token t of a node is in `pages[node][t // page_size]`."""
         positive_int("page_size", page_size, TreeError)
         tokens = int32_array("tokens", tokens, low=0)
-        high = (INT32_MAX + 1) // page_size - 1
-        checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(pages)]
+        high = INT32_MAX // page_size - 1  # so that all slots are below 2^31 - 1
+        of_nodes = listed("kv", pages, "give one sequence of pages per node")
+        checked = [int32_array(f"kv[{node}]", node_pages, low=0, high=high) for node, node_pages in enumerate(of_nodes)]
         counts = -(-tokens // page_size)
         _check_lengths("kv", counts, [len(node_pages) for node_pages in checked])
         flat = np.concatenate([np.empty(0, np.int32), *checked])
@@ -94,10 +98,12 @@ class KVRuns:
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
         """One sequence of (start, length) runs per node, in token order."""
         tokens = int32_array("tokens", tokens, low=0)
-        pairs = [run for node_runs in runs for run in node_runs]
-        if not all(isinstance(run, Sequence) and len(run) == 2 for run in pairs):
-            raise TreeError("kv", pairs, "is not made of (start, length) runs", "give runs, or slots to from_slots")
-        counts = np.array([len(node_runs) for node_runs in runs], np.int64)
+        fix = "give (start, length) runs for every node, or slots to from_slots"
+        of_nodes = [listed(f"kv[{node}]", given, fix) for node, given in enumerate(listed("kv", runs, fix))]
+        pairs = [listed("kv's run", run, fix) for node_runs in of_nodes for run in node_runs]
+        if not all(len(run) == 2 for run in pairs):
+            raise TreeError("kv", pairs, "is not made of (start, length) runs", fix)
+        counts = np.array([len(node_runs) for node_runs in of_nodes], np.int64)
         start = int32_array("kv's starts", [run[0] for run in pairs], low=0)
         length = int32_array("kv's lengths", [run[1] for run in pairs], low=1)
         beyond = np.flatnonzero(start.astype(np.int64) + length > INT32_MAX)
@@ -124,14 +130,33 @@ class KVRuns:
         )
 
     def check_fits(self, tokens: Ints) -> None:
-        """Raises TreeError unless every node has exactly as many slots as tokens."""
+        """Raises TreeError unless these are runs within 2^31 - 1 slots, exactly as many slots of every node as it has
+        tokens.
+        """
+        for name, low in (("indptr", 0), ("start", 0), ("length", 1)):
+            array = getattr(self, name)
+            if not isinstance(array, np.ndarray) or array.dtype != np.int32:
+                raise TreeError(f"kv.{name}", array, "is not an array of int32", "make it with KVRuns.from_runs")
+            int32_array(f"kv.{name}", array, low=low)
+        runs, indptr = len(self.start), self.indptr
+        if (
+            len(self.length) != runs
+            or len(indptr) == 0
+            or indptr[0]
+            or indptr[-1] != runs
+            or (np.diff(indptr) < 0).any()
+        ):
+            reason = f"does not divide {runs} starts and {len(self.length)} lengths among nodes"
+            raise TreeError("kv.indptr", indptr.tolist(), reason, "make it with KVRuns.from_runs")
+        if self.last_slot >= INT32_MAX:
+            raise TreeError("kv", self.last_slot, "is a slot beyond 2^31 - 2", "correct the runs")
         ends = offsets(self.length)
         _check_lengths("kv", tokens, np.diff(ends[self.indptr]).tolist())
 
     def slots(self, node: int) -> Ints:
-        """The slots of a node's tokens, in token order."""
+        """The slots of a node's tokens, in token order: a new array, which may be written to."""
         runs = slice(self.indptr[node], self.indptr[node + 1])
-        return frozen(ragged_ranges(self.start[runs], self.length[runs]))
+        return ragged_ranges(self.start[runs], self.length[runs]).astype(np.int32)
 
     def slots_at(self, node: npt.NDArray[Any], token: npt.NDArray[Any]) -> Longs:
         """The slot of token number `token` of each node; unchecked."""

@@ -6,7 +6,7 @@ with the one before it, it branches off, and the rest of its pages are its own.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,14 @@ from treegen.ir.arrays import (
     IntsLike,
     Longs,
     frozen,
+    host_array,
     int32_array,
     largest,
     number,
     offsets,
     positive_int,
     ramp,
+    whole_numbers,
 )
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
@@ -47,12 +49,9 @@ Sorted: TypeAlias = tuple[TreeParts, Ranks]
 def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_page_table."""
     positive_int("page_size", page_size, TreeError)
-    most = (INT32_MAX + 1) // page_size - 1
-    indptr = int32_array("kv_indptr", on_host("kv_indptr", kv_indptr), low=0, copy=False)
-    indices = int32_array("kv_indices", on_host("kv_indices", kv_indices), low=0, high=most, copy=False)
-    last = int32_array(
-        "kv_last_page_len", on_host("kv_last_page_len", kv_last_page_len), low=0, high=page_size, copy=False
-    )
+    indptr = int32_array("kv_indptr", kv_indptr, low=0, copy=False)
+    indices = int32_array("kv_indices", kv_indices, low=0, high=last_page(page_size), copy=False)
+    last = int32_array("kv_last_page_len", kv_last_page_len, low=0, high=page_size, copy=False)
     ends = indptr.astype(np.int64)
     begin = ends[:-1]
     pages = ends[1:] - begin
@@ -63,13 +62,13 @@ def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len:
 def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Sorted:
     """See Tree.from_block_table."""
     positive_int("page_size", page_size, TreeError)
-    lengths = int32_array("seq_lens", on_host("seq_lens", seq_lens), low=0, copy=False).astype(np.int64)
-    table = np.asarray(on_host("block_table", block_table))
+    lengths = int32_array("seq_lens", seq_lens, low=0, copy=False).astype(np.int64)
+    table = host_array("block_table", block_table)
     if table.size == 0 and table.ndim < 2:
         table = np.empty((len(lengths), 0), np.int32)
-    if table.ndim != 2 or table.dtype.kind not in "iu":
-        found = f"shape {table.shape} of {table.dtype}"
-        raise TreeError("block_table", found, "is not a table of integers", "give [requests, blocks] page ids")
+    if table.ndim != 2:
+        raise TreeError("block_table", f"shape {table.shape}", "is not a table", "give [requests, blocks] page ids")
+    table = whole_numbers("block_table", block_table, table)
     if len(table) != len(lengths):
         raise TreeError("seq_lens", f"{len(lengths)} entries", f"does not match {len(table)} requests", "give one each")
     counts = -(-lengths // page_size)
@@ -81,17 +80,13 @@ def from_block_table(block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: 
     everything = np.count_nonzero(counts == width) == len(counts)
     used = table.reshape(-1) if everything else table[np.arange(width) < counts[:, None]]
     last = lengths - (counts - 1) * page_size  # of requests without pages it is not read
-    indices = int32_array("block_table's pages", used, low=0, high=(INT32_MAX + 1) // page_size - 1, copy=False)
+    indices = int32_array("block_table's pages", used, low=0, high=last_page(page_size), copy=False)
     return tree_parts(offsets(counts)[:-1], counts, indices, last, page_size)
 
 
-def on_host(argument: str, values: Any) -> Any:
-    """Tensors as arrays; those of a GPU are refused, since fetching them would wait for it."""
-    if getattr(values, "is_cuda", False):
-        raise TreeError(
-            argument, f"on {values.device}", "is not on the host", "pass its copy there, as engines keep one"
-        )
-    return values.numpy() if hasattr(values, "numpy") else values
+def last_page(page_size: int) -> int:
+    """The highest page id whose slots are all below 2^31 - 1."""
+    return INT32_MAX // page_size - 1
 
 
 def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:

@@ -7,15 +7,29 @@ the tokens branch, not as long as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen, int32_array, offsets, positions, ragged_ranges
+from treegen.ir.arrays import (
+    INT32_MAX,
+    IntsLike,
+    Longs,
+    check_made,
+    check_total,
+    frozen,
+    host_array,
+    int32_array,
+    listed,
+    offsets,
+    positions,
+    ragged_ranges,
+    whole_numbers,
+)
 from treegen.ir.edits import Edited, parts_of, split, without_unseen_nodes
 from treegen.ir.errors import TreeError
-from treegen.ir.page_tables import TreeParts, on_host
+from treegen.ir.page_tables import TreeParts
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
@@ -44,6 +58,8 @@ def with_drafts(
     parent = np.where(local >= 0, local + begin[row], -1)
     _check_acyclic(parent, row, begin)
     base = parts_of(tree)
+    if not isinstance(stored, bool):
+        raise TreeError("stored", stored, "is not a bool", "give True where the tree has the draft tokens already")
     if stored:
         if slots is not None:
             raise TreeError("slots", slots, "contradicts stored", "leave it out: the tree has these tokens' slots")
@@ -60,11 +76,12 @@ def with_drafts(
 
 def with_causal_queries(tree: Tree, counts: int | IntsLike) -> Edited:
     """See Tree.with_causal_queries."""
-    each = [counts] * tree.num_rows if isinstance(counts, int) else on_host("counts", counts)
+    each = [counts] * tree.num_rows if isinstance(counts, int) else counts
     number = int32_array("counts", each, low=0).astype(np.int64)
     if len(number) != tree.num_rows:
         raise TreeError("counts", f"{len(number)} entries", f"does not match {tree.num_rows} rows", "give one per row")
     seen = _check_enough(tree, number, "counts", "put the queries' tokens into the tree first")
+    check_made("counts", counts, int(number.sum()), "rows")
     depth = (seen - number).repeat(number) + positions(offsets(number), number) + 1
     node, sees = _places(tree, tree.row_node.repeat(number), depth)
     return without_unseen_nodes(TreeParts(tree.parent, tree.tokens, frozen(node), frozen(sees), tree.kv))
@@ -120,26 +137,24 @@ def grafted(base: TreeParts, pieces: Pieces, under: Longs, at: Longs) -> Edited:
     new_node, new_sees, below = row_node[under], row_sees[under], np.flatnonzero(at >= 0)
     new_node[below], new_sees[below] = node[at[below]], (before + pieces.tokens)[at[below]]
     parent, length = np.append(cut.parent, above), np.append(cut.tokens, length)
+    check_total(length)
     return without_unseen_nodes(TreeParts(frozen(parent), frozen(length), frozen(new_node), frozen(new_sees), kv))
 
 
 def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[Longs, Longs]:
     """Draft tokens of every row, and all their parents, row by row."""
-    parents = on_host("parents", parents)
-    if not isinstance(parents, Sequence | np.ndarray) or isinstance(parents, str):
-        raise TreeError("parents", parents, "is not a list", "give one list for all rows, or one for each")
-    if not len(parents) or np.ndim(parents[0]) == 0:
-        same = int32_array("parents", cast("IntsLike", parents), low=-1, high=len(parents) - 1).astype(np.int64)
+    given = listed("parents", parents, "give one list for all rows, or one for each")
+    if not any(getattr(entry, "ndim", isinstance(entry, Sequence)) for entry in given[:1]):
+        same = int32_array("parents", given, low=-1, high=len(given) - 1).astype(np.int64)
+        check_made("parents", parents, rows * len(same), "rows")
         return np.full(rows, len(same)), np.tile(same, rows)
-    if len(parents) != rows:
-        raise TreeError("parents", f"{len(parents)} lists", f"does not match {rows} rows", "give one list for each row")
-    listed = []
-    for row, given in enumerate(parents):
-        own = on_host(f"parents[{row}]", given)
-        if not isinstance(own, Sequence | np.ndarray) or isinstance(own, str):
-            raise TreeError(f"parents[{row}]", own, "is not a list", "give the parents of the row's draft tokens")
-        listed.append(int32_array(f"parents[{row}]", own, low=-1, high=len(own) - 1))
-    return np.array([len(own) for own in listed]), np.concatenate(listed).astype(np.int64)
+    if len(given) != rows:
+        raise TreeError("parents", f"{len(given)} lists", f"does not match {rows} rows", "give one list for each row")
+    of_rows = []
+    for row, parents_of_row in enumerate(given):
+        own = listed(f"parents[{row}]", parents_of_row, "give the parents of the row's draft tokens")
+        of_rows.append(int32_array(f"parents[{row}]", own, low=-1, high=len(own) - 1))
+    return np.array([len(own) for own in of_rows]), np.concatenate(of_rows).astype(np.int64)
 
 
 def _check_acyclic(parent: Longs, row: Longs, begin: Longs) -> None:
@@ -158,7 +173,8 @@ def _draft_slots(tree: Tree, slots: npt.ArrayLike | None, tokens: int) -> Longs:
         if first + tokens > INT32_MAX:
             raise TreeError("slots", None, f"leave no room for {tokens} tokens behind the tree's", "give free slots")
         return np.arange(first, first + tokens)
-    array = np.asarray(on_host("slots", slots)).reshape(-1)
-    if len(array) != tokens:
-        raise TreeError("slots", f"{len(array)} slots", f"does not match {tokens} draft tokens", "give one for each")
-    return int32_array("slots", array, low=0, high=INT32_MAX - 1).astype(np.int64)
+    array = host_array("slots", slots)
+    if array.size != tokens:
+        raise TreeError("slots", f"{array.size} slots", f"does not match {tokens} draft tokens", "give one for each")
+    flat = whole_numbers("slots", slots, array).reshape(-1)
+    return int32_array("slots", flat, low=0, high=INT32_MAX - 1).astype(np.int64)

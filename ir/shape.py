@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from treegen.ir.arrays import positive_int
 from treegen.ir.errors import ShapeError
 
 DTYPES = ("fp16", "bf16", "fp32")
@@ -26,10 +27,14 @@ KV_LAYOUTS = ("NHD", "HND")
 
 def dtype_name(argument: str, dtype: object, known: tuple[str, ...] = DTYPES) -> str:
     """The short name, out of those `known`, of a torch dtype or of any of its names. Raises ShapeError."""
-    name = str(dtype).removeprefix("torch.")
+    try:
+        shown = str(dtype)
+    except Exception:  # whatever a value's own `__str__` raises
+        shown = type(dtype).__name__
+    name = shown.removeprefix("torch.")
     name = _DTYPE_NAMES.get(name, name)
     if name not in known:
-        raise ShapeError(argument, str(dtype), "is not a supported type", f"use one of {', '.join(known)}")
+        raise ShapeError(argument, shown, "is not a supported type", f"use one of {', '.join(known)}")
     return name
 
 
@@ -59,14 +64,15 @@ class Shape:
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
-        set_field(self, "head_dim_v", self.head_dim_v or self.head_dim)
+        for name, default in (("head_dim_v", "head_dim"), ("kv_dtype", "dtype")):
+            value = getattr(self, name)
+            if value is None or (type(value) in (int, str) and not value):
+                set_field(self, name, getattr(self, default))
         set_field(self, "dtype", dtype_name("dtype", self.dtype))
-        set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype or self.dtype, (*DTYPES, *FP8)))
+        set_field(self, "kv_dtype", dtype_name("kv_dtype", self.kv_dtype, (*DTYPES, *FP8)))
         set_field(self, "partial_dtype", dtype_name("partial_dtype", self.partial_dtype))
         for name in ("num_qo_heads", "num_kv_heads", "head_dim", "head_dim_v", "page_size"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ShapeError(name, value, "is not a positive integer", "give a whole number of at least 1")
+            positive_int(name, getattr(self, name), ShapeError)
         if self.num_qo_heads % self.num_kv_heads:
             reason = f"is not a multiple of num_kv_heads = {self.num_kv_heads}"
             raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "give every KV head the same number of heads")
@@ -85,7 +91,7 @@ class Shape:
             raise ShapeError("partial_dtype", self.partial_dtype, reason, "use one of these")
         if self.page_size > MAX_PAGE_SIZE:
             raise ShapeError("page_size", self.page_size, f"exceeds {MAX_PAGE_SIZE}", "use smaller pages")
-        if self.kv_layout not in KV_LAYOUTS:
+        if not isinstance(self.kv_layout, str) or self.kv_layout not in KV_LAYOUTS:
             raise ShapeError("kv_layout", self.kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
 
     @property

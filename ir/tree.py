@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir import build, custom_masks, edits, page_tables, queries, tree_json, tree_text
-from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array
+from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 from treegen.ir.signature import signature
@@ -165,8 +165,11 @@ class Tree:
 
         Raises TreeError.
         """
+        trees = listed("trees", trees, "give at least one tree")
         if not trees:
             raise TreeError("trees", [], "is empty", "give at least one tree")
+        for index, tree in enumerate(trees):
+            check_is_tree(f"trees[{index}]", tree)
         nodes = np.array([len(tree.tokens) for tree in trees])
         before = np.cumsum(nodes) - nodes
         parent = np.concatenate([tree.parent for tree in trees])
@@ -332,18 +335,20 @@ class Tree:
         return tree_text.write(self)
 
     def positions(self) -> Ints:
-        """For every row the 0-based depth, in tokens, of the last token that it sees; -1 for a row that sees
-        nothing.
+        """For every row the 0-based depth, in tokens, of the last token that it sees; -1 for a row that sees nothing.
+
+        A new array, which may be written to; `torch.from_numpy` makes a tensor of it without a copy.
         """
-        return frozen(self.topology.prefix[self.row_node] + self.row_sees - 1)
+        return (self.topology.prefix[self.row_node] + self.row_sees - 1).astype(np.int32)
 
     def slots(self, row: int) -> Ints:
-        """The slots that a row sees, root first."""
+        """The slots that a row sees, root first; a new array, as of `positions`. Raises TreeError."""
+        row = int(int32_array("row", [row], low=0, high=self.num_rows - 1)[0])
         node = int(self.row_node[row])
         runs = [self.kv.slots(node)[: self.row_sees[row]]]
         while (node := int(self.parent[node])) >= 0:
             runs.append(self.kv.slots(node))
-        return frozen(np.concatenate(runs[::-1]))
+        return np.concatenate(runs[::-1])
 
     def signature(self) -> str:
         """A digest of the topology alone: independent of sibling order, row order and KV locations."""
@@ -358,9 +363,18 @@ class Tree:
         )
 
 
+def check_is_tree(argument: str, value: object) -> None:
+    """Raises TreeError, with what would make a tree of the value, for anything but a Tree."""
+    if isinstance(value, str):
+        fix = "give treegen.Tree.parse(text), or treegen.Tree.load(path) for a file"
+        raise TreeError(argument, value, "is a text, not a Tree", fix)
+    if not isinstance(value, Tree):
+        fix = "make one with treegen.Tree.from_parents or its siblings"
+        raise TreeError(argument, value, "is not a Tree", fix)
+
+
 def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
-    if not isinstance(kv, KVRuns | Sequence | np.ndarray):
-        raise TreeError("kv", kv, "is neither KVRuns nor a list", "give one sequence of slots per node")
+    check_total(tokens)
     if not isinstance(kv, KVRuns):
         return KVRuns.from_slots(tokens, kv)
     kv.check_fits(tokens)
@@ -368,12 +382,13 @@ def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
 
 
 def _checked_rows(rows: Iterable[tuple[int, int]], tokens: Ints) -> tuple[Ints, Ints]:
-    if not isinstance(rows, Iterable):
-        raise TreeError("rows", rows, "is not a list of (node, sees) pairs", "give node and sees for every row")
-    pairs = list(rows)
+    reason, fix = "is not a (node, sees) pair", "give node and sees for every row"
+    pairs = listed("rows", rows, fix)
     for index, pair in enumerate(pairs):
-        if not isinstance(pair, Sequence | np.ndarray) or isinstance(pair, str) or len(pair) != 2:
-            raise TreeError(f"rows[{index}]", pair, "is not a (node, sees) pair", "give node and sees for every row")
+        if type(pair) is not tuple:
+            pairs[index] = listed(f"rows[{index}]", pair, fix, reason)
+        if len(pairs[index]) != 2:
+            raise TreeError(f"rows[{index}]", pair, reason, fix)
     node = int32_array("rows' node", [pair[0] for pair in pairs], low=0, high=len(tokens) - 1)
     sees = int32_array("rows' sees", [pair[1] for pair in pairs], low=0)
     beyond = np.flatnonzero(sees > tokens[node])

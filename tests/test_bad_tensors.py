@@ -134,7 +134,7 @@ def test_unknown_arguments_are_refused() -> None:
         treegen.compile(TREE, window_right=3)
     with pytest.raises(TreeError, match="is not a Tree"):
         treegen.compile([1, 2])
-    with pytest.raises(TreeError, match="is not a Tree"):
+    with pytest.raises(TreeError, match=r"is a text, not a Tree; give treegen\.Tree\.parse\(text\)"):
         treegen.compile(TREE).update("10(5,3)")
 
 

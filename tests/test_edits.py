@@ -148,7 +148,11 @@ def test_the_slots_behind_a_row_are_taken_by_default() -> None:
     ("edit", "words"),
     [
         (lambda tree: tree.appended(), r"row 0 would go on in slots 13:14, where other tokens are"),
-        (lambda tree: tree.appended([1], 2**31), r"row 1 would go on in slots 16:2147483664"),
+        (lambda tree: tree.appended([1], 2**31), r"tokens = 2147483648: exceeds 2147483647"),
+        (
+            lambda tree: Tree.from_parents([-1], [1], kv=[[2**31 - 3]]).appended(None, 2),
+            r"row 0 would go on in slots 2147483646:2147483648",
+        ),
         (lambda tree: tree.branched(1, 2).appended([1, 2]), r"rows 1 and 2 would both go on in slot 16"),
         (lambda tree: tree.appended([2]), r"rows\[0\] = 2: is outside 0..1"),
         (lambda tree: tree.appended([1, 1]), r"names row 1 twice"),

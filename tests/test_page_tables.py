@@ -210,7 +210,7 @@ def test_wrong_page_tables_are_refused(changed: dict[str, object], argument: str
         ([[1, 2], [3, 4]], [5, -1], "seq_lens[1]"),
         ([[1, -1], [3, 4]], [17, 3], "block_table's pages[1]"),
         ([1, 2], [5, 5], "block_table"),
-        ([[0.5, 1.0]], [5], "block_table"),
+        ([[0.5, 1.0]], [5], "block_table[0]"),
     ],
 )
 def test_wrong_block_tables_are_refused(table: object, lengths: list[int], argument: str) -> None:

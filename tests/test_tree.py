@@ -424,7 +424,6 @@ def test_a_tree_cannot_be_changed() -> None:
         tree.row_sees,
         tree.kv.start,
         tree.topology.spans.lo,
-        tree.slots(0),
     ):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 
 from treegen.devices import resolve_target
-from treegen.ir.errors import InputError, TreeError
+from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
+from treegen.ir.tree import Tree, check_is_tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
 from treegen.scales import Scales
@@ -76,11 +76,10 @@ def compile(
     KV lies in the cache: `treegen.strategies.batch_invariant()` plans, for `auto`; give this strategy itself to set its
     options. Raises a TreegenError for any argument that cannot be served.
     """
-    if not isinstance(tree, Tree):
-        raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
+    check_is_tree("tree", tree)
     if shape is not None and not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if sm_scale is not None and not (isinstance(sm_scale, int | float) and math.isfinite(sm_scale) and sm_scale >= 0):
+    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
         reason = "is not a finite number of at least 0"
         raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for others), or None")
     options = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)

@@ -9,7 +9,7 @@ import random
 import numpy as np
 
 from treegen.files import Template
-from treegen.ir.arrays import frozen
+from treegen.ir.arrays import check_made, frozen
 from treegen.ir.errors import TreeError
 from treegen.ir.kv import KVRuns
 from treegen.ir.tree import Tree
@@ -95,6 +95,7 @@ def in_shuffled_pages(tree: Tree, page_size: int, seed: int = 0) -> Tree:
     """
     _check(page_size=page_size)
     counts = -(-tree.tokens // page_size)
+    check_made("page_size", page_size, int(counts.sum(dtype=np.int64)), "pages")
     pages = list(range(int(counts.sum())))
     _random(seed).shuffle(pages)
     ends = np.cumsum(counts).tolist()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.ir import edits
-from treegen.ir.arrays import IntsLike, Longs, frozen
+from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen
 from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
 from treegen.room import Room
@@ -97,7 +97,7 @@ class Growth:
         """Enters what Tree.appended would add, on the current stream of each program's device; False, with nothing
         changed, where there is no room for it, or a row is none of those that grow. Raises TreeError for bad slots.
         """
-        if type(tokens) is not int or tokens < 1:
+        if type(tokens) is not int or not 1 <= tokens <= INT32_MAX:
             return False
         everyone, common = rows is None and self._everyone, self._common
         number = self._all if everyone else self._number[edits.chosen_rows(rows, self._tree.num_rows)]

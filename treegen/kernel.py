@@ -19,11 +19,11 @@ from treegen.environment import checks_inputs
 from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
-from treegen.ir.errors import InputError, TreeError
+from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
-from treegen.ir.tree import Tree
+from treegen.ir.tree import Tree, check_is_tree
 from treegen.limits import Limits, WantedLimits
 from treegen.scales import Scales
 from treegen.scoring.scoring import Scoring
@@ -167,7 +167,10 @@ class Kernel:
         """A call outside of compiled code: out, and the lse or None."""
         served = self._served
         form = inputs.form_of(q, k_cache, v_cache, out)
-        call = served.calls.get((form, lse_base))
+        try:
+            call = served.calls.get((form, lse_base))
+        except TypeError:  # no hash: `_prepared` says what is wrong with lse_base
+            call = None
         if call is None:
             served, call = self._prepared(form, q, k_cache, v_cache, out, lse_base)
         elif served.layout is not None:
@@ -266,8 +269,7 @@ class Kernel:
         calls and replays before on the current stream and without waiting for them. Raises InputError, which names the
         limit to raise, for a tree that exceeds the capacity: the kernel then goes on serving the tree that it has.
         """
-        if not isinstance(tree, Tree):
-            raise TreeError("tree", tree, "is not a Tree", "make one with treegen.Tree.from_parents or its siblings")
+        check_is_tree("tree", tree)
         with self._lock:
             if self._wanted is None:
                 self._served = self._planned(tree, self._choice_for(tree))
