@@ -4,28 +4,29 @@ TREE   = LEVELS | ROOTS
 LEVELS = INT{","INT} ("/" | "_" | " ") INT{","INT}    nodes per level, tokens per node
 ROOTS  = NODE{"+"NODE}
 NODE   = INT ["(" NODE{","NODE} ")"] ["*" INT]        tokens, children, copies of the node with its subtree
+INT    = the digits 0 to 9. Blanks may stand between all of these.
 """
 
 from __future__ import annotations
 
 import re
+from array import array
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
 from treegen.ir import build
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import check_made
 from treegen.ir.errors import FormatError
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
 
-MOST_NODES = 10_000_000
-_LEVELS = re.compile(r"(\d+(?:,\d+)*)[/_ ](\d+(?:,\d+)*)")
-_TOKEN = re.compile(r"\d+|[(),*+]")
+_NUMBER, _BLANKS = re.compile("[0-9]+"), re.compile(r"\s*")
+_SIGNED = re.compile("-?[0-9]{1,10}")
+_LIST = r"[0-9]+(?:\s*,\s*[0-9]+)*"
+_LEVELS = re.compile(rf"({_LIST})(?:\s*[/_]\s*|\s+)({_LIST})")
 
-Block: TypeAlias = tuple[Longs, Longs]
-"""Parents (-1: open) and tokens of a finished subtree, numbered from 0 in preorder."""
 Shape: TypeAlias = tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]]
 """A subtree up to identity: tokens, sees of its rows, and (shape id, copies) of its runs of equal children."""
 
@@ -37,112 +38,110 @@ def parse(text: str) -> build.Parts:
     stripped = text.strip()
     levels = _LEVELS.fullmatch(stripped)
     if levels:
-        counts, lengths = ([_integer(number, text) for number in part.split(",")] for part in levels.groups())
-        _check_size(sum(counts), text)
+        counts, lengths = ([_integer(word, text) for word in _NUMBER.findall(part)] for part in levels.groups())
+        check_made("tree", text, sum(counts), "nodes", FormatError)
         return build.from_levels(counts, lengths)
     return _parse_nested(stripped)
 
 
 class _Reader:
-    """The tokens of a nested text, one after another."""
+    """What a nested text says, one word after another, with blanks between them left out."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = [(match.group(), match.start()) for match in _TOKEN.finditer(text)]
-        self._cursor = 0
-        place = 0
-        for word, start in self._tokens:
-            if start != place:
-                break
-            place += len(word)
-        # What lies behind the first foreign character is never reached: `expected` reports the character.
-        self._tokens = [token for token in self._tokens if token[1] < place]
-        self._end = place
+        self._go_to(0)
+
+    def _go_to(self, place: int) -> None:
+        blanks = _BLANKS.match(self._text, place)
+        assert blanks is not None
+        self._place = blanks.end()
 
     @property
     def at_end(self) -> bool:
         """Whether the whole text is read."""
-        return self._cursor == len(self._tokens) and self._end == len(self._text)
+        return self._place == len(self._text)
 
     def take(self, symbol: str) -> bool:
         """Steps over `symbol` if it comes next."""
-        found = self._cursor < len(self._tokens) and self._tokens[self._cursor][0] == symbol
-        self._cursor += found
+        found = self._text.startswith(symbol, self._place)
+        if found:
+            self._go_to(self._place + len(symbol))
         return found
 
     def number(self, what: str, low: int) -> int:
         """The number that comes next. Raises FormatError."""
-        word = self._tokens[self._cursor][0] if self._cursor < len(self._tokens) else ""
-        if not word.isdigit() or int(word[:11]) < low:
+        word = _NUMBER.match(self._text, self._place)
+        if word is None or int(word[0][:11]) < low:
             raise self.expected(what)
-        self._cursor += 1
-        return _integer(word, self._text)
+        self._go_to(word.end())
+        return _integer(word[0], self._text)
 
     def expected(self, what: str) -> FormatError:
         """The error for a text that goes on differently."""
-        place = self._tokens[self._cursor][1] if self._cursor < len(self._tokens) else self._end
-        found = f"{self._text[place]!r} at position {place}" if place < len(self._text) else "the end"
+        found = "the end" if self.at_end else f"{self._text[self._place]!r} at position {self._place}"
         fix = "write levels 1,4/100,10 or nodes 100(10*4)"
         return FormatError("tree", self._text, f"expected {what}, found {found}", fix)
 
 
-class _Siblings:
-    """Siblings being read: the tokens of the current one, and the finished blocks of those before it."""
+class _Nodes:
+    """Nodes as they are read, in preorder. Of each its tokens, and how many nodes before it its parent is, 0 for a
+    root: the same in all copies of a subtree, but for the one at its top.
+    """
 
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.blocks: list[Block] = []
-        self._nodes = 0
+    def __init__(self, text: str) -> None:
+        self._tokens, self._above = array("q"), array("q")
+        self._text = text
 
-    def close(self, children: list[Block], copies: int, text: str) -> None:
-        """Finishes the current sibling with these children and appends its copies to the blocks before it."""
-        parents, tokens = _joined(children, 0, 1)
-        block = (np.append(-1, parents), np.append(self.tokens, tokens))
-        self._nodes += copies * len(block[0])
-        _check_size(self._nodes, text)
-        self.blocks += [block] * copies
+    def add(self, tokens: int, parent: int | None) -> int:
+        """Adds a node, and returns its number."""
+        node = len(self._tokens)
+        check_made("tree", self._text, node + 1, "nodes", FormatError)
+        self._tokens.append(tokens)
+        self._above.append(0 if parent is None else node - parent)
+        return node
+
+    def repeat(self, node: int, copies: int) -> None:
+        """Copies the last subtree, with `node` at its top, until there are so many."""
+        size, above = len(self._tokens) - node, self._above[node]
+        check_made("tree", self._text, node + size * copies, "nodes", FormatError)
+        if copies > 1:
+            self._tokens.extend(self._tokens[node:] * (copies - 1))
+            self._above.extend(self._above[node:] * (copies - 1))
+            if above:
+                self._above[node::size] = array("q", range(above, above + size * copies, size))
+
+    def parts(self) -> build.Parts:
+        """The tree of these nodes."""
+        above = np.frombuffer(self._above, np.int64)
+        parents = np.where(above > 0, np.arange(len(above)) - above, -1)
+        return build.Parts(parents, np.frombuffer(self._tokens, np.int64), None)
 
 
 def _parse_nested(text: str) -> build.Parts:
-    reader = _Reader(text)
-    stack = [_Siblings()]  # one entry per open parenthesis, the roots' first
+    reader, nodes = _Reader(text), _Nodes(text)
+    opened: list[int] = []  # the node of every parenthesis that is open
     while True:
-        stack[-1].tokens = reader.number("a number of tokens", low=0)
+        node = nodes.add(reader.number("a number of tokens", low=0), opened[-1] if opened else None)
         if reader.take("("):
-            stack.append(_Siblings())
+            opened.append(node)
             continue
-        children: list[Block] = []
         # The node is complete, and with it every parent whose parenthesis closes behind it.
         while True:
-            copies = reader.number("a positive number of copies", low=1) if reader.take("*") else 1
-            stack[-1].close(children, copies, text)
-            if len(stack) == 1 or not reader.take(")"):
+            if reader.take("*"):
+                nodes.repeat(node, reader.number("a positive number of copies", low=1))
+            if not opened or not reader.take(")"):
                 break
-            children = stack.pop().blocks
-        if len(stack) == 1 and reader.at_end:
-            parents, tokens = _joined(stack[0].blocks, -1, 0)
-            return build.Parts(parents, tokens, None)
-        if not reader.take("+" if len(stack) == 1 else ","):
-            raise reader.expected("'+' or the end" if len(stack) == 1 else "',' or ')'")
-
-
-def _joined(blocks: list[Block], root: int, first: int) -> Block:
-    """Blocks one after another from node number `first`, their roots under `root`."""
-    nothing = np.empty(0, np.int64)
-    shifts = first + offsets(np.array([len(parents) for parents, _ in blocks], np.int64))
-    parents = [np.where(block[0] < 0, root, block[0] + shift) for block, shift in zip(blocks, shifts[:-1], strict=True)]
-    return np.concatenate([nothing, *parents]), np.concatenate([nothing, *(block[1] for block in blocks)])
+            node = opened.pop()
+        if not opened and reader.at_end:
+            return nodes.parts()
+        if not reader.take(",") if opened else not reader.take("+"):
+            raise reader.expected("',' or ')'" if opened else "'+' or the end")
 
 
 def _integer(digits: str, text: str) -> int:
     if len(digits) > 10:
         raise FormatError("tree", text, f"the number {digits[:12]}... is too large", "stay below 2^31")
     return int(digits)
-
-
-def _check_size(nodes: int, text: str) -> None:
-    if nodes > MOST_NODES:
-        raise FormatError("tree", text, f"describes {nodes} nodes", f"stay at or below {MOST_NODES}")
 
 
 def parse_node_list(text: str) -> build.Parts:
@@ -155,11 +154,10 @@ def parse_node_list(text: str) -> build.Parts:
         raise FormatError("tree", f"{len(body)} node lines", f"the first line promises {count}", "complete the file")
     parents, tokens, children = [-1] * count, [-1] * count, [0] * count
     for number, words in enumerate(body, start=2):
-        try:
-            parent, node, length, degree = (int(word) for word in words)
-        except ValueError:
+        if len(words) != 4 or not all(map(_SIGNED.fullmatch, words)):
             reason = f"line {number} is not four integers"
-            raise FormatError("tree", " ".join(words), reason, "write 'parent id seqlen children'") from None
+            raise FormatError("tree", " ".join(words), reason, "write 'parent id seqlen children'")
+        parent, node, length, degree = map(int, words)
         if not 0 <= node < count or tokens[node] >= 0 or length < 0:
             reason = f"line {number} repeats a node, or its id or length is out of range"
             raise FormatError("tree", " ".join(words), reason, f"use each id of 0..{count - 1} once")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Ints, frozen, int32_array
+from treegen.ir.arrays import INT32_MAX, MOST_MADE, Ints, frozen, int32_array
 from treegen.ir.errors import FormatError, TreeError, TreegenError
 from treegen.ir.tree import Tree
 from treegen.ir.tree_text import parse_node_list
@@ -21,8 +21,8 @@ from treegen.ir.tree_text import parse_node_list
 _TEMPLATE_FIELDS = ("parent", "tokens", "start", "end")
 _ONLY_IN_TEMPLATES = frozenset({"parent", "start", "end"})
 _DRAFT_FIELDS = frozenset({"paths", "accepted"})
-_SELECTION = re.compile(r"(?P<path>.+)#(?P<index>\d{1,9})(?:@(?P<step>\d{1,9}))?", re.DOTALL)
-_NODE_LIST = re.compile(r"\s*\d{1,9}[ \t]*\n\s*\S")
+_SELECTION = re.compile(r"(?P<path>.+)#(?P<index>[0-9]{1,9})(?:@(?P<step>[0-9]{1,9}))?", re.DOTALL)
+_NODE_LIST = re.compile(r"\s*[0-9]{1,9}[ \t]*\n\s*\S")
 _FILE_ENDINGS = (".json", ".txt")
 _LONGEST_SHOWN = 60
 
@@ -32,8 +32,8 @@ class Template:
     """The whole course of a decoding tree: node v grows by one token in every step `start[v]..end[v]`, inclusive.
 
     A node's query row is alive in exactly these steps; a node without tokens ends at `start - 1`. The prompt, a root,
-    grows in steps up to 0; decoding begins with step 1. (DeFT, section 4: templates from Graph-of-Thoughts runs.)
-    Raises FormatError.
+    grows in steps up to 0; decoding begins with step 1 and has 10,000,000 steps at most. (DeFT, section 4: templates
+    from Graph-of-Thoughts runs.) Raises FormatError.
     """
 
     parent: Ints
@@ -42,7 +42,7 @@ class Template:
 
     def __post_init__(self) -> None:
         nodes = len(self.parent)
-        for name, low, high in (("parent", -1, nodes - 1), ("start", -INT32_MAX, INT32_MAX), ("end", 0, INT32_MAX)):
+        for name, low, high in (("parent", -1, nodes - 1), ("start", -INT32_MAX, INT32_MAX), ("end", 0, MOST_MADE)):
             object.__setattr__(
                 self, name, int32_array(name, getattr(self, name), low=low, high=high, error=FormatError)
             )
@@ -148,6 +148,7 @@ def load_tree(path: str | Path) -> Tree:
     `FILE#INDEX@STEP` or `FILE#INDEX` takes one tree at one step; by default the first, in the middle of its decoding.
     Raises FormatError, or TreeError for a tree that is impossible; both name the file.
     """
+    _check_path(path)
     selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
     file = selection["path"] if selection else path
     text = read_text(file)
@@ -181,6 +182,7 @@ def tree_from_argument(text: str) -> Tree:
 
 def save_text(path: str | Path, text: str) -> None:
     """Writes a file as a whole: readers see the old text or the new. Raises FormatError when it cannot be written."""
+    _check_path(path)
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             # A pipe or a device takes the text as it comes and must not be replaced.
@@ -195,8 +197,14 @@ def save_text(path: str | Path, text: str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    except OSError as cause:
-        raise FormatError("path", shown(path), f"cannot be written ({cause.strerror})", "name another file") from cause
+    except (OSError, ValueError) as cause:
+        reason = f"cannot be written ({cause.strerror})" if isinstance(cause, OSError) else "is not the name of a file"
+        raise FormatError("path", shown(path), reason, "name another file") from cause
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | os.PathLike):
+        raise FormatError("path", path, "is not a path", "give a str or a pathlib.Path")
 
 
 def _ending(path: str | Path) -> str:

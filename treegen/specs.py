@@ -20,7 +20,7 @@ _ENDINGS = (".json", ".jsonl", ".txt")
 _LEVELS = ("nodes_per_level", "tokens_per_node")
 _DECODINGS = frozenset({"start", "end", "paths", "accepted"})  # fields of which a tree has none
 _DESCRIPTION = frozenset({"heads", "head_dim", "dtype"})  # what a table was measured with; shapes are the caller's
-_WHOLE_TEMPLATE = re.compile(r".+\.json#\d{1,9}", re.DOTALL | re.IGNORECASE)
+_WHOLE_TEMPLATE = re.compile(r".+\.json#[0-9]{1,9}", re.DOTALL | re.IGNORECASE)
 
 
 def trees_of(spec: str, stride: int = STRIDE) -> Iterator[tuple[str, Tree]]:

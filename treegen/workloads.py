@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 _RECORDED_DRAFT = {"prompt": 1000}
 _KIND = re.compile(rf"({'|'.join(_OPTIONS)})(?::(.*))?", re.DOTALL)
-_FILE = re.compile(r"(?P<path>.+?)(?:#(?P<index>\d{1,9}))?(?::(?P<options>\w+=[^/]*))?", re.DOTALL)
+_FILE = re.compile(r"(?P<path>.+?)(?:#(?P<index>[0-9]{1,9}))?(?::(?P<options>\w+=[^/]*))?", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,7 +163,7 @@ def _options(workload: str, text: str | None, defaults: dict[str, int]) -> dict[
         if name not in defaults or name in found:
             reason = f"has no option {name!r}" if name not in defaults else f"gives {name} twice"
             raise FormatError("workload", workload, reason, f"use {', '.join(f'{n}={v}' for n, v in defaults.items())}")
-        if not re.fullmatch(r"\d{1,9}", value, re.ASCII):
+        if not re.fullmatch("[0-9]{1,9}", value):
             raise FormatError("workload", workload, f"gives {name} no whole number", f"write {name}={defaults[name]}")
         found[name] = int(value)
     return {**defaults, **found}

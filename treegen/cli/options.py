@@ -61,7 +61,7 @@ def shapes_from(
 
 
 def _heads(text: str) -> tuple[int, int]:
-    pair = re.fullmatch(r"(\d{1,6})[:/](\d{1,6})", text)
+    pair = re.fullmatch("([0-9]{1,6})[:/]([0-9]{1,6})", text)
     if pair is None:
         raise ShapeError("heads", text, "is not a pair of head counts", "give query and KV heads as 32:8")
     return int(pair[1]), int(pair[2])
