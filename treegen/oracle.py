@@ -11,6 +11,7 @@ from treegen.caches import token_major, tokens_at
 from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
+from treegen.scoring.indices import ClampedIndices
 from treegen.scoring.scoring import ScoreOptions, with_sinks
 
 
@@ -69,8 +70,10 @@ def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tens
     head = torch.arange(heads, device=scores.device)[:, None]
     position, row_number = torch.tensor(tokens - 1, device=scores.device), torch.tensor(row, device=scores.device)
     token = torch.arange(tokens, device=scores.device)[None, :]
-    scores = torch.as_tensor(options.score(scores, row_number, head, position, token)).expand(heads, tokens).double()
-    seen = options.mask(row_number, head, position, token)
+    with ClampedIndices():
+        scored = options.score(scores, row_number, head, position, token)
+        seen = options.mask(row_number, head, position, token)
+    scores = torch.as_tensor(scored).expand(heads, tokens).double()
     return scores if seen is None else torch.where(seen, scores, -math.inf)
 
 

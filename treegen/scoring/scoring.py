@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.ir.signature import ScoreCode
 
@@ -30,12 +32,13 @@ class ScoreOptions:
 
     def __post_init__(self) -> None:
         cap = self.logits_soft_cap
-        if cap is not None and not (isinstance(cap, int | float) and math.isfinite(cap) and cap >= 0):
+        if cap is not None and not (is_finite(cap) and cap >= 0):
             reason = "is not a finite number of at least 0"
             raise InputError("logits_soft_cap", cap, reason, "give such a number, or None for no cap")
-        if type(self.window_left) is not int or self.window_left < -1:
+        object.__setattr__(self, "logits_soft_cap", cap or None)
+        if type(self.window_left) is not int or not -1 <= self.window_left <= INT32_MAX:
             fix = "give the tokens before a row's own that it sees, or -1 for all"
-            raise InputError("window_left", self.window_left, "is not a whole number of at least -1", fix)
+            raise InputError("window_left", self.window_left, f"is not a whole number of -1..{INT32_MAX}", fix)
         for name, parameters in (("score_mod", "score, b, h, q_idx, kv_idx"), ("mask_mod", "b, h, q_idx, kv_idx")):
             value = getattr(self, name)
             if value is not None and not callable(value):

@@ -88,6 +88,8 @@ class _Tracer(TorchFunctionMode):
         """An entry of a captured tensor."""
         if len(indices) != tensor.dim() or len(indices) > _MOST_DIMS:
             raise _UnsupportedError(f"indexes a tensor of shape {tuple(tensor.shape)} with {len(indices)} indices")
+        if not tensor.numel():
+            raise _UnsupportedError(f"indexes a tensor of shape {tuple(tensor.shape)}, which has no entries")
         if tensor.dtype not in _DTYPES:
             raise _UnsupportedError(f"reads a tensor of {tensor.dtype}; use one of {', '.join(map(str, _DTYPES))}")
         places = [_expression(index) for index in indices]
