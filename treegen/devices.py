@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from treegen.ir.errors import BackendError
+from treegen.ir.scalars import is_one_of
 from treegen.targets import Target, target_from, targets
 
 BACKENDS = ("triton", "torch")
@@ -25,7 +26,7 @@ def backend_for(device: torch.device, wanted: str | None) -> str:
 
     Raises BackendError when the wanted backend is unknown or cannot run there.
     """
-    if wanted is not None and wanted not in BACKENDS:
+    if wanted is not None and not is_one_of(wanted, BACKENDS):
         raise BackendError("backend", wanted, "is unknown", f"use one of {', '.join(BACKENDS)}")
     obstacle = obstacle_to_triton(device)
     if wanted == "triton" and obstacle:
@@ -92,4 +93,4 @@ def target_of_device(index: int) -> Target:
 
 def resolve_target(target: str | Target | None) -> Target:
     """A target by name, `current` or None (the current device), or as an object. Raises BackendError."""
-    return current_target() if target is None or target == "current" else target_from(target)
+    return current_target() if target is None or is_one_of(target, ("current",)) else target_from(target)

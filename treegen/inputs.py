@@ -10,6 +10,7 @@ from treegen.arguments import cache_strides
 from treegen.caches import slots_of, token_major, tokens_at
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 
@@ -23,7 +24,7 @@ _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
 def lse_scale(lse_base: str) -> float:
     """The factor from a natural log-sum-exp to one of this base. Raises InputError for an unknown base."""
-    if lse_base not in _LSE_SCALE:
+    if not is_one_of(lse_base, _LSE_SCALE):
         raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
     return _LSE_SCALE[lse_base]
 
@@ -100,6 +101,21 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
         raise InputError(
             "out", f"strides {out.stride()}", "is not contiguous in its last dimension", "allocate it like q"
         )
+    if overlaps(out):
+        raise InputError("out", f"strides {out.stride()}", "has elements that share memory", "allocate it like q")
+
+
+def overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be one in memory, as in one that was expanded: unless every dimension steps
+    over all that is in those of smaller strides.
+    """
+    reach = 0
+    dims = zip(tensor.stride(), tensor.shape, strict=True)
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 def check_strides(tokens: int, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import torch
 
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
 
 Scale: TypeAlias = "float | torch.Tensor"
 
@@ -57,12 +57,12 @@ def _checked(name: str, scale: Scale | None) -> Scale:
     if scale is None:
         return 1.0
     if isinstance(scale, torch.Tensor):
-        if scale.dim() != 1 or scale.dtype != torch.float32 or not scale.is_contiguous():
+        if scale.is_meta or scale.dim() != 1 or scale.dtype != torch.float32 or not scale.is_contiguous():
             raise InputError(name, f"{tuple(scale.shape)} {scale.dtype}", "is not a float32 tensor [num_kv_heads]", fix)
         if not bool((scale.isfinite() & (scale > 0)).all()):
             raise InputError(name, scale.tolist(), "are not finite numbers above 0", fix)
         return scale
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale) or scale <= 0:
+    if not is_finite(scale) or scale <= 0:
         raise InputError(name, scale, "is not a finite number above 0", fix)
     return float(scale)
 

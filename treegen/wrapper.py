@@ -7,11 +7,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+import numpy.typing as npt
 import torch
 
 from treegen.compiler import compile as compile_tree
 from treegen.devices import resolve_target
+from treegen.inputs import overlaps
+from treegen.ir.arrays import host_array
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
@@ -65,7 +69,7 @@ class TreeAttentionWrapper:
         max_items: int | None = None,
         max_slots: int | None = None,
     ) -> None:
-        if kv_layout not in KV_LAYOUTS:
+        if not is_one_of(kv_layout, KV_LAYOUTS):
             raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
         buffers = {
             "paged_kv_indptr_buffer": paged_kv_indptr_buffer,
@@ -76,7 +80,7 @@ class TreeAttentionWrapper:
         for name, value in {**buffers, "max_items": max_items, "max_slots": max_slots}.items():
             if value is not None and not use_cuda_graph:
                 raise InputError(name, "given", "is for use_cuda_graph", "give use_cuda_graph=True, or leave it out")
-        if backend not in ("auto", "fa2"):
+        if not is_one_of(backend, ("auto", "fa2")):
             raise InputError("backend", backend, "is another library's", "leave it at auto")
         if jit_args is not None:
             raise InputError("jit_args", type(jit_args).__name__, "are another library's", "leave them out")
@@ -131,11 +135,12 @@ class TreeAttentionWrapper:
             page_size=page_size,
             kv_layout=self._layout,
         )
-        options = ScoreOptions(logits_soft_cap=logits_soft_cap or None, window_left=window_left)
+        options = ScoreOptions(logits_soft_cap=logits_soft_cap, window_left=window_left)
         settings = shape, sm_scale, options
+        indptr, indices = _on_host("kv_indptr", kv_indptr), _on_host("kv_indices", kv_indices)
         if self._sizes is not None:
-            self._check_graph(self._sizes, len(kv_indptr) - 1, len(kv_indices), settings)
-        tree = Tree.from_page_table(_on_host(kv_indptr), _on_host(kv_indices), _on_host(kv_last_page_len), page_size)
+            self._check_graph(self._sizes, indptr.size - 1, indices.size, settings)
+        tree = Tree.from_page_table(indptr, indices, _on_host("kv_last_page_len", kv_last_page_len), page_size)
         if self._kernel is not None and self._settings == settings:
             self._kernel.update(tree)
         else:
@@ -197,18 +202,14 @@ class TreeAttentionWrapper:
         planned = -1 if self._settings is None else self._settings[2].window_left
         _refuse("window_left", window_left, (None, planned), "give it to plan")
         if lse is not None and not return_lse:
-            raise InputError("lse", tuple(lse.shape), "is not asked for", "give return_lse=True")
+            raise InputError("lse", "given", "is not asked for", "give return_lse=True")
+        if lse is not None and isinstance(q, torch.Tensor):
+            _check_lse(lse, q)
         k_pages, v_pages = self._pages(paged_kv_cache)
         if not return_lse:
             return self._kernel(q, k_pages, v_pages, out=out)
         result, log_sum = self._kernel(q, k_pages, v_pages, out=out, return_lse=True, lse_base="log2")
-        if lse is None:
-            return result, log_sum
-        if lse.shape != log_sum.shape or lse.dtype != log_sum.dtype or lse.device != log_sum.device:
-            found = f"{tuple(lse.shape)} {lse.dtype} on {lse.device}"
-            needed = f"needs {tuple(log_sum.shape)} {log_sum.dtype} on {log_sum.device}"
-            raise InputError("lse", found, needed, "allocate it so")
-        return result, lse.copy_(log_sum)
+        return result, log_sum if lse is None else lse.copy_(log_sum)
 
     def run_return_lse(
         self, q: torch.Tensor, paged_kv_cache: PagedCache, **options: Any
@@ -266,9 +267,24 @@ def _buffer_sizes(buffers: dict[str, torch.Tensor | None]) -> tuple[int, int]:
 
 
 def _refuse(name: str, value: object, allowed: tuple[object, ...], fix: str) -> None:
-    if value not in allowed:
+    try:
+        is_allowed = value in allowed
+    except Exception:  # arrays of several entries are neither equal to something nor different
+        is_allowed = False
+    if not is_allowed:
         raise InputError(name, value, "is not supported", fix)
 
 
-def _on_host(part: Any) -> Any:
-    return part.cpu() if isinstance(part, torch.Tensor) else part
+def _check_lse(lse: object, q: torch.Tensor) -> None:
+    """Raises InputError unless `lse` can take the log-sum-exp of the rows of `q`."""
+    if not isinstance(lse, torch.Tensor):
+        raise InputError("lse", type(lse).__name__, "is not a tensor", "give a torch.Tensor")
+    if lse.shape != q.shape[:2] or lse.dtype != torch.float32 or lse.device != q.device or overlaps(lse):
+        shared = ", elements that share memory" if overlaps(lse) else ""
+        found = f"{tuple(lse.shape)} {lse.dtype} on {lse.device}{shared}"
+        needed = f"needs {tuple(q.shape[:2])} torch.float32 on {q.device}"
+        raise InputError("lse", found, needed, "allocate it so")
+
+
+def _on_host(name: str, part: Any) -> npt.NDArray[Any]:
+    return host_array(name, part.cpu() if getattr(part, "is_cuda", False) else part)

@@ -14,6 +14,7 @@ import numpy as np
 from treegen.ir.arrays import Ints, Longs, frozen, int32_array, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge, Plan
+from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.groupings import by_cohort, fragments_of
@@ -59,8 +60,10 @@ class Cohort(Strategy):
             for size in rows_and_tokens:
                 if not isinstance(size, int) or size < 16 or size & (size - 1):
                     raise StrategyError("tile", self.tile, "is not a tile", "give (head rows, tokens), powers of two")
-        if self.merge not in get_args(Merge):
+        if not is_one_of(self.merge, get_args(Merge)):
             raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(Merge))}")
+        if not isinstance(self.cut, tuple):
+            raise StrategyError("cut", self.cut, "is not a tuple", "give the numbers of nodes")
         if self.apart is not None and self.cut:
             raise StrategyError("cut", self.cut, "cannot go with apart, which cuts by itself", "give one of them")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.division import divide
-from treegen.ir.arrays import Ints, Longs
+from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -37,8 +37,8 @@ class FlashForge(Strategy):
     proven: bool = True
 
     def __post_init__(self) -> None:
-        if self.blocks is not None and (type(self.blocks) is not int or self.blocks < 1):
-            raise StrategyError("blocks", self.blocks, "is not a count of thread blocks", "give a positive integer")
+        if self.blocks is not None:
+            positive_int("blocks", self.blocks, StrategyError)
 
     @property
     def options(self) -> dict[str, object]:

@@ -46,7 +46,7 @@ class BatchInvariant(Strategy):
         if positive_int("chunk", self.chunk, StrategyError) % _MOST_TILE_TOKENS:
             reason = f"is no multiple of {_MOST_TILE_TOKENS}"
             raise StrategyError("chunk", self.chunk, reason, "give whole tiles")
-        if self.block not in (1, BLOCK_TOKENS):
+        if type(self.block) is not int or self.block not in (1, BLOCK_TOKENS):
             raise StrategyError("block", self.block, "is unknown", f"use 1, or {BLOCK_TOKENS} for paged caches")
 
     @property

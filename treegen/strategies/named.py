@@ -8,6 +8,7 @@ from typing import Any, Literal
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge
+from treegen.ir.scalars import is_one_of
 from treegen.strategies import groupings
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.edge_assignment import FastTree
@@ -48,11 +49,11 @@ def deft_flatten(block: int = 128, mask: Literal["interval", "bits"] = "interval
     passes: tuple[Pass, ...] = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
     options: tuple[tuple[str, object], ...] = (("block", block),)
     traffic = Traffic("tree", "lengths")
+    if not is_one_of(mask, ("interval", "bits")):
+        raise StrategyError("mask", mask, "is unknown", "use interval or bits")
     if mask == "bits":
         passes, options = (*passes, StoreMask("token-bits")), (*options, ("mask", mask))
         traffic = Traffic("tree", "lengths", "word per token")
-    elif mask != "interval":
-        raise StrategyError("mask", mask, "is unknown", "use interval or bits")
     return Pipeline("deft-flatten", groupings.whole_tree, passes, options, proven=True, pipeline_traffic=traffic)
 
 

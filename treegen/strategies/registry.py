@@ -32,6 +32,10 @@ _FACTORIES: dict[str, Factory] = {
 
 def register_strategy(name: str, factory: Factory) -> None:
     """Adds a strategy under a new name; `factory()` makes it with default options. Its plans are verified on use."""
+    if not isinstance(name, str):
+        raise StrategyError("name", name, "is not a text", "give the name that --strategy takes")
+    if not callable(factory):
+        raise StrategyError("factory", factory, "is not a function", "give one that returns a Strategy")
     if name in _FACTORIES:
         raise StrategyError("name", name, "is taken", f"choose a name other than {', '.join(_FACTORIES)}")
     _FACTORIES[name] = factory
