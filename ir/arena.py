@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treegen.ir.arrays import Ints, frozen, int32_ramp
-from treegen.ir.errors import PlanError
+from treegen.ir.errors import InputError, PlanError
 from treegen.ir.unchecked import unchecked
 
 if TYPE_CHECKING:
     from treegen.ir.schedule import Schedule
 
+_MOST_ROOM = 1 << 28  # words of the tables of a fixed capacity
 ALIGNMENT = 16
 """Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
 
@@ -116,6 +117,9 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     for most in room:
         places.append(end)
         end += (most + ALIGNMENT - 1) & -ALIGNMENT
+    if capacity is not None and end > _MOST_ROOM:
+        found, reason = f"{end} words of tables", f"exceed {_MOST_ROOM}, which are 1 GiB"
+        raise InputError("max_rows, max_items", found, reason, "declare no more than trees need")
     array = np.zeros(end, np.int32)
     for place, size, values in zip(places, sizes, sections, strict=True):
         if size:

@@ -116,12 +116,12 @@ def listed(argument: str, values: Any, fix: str, reason: str = "is not a list") 
     return list(values)
 
 
-def positive_int(argument: str, value: object, error: type[TreegenError], most: int = INT32_MAX) -> int:
-    """`value` if it is an integer of 1..`most`; raises `error` otherwise."""
+def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
+    """`value` if it is an integer of 1..2^31 - 1; raises `error` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise error(argument, value, "is not a positive integer", "give a whole number of at least 1")
-    if value > most:
-        raise error(argument, value, f"exceeds {most}", "give a smaller number")
+    if value > INT32_MAX:
+        raise error(argument, value, f"exceeds {INT32_MAX}", "give a smaller number")
     return value
 
 

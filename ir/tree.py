@@ -82,7 +82,9 @@ class Tree:
 
     @classmethod
     def from_levels(cls, nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Tree:
-        """Node j of level l hangs under node `j * n[l-1] // n[l]`; one row per leaf. Raises TreeError."""
+        """Node j of level l hangs under node `j * n[l-1] // n[l]`; one row per leaf; 10,000,000 nodes at most. Raises
+        TreeError.
+        """
         return cls.from_parents(*build.from_levels(nodes_per_level, tokens_per_node))
 
     @classmethod
@@ -90,7 +92,8 @@ class Tree:
         """Radix-merges sequences of tokens, or of block hashes that stand for `block_size` tokens each; row i is path
         i.
 
-        Nodes are numbered in depth-first order of first appearance. Raises TreeError.
+        Paths may be lists, arrays and CPU tensors, or all be the rows of one. Nodes are numbered in depth-first order
+        of first appearance. Raises TreeError.
         """
         return cls.from_parents(*build.from_paths(paths, block_size))
 
@@ -188,7 +191,9 @@ class Tree:
 
     @classmethod
     def parse(cls, text: str) -> Tree:
-        """A tree from its text: levels `1,4/100,10` or nested `100(10*4)`. Raises FormatError, TreeError."""
+        """A tree from its text: levels `1,4/100,10` or nested `100(10*4)`, with blanks between words or without, and
+        10,000,000 nodes at most. Raises FormatError, TreeError.
+        """
         return cls.from_parents(*tree_text.parse(text))
 
     @classmethod

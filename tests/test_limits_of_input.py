@@ -89,6 +89,21 @@ SIZES: dict[str, Case] = {
     "scale": (lambda: treegen.compile(TREE, sm_scale=10**400), InputError, ("sm_scale", "finite")),
     "scale of keys": (lambda: treegen.compile(TREE, k_scale=10**400), InputError, ("k_scale", "finite")),
     "tokens of a work item": (lambda: strategies.query(split=2**31), StrategyError, ("split", "exceeds")),
+    "work items": (
+        lambda: treegen.compile(LONG, strategy=strategies.query(split=1)),
+        StrategyError,
+        ("tokens of a part = 1", "makes 2147483646 parts"),
+    ),
+    "work items in whole tiles": (
+        lambda: treegen.compile(LONG, strategy=strategies.cohort(split=16, merge="final")),
+        StrategyError,
+        ("tokens of a part = 16", "makes 134217728 parts"),
+    ),
+    "room for work items": (
+        lambda: treegen.compile(TREE, strategy="query", max_items=10**9).workspace_size(),
+        InputError,
+        ("max_rows, max_items = ", "words of tables", "1 GiB"),
+    ),
     "slot behind the last": (lambda: KVRuns.from_slots([1], [[MOST]]), TreeError, ("kv[0][0] = 2147483647", "outside")),
     "row": (lambda: TREE.slots(2), TreeError, ("row[0] = 2", "outside 0..1")),
 }

@@ -8,7 +8,18 @@ from typing import Protocol
 import numpy as np
 
 from treegen.division import borders
-from treegen.ir.arrays import Bools, Longs, frozen, offsets, positive_int, ragged, ragged_ranges, stacked
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Bools,
+    Longs,
+    check_made,
+    frozen,
+    offsets,
+    positive_int,
+    ragged,
+    ragged_ranges,
+    stacked,
+)
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
@@ -59,10 +70,17 @@ class SplitContext:
 
 def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
     """(group, begin, end) of every part when the `tokens[g]` read tokens of group g are cut every `length[g]`."""
-    group, step = ragged(-(-tokens // length))
+    parts = -(-tokens // length)
+    _check_parts(parts, length)
+    group, step = ragged(parts)
     of_part = length if isinstance(length, int) else length[group]
     begin = step * of_part
     return group, begin, np.minimum(begin + of_part, tokens[group])
+
+
+def _check_parts(parts: Longs, length: int | Longs) -> None:
+    """Raises StrategyError where groups are cut into more parts of this length than a plan is made of."""
+    check_made("tokens of a part", int(np.min(length, initial=INT32_MAX)), int(parts.sum()), "parts", StrategyError)
 
 
 def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
@@ -79,6 +97,7 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
     total, tile = behind - first, min(_TILE_TOKENS, most)
     parts = -(-total // most)
+    _check_parts(parts, most)
     group, step = ragged(parts)
     last: Bools = step + 1 == parts[group]
     tiles, parts = -(-total // tile)[group], parts[group]
