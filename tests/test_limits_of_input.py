@@ -259,14 +259,12 @@ def test_nested_texts_take_time_in_proportion_to_their_depth() -> None:
         ("1 , 4  100 , 10", "1,4/100,10"),
         ("100 ( 10 * 4 , 3 ) * 2 + 7", "100(10*4,3)*2+7"),
         ("5\n(\n 3,\n 2 * 3\n)", "5(3,2*3)"),
-        ("5(2(1)*2)*3", "5(2(1),2(1)),5(2(1),2(1)),5(2(1),2(1))".replace("),5", ")+5")),
+        ("5(2(1)*2)*3", "5(2(1),2(1))+5(2(1),2(1))+5(2(1),2(1))"),
         ("4*3", "4+4+4"),
     ],
 )
 def test_blanks_and_copies_in_texts(text: str, same: str) -> None:
-    one, other = Tree.parse(text), Tree.parse(same)
-    assert one.to_json() == other.to_json()
-    assert "".join(text.split()).replace("_", "/") == text or one.text == other.text
+    assert Tree.parse(text).to_json() == Tree.parse(same).to_json()
 
 
 def test_page_sizes_up_to_int32() -> None:
