@@ -360,7 +360,7 @@ class Tree:
         return signature(self.parent, self.tokens, self.topology, self.row_sees)
 
     def __str__(self) -> str:
-        text = self.text or "custom rows"
+        text = tree_text.beginning(self, 60) or "custom rows"
         shown = text if len(text) <= 60 else text[:57] + "..."
         return (
             f"tree {shown} | nodes {len(self.parent)}, rows {self.num_rows}, "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -26,9 +27,10 @@ _NUMBER, _BLANKS = re.compile("[0-9]+"), re.compile(r"\s*")
 _SIGNED = re.compile("-?[0-9]{1,10}")
 _LIST = r"[0-9]+(?:\s*,\s*[0-9]+)*"
 _LEVELS = re.compile(rf"({_LIST})(?:\s*[/_]\s*|\s+)({_LIST})")
+_WIDEST_NODE = 36  # columns that a node of a drawing needs, with its rows
 
-Shape: TypeAlias = tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]]
-"""A subtree up to identity: tokens, sees of its rows, and (shape id, copies) of its runs of equal children."""
+Run: TypeAlias = tuple[int, int]
+"""The first of equal neighbouring children, and how many there are."""
 
 
 def parse(text: str) -> build.Parts:
@@ -172,12 +174,32 @@ def parse_node_list(text: str) -> build.Parts:
 
 def write(tree: Tree) -> str | None:
     """The level form if it gives exactly this tree, else the nested form; None when rows are not the default."""
-    leaves = np.setdiff1d(np.arange(len(tree.parent)), tree.parent)
-    if sorted(zip(tree.row_node.tolist(), tree.row_sees.tolist(), strict=True)) != sorted(
-        zip(leaves.tolist(), tree.tokens[leaves].tolist(), strict=True)
-    ):
+    if not _has_default_rows(tree):
         return None
-    return _write_levels(tree) or _write_nested(tree)
+    return _write_levels(tree) or "".join(_nested_pieces(tree))
+
+
+def beginning(tree: Tree, characters: int) -> str | None:
+    """The text of a tree, or somewhat more than so many characters of it; None when rows are not the default."""
+    if not _has_default_rows(tree):
+        return None
+    levels = _write_levels(tree)
+    if levels:
+        return levels
+    text = ""
+    for piece in _nested_pieces(tree):
+        text += piece
+        if len(text) > characters:
+            break
+    return text
+
+
+def _has_default_rows(tree: Tree) -> bool:
+    """Whether every leaf has one row, which sees the whole of it, and no other node has any."""
+    inner = np.zeros(len(tree.parent) + 1, bool)
+    inner[tree.parent] = True  # the last one stands for what is above roots
+    own = np.bincount(tree.row_node, minlength=len(tree.parent))
+    return bool((own == ~inner[:-1]).all() and (tree.row_sees == tree.tokens[tree.row_node]).all())
 
 
 def _write_levels(tree: Tree) -> str | None:
@@ -193,78 +215,112 @@ def _write_levels(tree: Tree) -> str | None:
     return ",".join(map(str, counts)) + "/" + ",".join(map(str, lengths))
 
 
-def _write_nested(tree: Tree) -> str:
-    roots, shapes = interned(tree)
-    pieces: list[str] = []
-    pending: list[str | tuple[int, int]] = _listed(roots, "+")
+def _nested_pieces(tree: Tree) -> Iterator[str]:
+    """The nested form, piece by piece."""
+    families = _Families(tree)
+    pending: list[str | Run] = _listed(families.below(-1), "+")
     while pending:
         entry = pending.pop()
         if isinstance(entry, str):
-            pieces.append(entry)
+            yield entry
             continue
-        shape, copies = entry
-        tokens, _, children = shapes[shape]
-        pieces.append(str(tokens))
+        node, copies = entry
+        yield str(families.tokens[node])
         if copies > 1:
             pending.append(f"*{copies}")
+        children = families.below(node)
         if children:
             pending += [")", *_listed(children, ","), "("]
-    return "".join(pieces)
 
 
-def _listed(runs: tuple[tuple[int, int], ...], separator: str) -> list[str | tuple[int, int]]:
+def _listed(runs: list[Run], separator: str) -> list[str | Run]:
     """Runs with separators between them, reversed for a stack."""
-    result: list[str | tuple[int, int]] = []
+    result: list[str | Run] = []
     for run in reversed(runs):
         result += [run, separator]
     return result[:-1]
 
 
-def interned(tree: Tree) -> tuple[tuple[tuple[int, int], ...], list[Shape]]:
-    """The roots as runs of equal subtrees, and the distinct subtree shapes they refer to."""
-    topology = tree.topology
-    numbers: dict[Shape, int] = {}
-    families: list[list[int]] = [[] for _ in range(len(tree.parent) + 1)]
-    for node in topology.nodes_in_preorder[::-1].tolist():
-        ranks = slice(topology.rank_lo[node], topology.rank_own[node])
-        sees = tuple(tree.row_sees[topology.row_of_rank[ranks]].tolist())
-        shape = (int(tree.tokens[node]), sees, _runs(families[node]))
-        families[tree.parent[node]].append(numbers.setdefault(shape, len(numbers)))
-    return _runs(families[-1]), list(numbers)
+class _Families:
+    """Children of nodes, where equal neighbours, with all that is below them, are one run. Subtrees are compared only
+    when they are asked for: each as the stretch of nodes that it is in depth-first order.
+    """
 
+    def __init__(self, tree: Tree) -> None:
+        topology = tree.topology
+        self._preorder = topology.preorder
+        self._order = order = topology.nodes_in_preorder
+        self._subtree = topology.subtree
+        # Of the nodes in depth-first order: how deep they are, their tokens, and their rows.
+        self._columns = topology.depth[order], tree.tokens[order], (topology.rank_own - topology.rank_lo)[order]
+        self._sees = tree.row_sees[topology.row_of_rank]
+        self._rank_lo, self._rank_own, self._rank_hi = topology.rank_lo, topology.rank_own, topology.rank_hi
+        self.tokens = tree.tokens
 
-def _runs(backwards: list[int]) -> tuple[tuple[int, int], ...]:
-    """Shape ids, collected last sibling first, as (id, copies) runs in sibling order."""
-    runs: list[tuple[int, int]] = []
-    for shape in reversed(backwards):
-        if runs and runs[-1][0] == shape:
-            runs[-1] = (shape, runs[-1][1] + 1)
+    def sees(self, node: int) -> list[int]:
+        """What the rows of a node see of it."""
+        own: list[int] = self._sees[self._rank_lo[node] : self._rank_own[node]].tolist()
+        return own
+
+    def below(self, node: int) -> list[Run]:
+        """The runs of a node's children, or for -1 of the roots: the first of every run, and its copies."""
+        if node < 0:
+            place, end = 0, len(self._order)
         else:
-            runs.append((shape, 1))
-    return tuple(runs)
+            place = int(self._preorder[node])
+            place, end = place + 1, place + int(self._subtree[node])
+        runs: list[Run] = []
+        while place < end:
+            child = int(self._order[place])
+            if runs and self._are_equal(runs[-1][0], child):
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+            else:
+                runs.append((child, 1))
+            place += int(self._subtree[child])
+        return runs
+
+    def _are_equal(self, one: int, other: int) -> bool:
+        """Whether siblings have equal subtrees."""
+        size = int(self._subtree[one])
+        if size != self._subtree[other] or self.tokens[one] != self.tokens[other]:
+            return False
+        begin, second = int(self._preorder[one]), int(self._preorder[other])
+        sees, others = (self._sees[self._rank_lo[node] : self._rank_hi[node]] for node in (one, other))
+        return np.array_equal(sees, others) and all(
+            np.array_equal(column[begin : begin + size], column[second : second + size]) for column in self._columns
+        )
 
 
-def draw(tree: Tree, most_lines: int = 40) -> str:
-    """The tree as indented lines, equal neighbouring subtrees drawn once with their number of copies."""
-    roots, shapes = interned(tree)
+def draw(tree: Tree, most_lines: int = 40, width: int = 80) -> str:
+    """The tree as indented lines, equal neighbouring subtrees drawn once with their number of copies; what is too deep
+    to be drawn in `width` columns is counted.
+    """
+    families, subtree = _Families(tree), tree.topology.subtree
     lines: list[str] = []
-    pending = [(run, "", "") for run in reversed(roots)]
+    pending = [(run, "", "") for run in reversed(families.below(-1))]
     while pending:
-        (shape, copies), lead, rest = pending.pop()
+        (node, copies), lead, rest = pending.pop()
         if len(lines) == most_lines:
             lines.append(f"{rest}... {len(pending) + 1} more branches")
             break
-        tokens, sees, children = shapes[shape]
-        times = f" x{copies}" if copies > 1 else ""
+        if len(rest) > width - _WIDEST_NODE:
+            lines.append(f"{lead}... {subtree[node]} more {'node' if subtree[node] == 1 else 'nodes'}{_times(copies)}")
+            continue
+        tokens = int(families.tokens[node])
         unit = "token" if tokens == 1 else "tokens"
-        lines.append(f"{lead}{tokens} {unit}{times}{_rows_label(sees, tokens)}")
+        lines.append(f"{lead}{tokens} {unit}{_times(copies)}{_rows_label(families.sees(node), tokens)}")
+        children = families.below(node)
         for index in reversed(range(len(children))):
             last = index == len(children) - 1
             pending.append((children[index], rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
     return "\n".join(lines)
 
 
-def _rows_label(sees: tuple[int, ...], tokens: int) -> str:
+def _times(copies: int) -> str:
+    return f" x{copies}" if copies > 1 else ""
+
+
+def _rows_label(sees: list[int], tokens: int) -> str:
     if not sees:
         return ""
     if all(count == tokens for count in sees):
