@@ -209,6 +209,11 @@ def test_equal_groups_are_matched_as_often_as_both_have_them() -> None:
     assert (compared.nodes.tolist(), compared.same_rows.tolist()) == ([1], [False])
 
 
+def unwrapped(text: str) -> str:
+    """The text on one line."""
+    return " ".join(text.split())
+
+
 def test_what_is_read_beside_a_node() -> None:
     tree = Tree.from_levels([1, 2, 12], [10, 5, 3])
     found = difference(tree, "query", "deft-node")
@@ -220,7 +225,9 @@ def test_what_is_read_beside_a_node() -> None:
     ]
     with_chunks = difference(Tree.parse("200(3)"), "deft-flatten", "deft-node")
     assert "deft-flatten in" not in str(with_chunks)
-    assert "in 2 pieces [0:128] [128:200] with rows 0-0, partly beside n1; deft-node once" in str(with_chunks)
+    assert "in 2 pieces [0:128] [128:200] with rows 0-0, partly beside n1; deft-node once" in unwrapped(
+        str(with_chunks)
+    )
 
 
 def test_many_kinds_are_told_without_depths() -> None:
@@ -262,7 +269,7 @@ def test_the_same_groups_in_other_tiles() -> None:
 
 
 def test_options_tell_strategies_of_one_name_apart() -> None:
-    text = difference(few_shot(), strategies.deft_flatten(64), strategies.deft_flatten(256)).text()
+    text = unwrapped(difference(few_shot(), strategies.deft_flatten(64), strategies.deft_flatten(256)).text())
     assert "groups only in deft-flatten(block=64): " in text
     assert "; deft-flatten(block=256) in 16 pieces " in text
 

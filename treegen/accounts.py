@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from treegen.cost import ITEMS, MERGES, WAITING, Floats, Times, total_symbol
 from treegen.estimate import CostModel, Estimate
 from treegen.profiled import source_of_costs
 from treegen.targets import Target
 
+COLUMNS = 80
+"""Columns that texts take at most, as terminals have them."""
 _MOST_LAUNCHES = 4  # launches whose values are listed
 
 _ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
@@ -35,15 +38,15 @@ def account_lines(estimate: Estimate) -> list[str]:
     return [f"  {name:32}{value(estimate):>12}" for name, value in _ACCOUNT]
 
 
-def time_lines(times: Times) -> Iterator[str]:
-    """What the time is made of, and the values of the model's terms for every launch, in microseconds."""
+def time_lines(times: Times, *, terms: bool = False) -> Iterator[str]:
+    """What the time is made of, in microseconds. terms: with the values of the model's terms for every launch."""
     yield (
         f"    = launching {times.launching:.1f} + work items {times.items:.1f} + merges {times.merges:.1f}"
         + (f" + unfused traffic {times.unfused:.1f}" if times.unfused else "")
     )
-    for title, terms in (("work items", times.launch_terms), ("merges", times.merge_terms)):
-        if terms:
-            yield f"    {title}: {', '.join(_values_text(terms))}"
+    for title, values in (("work items", times.launch_terms), ("merges", times.merge_terms)) if terms else ():
+        if values:
+            yield f"    {title}: {', '.join(_values_text(values))}"
 
 
 def _values_text(terms: Mapping[str, Floats]) -> Iterator[str]:
@@ -66,6 +69,18 @@ def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
     yield f"  waiting: {WAITING} where final items wait for others in their launch, else 1"
     if chosen == "profiled":
         yield f"  times of work items are profiled instead: {source_of_costs(target)}"
+
+
+def fitted(lines: Iterable[str], width: int = COLUMNS) -> Iterator[str]:
+    """The lines of all these, those of more than `width` columns broken at blanks, where they go on further in."""
+    for line in (line.rstrip() for text in lines for line in text.split("\n")):
+        if len(line) <= width:
+            yield line
+            continue
+        margin = line[: len(line) - len(line.lstrip())]
+        yield from textwrap.wrap(
+            line, width, subsequent_indent=f"{margin}    ", break_long_words=False, break_on_hyphens=False
+        )
 
 
 def byte_text(amount: int) -> str:

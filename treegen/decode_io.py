@@ -108,11 +108,12 @@ def decode_io(
     *,
     layers: int = DEFAULT_LAYERS,
     stride: int = DEFAULT_STRIDE,
-    on_decode: Callable[[], None] | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> WorkloadIO:
     """What strategies read and write over a workload; needs neither torch nor a GPU.
 
-    `on_decode()` is called after every decoding. Raises a TreegenError for what is unknown or cannot be planned.
+    `on_progress(amount)` is called with the decodings, or the part of one, that are done since the last call. Raises a
+    TreegenError for what is unknown or cannot be planned.
     """
     on_target = target_from(target)
     positive_int("layers", layers, StrategyError)
@@ -125,7 +126,9 @@ def decode_io(
         own_steps = own_paths = 0.0
         segments = list(decode.segments())
         chosen = [policy_of_decode(segments, shape, on_target) if isinstance(s, Auto) else s for s in made]
+        all_steps = sum(len(segment.grown) for segment in segments) * max(len(chosen), 1)
         for batch in batches(segments, stride):
+            part = float(batch.weight.sum()) / all_steps
             own_steps += float(batch.weight.sum())
             own_paths += float(batch.paths @ batch.weight)
             known: dict[str, Floats] = {}
@@ -133,12 +136,12 @@ def decode_io(
                 if str(strategy) not in known:
                     known[str(strategy)] = _moved(strategy, batch, shape, on_target, known)
                 sums[index] += known[str(strategy)] @ batch.weight
+                if on_progress:
+                    on_progress(part)
         steps += round(own_steps)
         paths += round(own_paths)
         for total, own in zip(totals, sums.tolist(), strict=True):
             total[:] = [before + round(amount) for before, amount in zip(total, own, strict=True)]
-        if on_decode:
-            on_decode()
     entries = [
         StrategyIO(strategy.name, *(layers * amount for amount in total))
         for strategy, total in zip(made, totals, strict=True)

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
-from treegen.accounts import byte_text, count_text
+from treegen.accounts import byte_text, count_text, fitted
 from treegen.comparison import Comparison, compare
 from treegen.estimate import Estimate
-from treegen.explain import DEFAULT_GROUPS, Entry, entry_json, explain, group_text, tree_json
+from treegen.explain import Entry, entry_json, explain, group_text, tree_json
 from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import Shape
@@ -18,6 +18,8 @@ from treegen.ir.tree_text import draw
 from treegen.readings import reading_lines
 from treegen.strategies import Strategy
 from treegen.targets import Target
+
+DEFAULT_GROUPS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Difference:
     def names(self) -> tuple[str, str]:
         """The strategies' names, with options where these alone tell them apart."""
         one, two = self.entries
-        return (one.name, two.name) if one.name != two.name else (str(one.strategy), str(two.strategy))
+        return (one.name, two.name) if one.name != two.name else (one.strategy.summary, two.strategy.summary)
 
     @property
     def none(self) -> bool:
@@ -70,7 +72,7 @@ class Difference:
                 lines += ["", *_group_lines(name, entry, only, most_groups)]
         if not self.none:
             lines += ["", *_estimate_lines(self.names, self.entries)]
-        return "\n".join(line.rstrip() for line in lines)
+        return "\n".join(fitted(lines))
 
     def __str__(self) -> str:
         return self.text()
@@ -147,7 +149,7 @@ def difference(
 
 def _entry_lines(entry: Entry) -> Iterable[str]:
     plan, schedule = entry.plan, entry.schedule
-    yield f"strategy {entry.strategy}: {entry.reason}"
+    yield f"strategy {entry.strategy.summary}: {entry.reason}"
     yield f"  {len(plan)} groups, {len(plan.node)} segments, {len(schedule.items)} work items"
     for index, tile in enumerate(schedule.classes):
         items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]

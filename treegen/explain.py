@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from treegen.accounts import account_lines, model_lines, time_lines
+from treegen.accounts import account_lines, fitted, model_lines, time_lines
 from treegen.cost import Times
 from treegen.estimate import CostModel, Estimate, assess
 from treegen.ir.errors import StrategyError
@@ -19,11 +19,13 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
+from treegen.profiled import source_of_costs
+from treegen.progress import now
 from treegen.ranking import Ranked, ranked, ranking_lines
+from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.targets import Target, target_from
 
-DEFAULT_GROUPS = 12
 _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 
 
@@ -65,7 +67,8 @@ class Entry:
 class Explanation:
     """A tree, and what strategies make of it for a shape and a target.
 
-    best: the strategy that `auto` takes; model: what times are estimated with.
+    automatic: what `auto` takes, and why; model: what times are estimated with; left_out: lines on the strategies
+    whose plans are too large for the tree.
     """
 
     tree: Tree
@@ -73,19 +76,32 @@ class Explanation:
     shape_assumed: bool
     target: Target
     entries: tuple[Entry, ...]
-    best: Strategy
+    automatic: Choice
     model: CostModel = "analytic"
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Strategy:
+        """The strategy that `auto` takes."""
+        return self.automatic.strategy
 
     @property
     def ranking(self) -> list[Ranked]:
         """The entries by rising estimated time, each with the reason for its place."""
-        return ranked([(str(entry.strategy), entry.estimate, entry.times) for entry in self.entries])
+        return ranked([(entry.strategy.summary, entry.estimate, entry.times) for entry in self.entries])
 
-    def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
-        """Plain, stable text; of every plan at most `most_groups` groups are listed."""
+    def text(self, most_groups: int = 0, formulas: bool = False) -> str:
+        """Plain, stable text of at most 80 columns; a ranking of several strategies comes first.
+
+        most_groups: groups of every plan that are listed at most; formulas: whether those of the cost model are, and
+        the values of their terms.
+        """
         tree, pages = self.tree, f", page_size {self.shape.page_size}" if self.shape.page_size > 1 else ""
         assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
-        lines = [
+        lines: list[str] = []
+        if len(self.entries) > 1:
+            lines += [*ranking_lines(self.ranking), *self._left_out_lines(), "", self._best_line(), ""]
+        lines += [
             str(tree),
             f"signature {tree.signature()}",
             f"shape {self.shape}{pages}{assumed}",
@@ -94,12 +110,20 @@ class Explanation:
             draw(tree),
         ]
         for entry in self.entries:
-            lines += ["", *_entry_lines(entry, most_groups)]
-        lines += ["", *model_lines(self.target, self.model)]
-        if len(self.entries) > 1:
-            lines += ["", *ranking_lines(self.ranking)]
-        lines += ["", f"auto takes {self.best}"]
-        return "\n".join(line.rstrip() for line in lines)
+            lines += ["", *_entry_lines(entry, most_groups, formulas)]
+        if formulas:
+            lines += ["", *model_lines(self.target, self.model)]
+        elif self.model == "profiled":
+            lines += ["", f"times of work items are profiled: {source_of_costs(self.target)}"]
+        if len(self.entries) == 1:
+            lines += [*self._left_out_lines(), "", self._best_line()]
+        return "\n".join(fitted(lines))
+
+    def _left_out_lines(self) -> list[str]:
+        return ["", *self.left_out] if self.left_out else []
+
+    def _best_line(self) -> str:
+        return f"auto takes {self.best.summary}"
 
     def __str__(self) -> str:
         return self.text()
@@ -129,16 +153,33 @@ def explain(
     """Plans a tree with every strategy and verifies the plans; needs neither torch nor a GPU.
 
     model: what times are estimated with, "analytic" or "profiled". A strategy that picks another, as `auto` does,
-    stands for its pick; a pick that is listed already is not repeated. Without a shape, DEFAULT_SHAPE is assumed.
-    Raises a TreegenError for what is unknown or cannot be planned.
+    stands for its pick; a pick that is listed already is not repeated. Without a shape, DEFAULT_SHAPE is assumed. Of
+    several strategies those are left out whose plans are too large for the tree (treegen.search.size). Raises a
+    TreegenError for what is unknown or cannot be planned.
     """
     on_target, of_shape = target_from(target), shape or DEFAULT_SHAPE
+    if not strategies:
+        raise StrategyError("strategies", strategies, "is empty", "give at least one name")
+    wanted = [strategy_from(strategy) for strategy in strategies]
+    automatic = auto().choose(tree, of_shape, on_target)
+    chosen = _chosen(tree, wanted, of_shape, on_target, automatic)
+    best = str(automatic.strategy)
+    kept = [each for each in chosen if str(each.strategy) == best or not is_too_large(each.strategy, tree, of_shape)]
+    sizes = [(each.strategy.summary, each.strategy.plan_size(tree, of_shape)) for each in chosen if each not in kept]
+    if not kept:
+        name, size = sizes[0]
+        reason = f"has a plan of {size:,} segments and rows for this tree"
+        raise StrategyError("strategy", name, reason, f"name one of at most {most_planned(tree):,}")
+    left_out = [f"  {name}: {size:,}" for name, size in sizes]
+    if left_out:
+        left_out.insert(0, f"left out, as their plans have more than {most_planned(tree):,} segments and rows:")
     entries = []
-    for choice, plan, schedule in planned(tree, strategies, of_shape, on_target):
+    for choice, plan, schedule in _planned(kept, tree, of_shape, on_target):
+        now(f"accounting for {choice.strategy.name}")
         parts = (plan, schedule, tree, of_shape, on_target, model)
         entries.append(Entry.from_plan(choice.strategy, choice.reason, *parts))
-    best = auto().choose(tree, of_shape, on_target).strategy
-    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), best, model)
+    now("writing")
+    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
 
 
 class Planned(NamedTuple):
@@ -153,19 +194,34 @@ def planned(tree: Tree, strategies: Sequence[str | Strategy], shape: Shape, targ
     """What strategies make of a tree, without accounts; see `explain`."""
     if not strategies:
         raise StrategyError("strategies", strategies, "is empty", "give at least one name")
+    wanted = [strategy_from(strategy) for strategy in strategies]
+    return list(_planned(_chosen(tree, wanted, shape, target), tree, shape, target))
+
+
+def _chosen(
+    tree: Tree, strategies: Sequence[Strategy], shape: Shape, target: Target, automatic: Choice | None = None
+) -> list[Choice]:
+    """What strategies stand for, each once; automatic: what `auto` chooses, if it is known."""
     choices: dict[str, Choice] = {}
-    for strategy in map(strategy_from, strategies):
-        choice = strategy.choose(tree, shape, target)
+    for strategy in strategies:
+        is_known = automatic is not None and strategy.name == "auto"
+        choice = automatic if is_known else strategy.choose(tree, shape, target)
         if choice.strategy is not strategy:
             choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
             choices[str(choice.strategy)] = choice
         choices.setdefault(str(choice.strategy), choice)
-    made = []
-    for choice in choices.values():
+    return list(choices.values())
+
+
+def _planned(choices: Sequence[Choice], tree: Tree, shape: Shape, target: Target) -> Iterator[Planned]:
+    """Their plans, verified, and schedules."""
+    for choice in choices:
+        now(f"planning {choice.strategy.name}")
         plan = choice.strategy.plan(tree, shape, target)
+        now(f"verifying {choice.strategy.name}")
         verify(plan, tree)
-        made.append(Planned(choice, plan, lower(plan, tree, shape, target)))
-    return made
+        now(f"lowering {choice.strategy.name}")
+        yield Planned(choice, plan, lower(plan, tree, shape, target))
 
 
 def tree_json(tree: Tree) -> dict[str, object]:
@@ -209,12 +265,12 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
+def _entry_lines(entry: Entry, most_groups: int, formulas: bool) -> list[str]:
     plan, schedule = entry.plan, entry.schedule
     shown = min(most_groups, len(plan))
-    lines = [f"strategy {entry.strategy}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
+    lines = [f"strategy {entry.strategy.summary}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
     lines += [f"    group {index}: {group_text(plan.groups[index])}" for index in range(shown)]
-    if shown < len(plan):
+    if 0 < shown < len(plan):
         lines.append(f"    ... {len(plan) - shown} more groups")
     partial = int((schedule.column("slot0") >= 0).sum())
     counts = f"{len(schedule.items) - partial} final, {partial} partial"
@@ -225,7 +281,7 @@ def _entry_lines(entry: Entry, most_groups: int) -> list[str]:
         lines.append(f"    tile class {tile}: {items} work items")
     if entry.estimate.launches < schedule.launches:
         lines.append("  made in one launch, whose final items wait for the partial ones")
-    return [*lines, *account_lines(entry.estimate), *time_lines(entry.times)]
+    return [*lines, *account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]
 
 
 def group_text(group: Group) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ _SELECTION = re.compile(r"(?P<path>.+)#(?P<index>[0-9]{1,9})(?:@(?P<step>[0-9]{1
 _NODE_LIST = re.compile(r"\s*[0-9]{1,9}[ \t]*\n\s*\S")
 _FILE_ENDINGS = (".json", ".txt")
 _LONGEST_SHOWN = 60
+_STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,7 +153,11 @@ def load_tree(path: str | Path) -> Tree:
     _check_path(path)
     selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
     file = selection["path"] if selection else path
-    text = read_text(file)
+    return _tree_in(read_text(file), file, path, selection)
+
+
+def _tree_in(text: str, file: str | Path, path: str | Path, selection: re.Match[str] | None = None) -> Tree:
+    """See load_tree: the tree in the text of a file, of which `path` selects a part."""
     is_json = _ending(file) == ".json" or (_ending(file) != ".txt" and text.lstrip()[:1] in ("{", "["))
     value = parsed_json(text, file) if is_json else None
     if isinstance(value, list) or (
@@ -167,17 +173,37 @@ def load_tree(path: str | Path) -> Tree:
 
 
 def tree_from_argument(text: str) -> Tree:
-    """The tree that an argument means: a file if it names one or ends in .json or .txt, else a TREE text.
+    """The tree that an argument means: a file if it names one or ends in .json or .txt, `-` for what standard input
+    has, as a file would, else a TREE text.
 
     A file may carry the selection `#INDEX@STEP`. Raises FormatError, TreeError.
     """
+    if text == _STANDARD_INPUT:
+        return _tree_in(_standard_input(), "standard input", text)
     selection = _SELECTION.fullmatch(text)
     names = (text, selection["path"]) if selection else (text,)
     # os.path, unlike pathlib, takes a TREE text that is too long for a file's name.
     is_file = any(
         _ending(name) in _FILE_ENDINGS or (os.path.exists(name) and not os.path.isdir(name)) for name in names
     )
-    return load_tree(text) if is_file else Tree.parse(text)
+    if is_file:
+        return load_tree(text)
+    try:
+        return Tree.parse(text)
+    except FormatError as cause:
+        if os.path.isdir(text):
+            reason = "is a folder"
+            raise FormatError("path", shown(text), reason, "name a file in it, or write a TREE text") from cause
+        raise
+
+
+def _standard_input() -> str:
+    """What standard input has. Raises FormatError."""
+    try:
+        return "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as cause:
+        reason = "is not UTF-8 text" if isinstance(cause, UnicodeDecodeError) else "cannot be read"
+        raise FormatError("path", _STANDARD_INPUT, f"standard input {reason}", "give it a tree's text") from cause
 
 
 def save_text(path: str | Path, text: str) -> None:

@@ -446,9 +446,11 @@ class Kernel:
         fixed = served.layout is not None
         return account(served.plan, served.schedule, served.view.tree, self._shape, self._target, fixed=fixed)
 
-    def explain(self) -> str:
+    def explain(self, groups: int = 0, formulas: bool = False) -> str:
         """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,
         and how their estimated times compare.
+
+        groups: how many groups of the plan are listed at most; formulas: whether those of the cost model are.
         """
         served, shape, target = self._current(), self._shape, self._target
         strategy, reason = served.choice.strategy, served.choice.reason
@@ -456,8 +458,9 @@ class Kernel:
         fixed = served.layout is not None
         entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target, fixed=fixed)
         beside = explain(tree, ("auto",), shape, target).entries if served.plan.fixed_block else ()
-        best = beside[0].strategy if beside else strategy
-        text = str(Explanation(tree, shape, self._shape_is_assumed, target, (entry, *beside), best))
+        best = Choice(beside[0].strategy, beside[0].reason) if beside else served.choice
+        made = Explanation(tree, shape, self._shape_is_assumed, target, (entry, *beside), best)
+        text = made.text(groups, formulas)
         if self._scoring is None:
             return text
         return f"{self._scoring.options.text(served.tree.unique_tokens, tree.unique_tokens)}\n{text}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treegen.accounts import byte_text, time_text
+from treegen.accounts import COLUMNS, byte_text, time_text
 from treegen.cost import Times
 from treegen.estimate import Estimate
 
@@ -96,24 +96,36 @@ _COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
     ("time", lambda e: time_text(e.time_us)),
     ("KV read", lambda e: byte_text(e.kv_hbm_bytes)),
     ("KV re-read", lambda e: byte_text(e.kv_l2_bytes)),
-    ("queries", lambda e: byte_text(e.q_bytes)),
     ("partials", lambda e: byte_text(e.partial_bytes)),
-    ("scores", lambda e: byte_text(e.score_bytes)),
-    ("masks", lambda e: byte_text(e.mask_bytes)),
     ("padding", lambda e: f"{100 * e.padding_waste:.1f} %"),
+    ("launches", lambda e: str(e.launches)),
     ("items", lambda e: str(e.items)),
     ("waves", lambda e: f"{e.waves:.2f}"),
-    ("launches", lambda e: str(e.launches)),
+    ("queries", lambda e: byte_text(e.q_bytes)),
+    ("scores", lambda e: byte_text(e.score_bytes)),
+    ("masks", lambda e: byte_text(e.mask_bytes)),
 )
+_LONGEST_NAME = 18  # of a strategy in the table; the reasons have it in full
 
 
-def ranking_lines(entries: Sequence[Ranked]) -> Iterator[str]:
-    """A table by estimated time, under a line of titles, and below it a line of reason for each strategy."""
-    rows = [["", "strategy", *(title for title, _ in _COLUMNS)]]
-    rows += [[f"{e.place}.", e.name, *(value(e.estimate) for _, value in _COLUMNS)] for e in entries]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        cells = (cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True))
-        yield "  ".join((row[0].rjust(widths[0]), row[1].ljust(widths[1]), *cells))
+def ranking_lines(entries: Sequence[Ranked], width: int = COLUMNS) -> Iterator[str]:
+    """A table by estimated time, under a line of titles, and below it each strategy's reason. The table has strategies
+    without their options, and as many of the columns, the most telling ones first, as `width` characters hold.
+    """
+    names = ["strategy", *(_short(entry.name.partition("(")[0]) for entry in entries)]
+    places = ["", *(f"{entry.place}." for entry in entries)]
+    widths = [max(map(len, column)) for column in (places, names)]
+    table = [f"{place:>{widths[0]}}  {name:<{widths[1]}}" for place, name in zip(places, names, strict=True)]
+    for title, value in _COLUMNS:
+        cells = [title, *(value(entry.estimate) for entry in entries)]
+        wide = max(map(len, cells))
+        if len(table[0]) + 2 + wide > width:
+            break
+        table = [f"{line}  {cell:>{wide}}" for line, cell in zip(table, cells, strict=True)]
+    yield from table
     yield ""
-    yield from (f"{e.place:>{widths[0] - 1}}. {e.name}: {e.reason}" for e in entries)
+    yield from (f"{entry.place:>{widths[0] - 1}}. {entry.name}: {entry.reason}" for entry in entries)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."

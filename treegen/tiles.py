@@ -50,7 +50,8 @@ _SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
 _HOPPER, _BLACKWELL = 90, 100
-_WARPS_BY_REGISTERS = 8  # 65,536 registers of an SM, 8,192 for a warp
+MOST_RESIDENT = 8
+"""Warps, and so thread blocks, that an SM holds at most: of its 65,536 registers a warp takes 8,192."""
 _RESERVED = 1024  # shared memory that the driver keeps per block
 _BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
 
@@ -129,7 +130,7 @@ def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
     Kernels are taken to use all of the 255 registers that a thread can have.
     """
     shared = shared_bytes(tile.rows, tile.tokens, tile.stages, shape, target) + _RESERVED
-    return max(1, min(target.shared_bytes_per_sm // shared, _WARPS_BY_REGISTERS // max(tile.warps, 1)))
+    return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(tile.warps, 1)))
 
 
 @cache

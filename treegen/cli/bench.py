@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treegen.cli.options import print_table, progress_bar, shapes_from
+from treegen.cli.options import print_table, shapes_from
+from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError
 from treegen.specs import STRIDE, trees_of
 

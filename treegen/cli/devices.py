@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from treegen.cli.options import print_table, progress_bar
+from treegen.cli.options import print_table
+from treegen.cli.progress_bars import progress_bar
 from treegen.files import save_text
 from treegen.targets import targets
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import product
 from typing import Annotated
 
@@ -19,7 +17,8 @@ TreeArgument = Annotated[
     str,
     typer.Argument(
         metavar="TREE",
-        help="Levels 1,16/1000,50; nodes 1000(50*16); or a .json or .txt file, of templates FILE#INDEX@STEP.",
+        help="Levels 1,16/1000,50; nodes 1000(50*16); a .json or .txt file, of templates FILE#INDEX@STEP; or - for "
+        "what standard input has.",
         show_default=False,
     ),
 ]
@@ -74,16 +73,6 @@ def target_of(text: str) -> Target:
     from treegen.devices import current_target
 
     return current_target()
-
-
-@contextmanager
-def progress_bar(steps: int) -> Iterator[Callable[[], None]]:
-    """What to call after each of so many steps; a bar is drawn on stderr when that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    with typer.progressbar(length=steps, file=sys.stderr) as bar:
-        yield lambda: bar.update(1)
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

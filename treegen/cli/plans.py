@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 import typer
 
 from treegen import emit as emission
+from treegen.accounts import fitted
 from treegen.cli.options import (
     DtypeOption,
     HeadDimOption,
@@ -20,23 +21,25 @@ from treegen.cli.options import (
     TargetOption,
     TreeArgument,
     print_table,
-    progress_bar,
     shape_from,
     target_of,
 )
+from treegen.cli.progress_bars import activity_bar, progress_bar
 from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
-from treegen.difference import Difference, difference
+from treegen.difference import DEFAULT_GROUPS, difference
 from treegen.emit import Source
 from treegen.estimate import CostModel
-from treegen.explain import DEFAULT_GROUPS, Explanation, planned
 from treegen.explain import explain as explained
+from treegen.explain import planned
 from treegen.files import save_text, tree_from_argument
 from treegen.ir.errors import BackendError, FormatError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.ir.tree import Tree
+from treegen.progress import now
 from treegen.search.auto import searched
-from treegen.strategies import named, strategy_from, strategy_names
-from treegen.targets import DEFAULT_TARGET
+from treegen.strategies import Choice, named, strategy_from, strategy_names
+from treegen.targets import DEFAULT_TARGET, Target
 from treegen.workloads import workload_from
 
 
@@ -60,25 +63,41 @@ def explain(
     ] = "analytic",
     trace: Annotated[bool, typer.Option("--trace", help="List the steps of the search behind auto.")] = False,
     groups: Annotated[
-        int, typer.Option(min=0, help="Groups of a plan, and lines of --diff on nodes, that are listed at most.")
-    ] = DEFAULT_GROUPS,
+        int | None,
+        typer.Option(
+            min=0,
+            help="List so many groups of every plan, and lines of --diff on nodes, at most.",
+            show_default=f"none; {DEFAULT_GROUPS} with --diff",
+        ),
+    ] = None,
+    formulas: Annotated[
+        bool, typer.Option("--formulas", help="Print the cost model's formulas, and the values of their terms.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Draw a tree, list who reads what together, and account for bytes, padding and launches."""
-    shape = shape_from(heads, head_dim, dtype, page_size)
-    told: Explanation | Difference
-    if diff is None:
-        told = _explanation(tree, strategy or "auto", shape, target, _cost_model(cost))
-    elif strategy is None:
-        told = difference(tree_from_argument(tree), *diff, shape, target_of(target))
-    else:
+    if diff is not None and strategy is not None:
         fix = "leave out --strategy or --diff"
         raise StrategyError("strategy", strategy, "cannot go with --diff, which names the two it compares", fix)
-    print(told.to_json() if json else told.text(groups))
-    if trace:
-        on_target = target_of(target)
-        steps = searched(tree_from_argument(tree), shape or DEFAULT_SHAPE, on_target).trace
-        print("\n".join(["", f"search on {on_target.name}:", *(f"  {step}" for step in steps)]))
+    shape, model = shape_from(heads, head_dim, dtype, page_size), _cost_model(cost)
+    on_target = target_of(target)
+    with activity_bar():
+        now("reading the tree")
+        planned_tree = tree_from_argument(tree)
+        if diff is not None:
+            compared = difference(planned_tree, *diff, shape, on_target)
+            text = compared.to_json() if json else compared.text(DEFAULT_GROUPS if groups is None else groups)
+        else:
+            told = explained(planned_tree, _strategies(strategy or "auto"), shape, on_target, model)
+            text = told.to_json() if json else told.text(groups or 0, formulas)
+        steps = _search_steps(planned_tree, shape, on_target, None if diff else told.automatic) if trace else []
+    print("\n".join([text, *steps]))
+
+
+def _search_steps(tree: Tree, shape: Shape | None, target: Target, automatic: Choice | None) -> list[str]:
+    """The steps of the search behind `auto`, which has run already unless a measured policy took its place."""
+    found = automatic if automatic and automatic.trace else searched(tree, shape or DEFAULT_SHAPE, target)
+    return ["", f"search on {target.name}:", *fitted(f"  {step}" for step in found.trace)]
 
 
 def emit(
@@ -99,7 +118,8 @@ def emit(
     A page size other than 1 gives the modules for pages that lie apart; a cache without gaps is addressed by slot.
     """
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
-    made = planned(tree_from_argument(tree), _strategies(strategy), shape, target_of(target))
+    with activity_bar():
+        made = planned(tree_from_argument(tree), _strategies(strategy), shape, target_of(target))
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
@@ -141,8 +161,10 @@ def account_workload(
     names = _strategies(strategy)
     shape = shape_from(heads, head_dim, dtype, None) or DEFAULT_SHAPE
     on_target = target_of(target)
-    with progress_bar(len(named_workload.decodes)) as on_decode:
-        found = decode_io(named_workload, names, shape, on_target, layers=layers, stride=stride, on_decode=on_decode)
+    with progress_bar(len(named_workload.decodes), "counting") as on_progress:
+        found = decode_io(
+            named_workload, names, shape, on_target, layers=layers, stride=stride, on_progress=on_progress
+        )
     print(found.to_json() if json else found.text())
 
 
@@ -155,12 +177,6 @@ def strategies() -> None:
     print_table(
         [(str(strategy_from(name)), " ".join(text.split())) for name, text in zip(names, summaries, strict=True)]
     )
-
-
-def _explanation(
-    tree: str, strategy: str, shape: Shape | None, target: str, cost: CostModel = "analytic"
-) -> Explanation:
-    return explained(tree_from_argument(tree), _strategies(strategy), shape, target_of(target), cost)
 
 
 def _cost_model(text: str) -> CostModel:

@@ -13,9 +13,9 @@ from treegen.cli.options import (
     HeadsOption,
     PageSizeOption,
     print_table,
-    progress_bar,
     shape_from,
 )
+from treegen.cli.progress_bars import progress_bar
 from treegen.files import tree_from_argument
 from treegen.ir.shape import DEFAULT_SHAPE
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from treegen.autotune_cache.policies import POLICY_CACHE, Where
-from treegen.cli.options import print_table, progress_bar, shapes_from
+from treegen.cli.options import print_table, shapes_from
+from treegen.cli.progress_bars import progress_bar
 from treegen.cli.tuning import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
 from treegen.ir.errors import BackendError
 from treegen.search.policies import accepts

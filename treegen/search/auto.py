@@ -46,7 +46,11 @@ def searched(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = F
 def _reason(found: Found) -> str:
     if not found.time_us:
         return "nothing to do"
-    best = time_text(found.time_us)
+    best, left_out = time_text(found.time_us), ""
+    if found.left_out:
+        left_out = f"; the tree is too large to weigh {', '.join(found.left_out)}"
     if found.strategy.name == "query":
-        return f"sharing does not pay: plain per-row decoding takes least, {best}"
-    return f"least estimated time, {best}; plain per-row decoding takes {time_text(found.query_us)}"
+        return f"sharing does not pay: plain per-row decoding takes least, {best}{left_out}"
+    if found.query_us is None:
+        return f"least estimated time, {best}{left_out}"
+    return f"least estimated time, {best}; plain per-row decoding takes {time_text(found.query_us)}{left_out}"

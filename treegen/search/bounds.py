@@ -39,18 +39,13 @@ class Bounds:
         self._classes = _classes_of(shape, target)
         self._usual = self._classes.usual
         self._prefix = tree.topology.prefix[tree.topology.spans.node]
-        self._rows = self._rows_of(costs.lo, costs.hi)
+        self._rows = costs.rows
         self._bytes = costs.kv_bytes + self._rows * (costs.q_row + min(costs.final_row, costs.partial_row))
         self._row_us = min(c.block_us / c.rows for c in self._usual)
         self._seen = costs.hi - costs.lo
         self._span_us = costs.length * self._token_us(self._seen)
         self._least_us = float(self._span_us.sum())
         self.any_plan = float(self._of_plan(0.0, 0))
-
-    def _rows_of(self, lo: Longs, hi: Longs) -> int:
-        """Rows in some of the intervals."""
-        cells = self._costs.tree.num_rows + 1
-        return int((np.cumsum(np.bincount(lo, minlength=cells) - np.bincount(hi, minlength=cells)) > 0).sum())
 
     @cached_property
     def _alone_us(self) -> list[float]:
@@ -234,7 +229,7 @@ class Bounds:
     def _of_cut_nodes(self) -> float:
         """Every node for itself, without knowing its tiles: a row has a work item for each node that it sees."""
         below = self._prefix > 0
-        merged = self._rows_of(self._costs.lo[below], self._costs.hi[below])
+        merged = self._costs.rows_in(self._costs.lo[below], self._costs.hi[below])
         node = self._costs.tree.topology.spans.node
         opens = np.append(True, node[1:] != node[:-1])[: len(node)]  # the first span of a node has all its rows
         more = int(self._seen[opens].sum()) - self._rows - merged
@@ -288,7 +283,7 @@ class Bounds:
         begin = end - costs.length
         top = np.maximum.accumulate(np.where(self._prefix == 0, begin, 0))  # where the paths of a tree's rows begin
         several = top // block != (end - 1) // block
-        return self._rows_of(costs.lo[several], costs.hi[several])
+        return self._costs.rows_in(costs.lo[several], costs.hi[several])
 
 
 @cache

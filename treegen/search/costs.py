@@ -28,6 +28,8 @@ from treegen.targets import Target
 from treegen.tiles import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
+MOST_PAIRS = 1 << 21
+"""Pairs of a cohort and a span that it reads that are counted at a time."""
 _MOST_CELLS = 1 << 18  # (line, rank) pairs that are counted at a time
 
 
@@ -47,6 +49,16 @@ class PolicyCosts:
         self.final_row = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         self._whole: dict[int, Walks] = {}
         self._classes = _classes_of(shape, target)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows that see something."""
+        return self.rows_in(self.lo, self.hi)
+
+    def rows_in(self, lo: Longs, hi: Longs) -> int:
+        """Rows in some of the intervals."""
+        cells = self.tree.num_rows + 1
+        return int((np.cumsum(np.bincount(lo, minlength=cells) - np.bincount(hi, minlength=cells)) > 0).sum())
 
     def time_us(self, policy: Cohort) -> float:
         """Estimated microseconds of a policy's plan: those of its account by the analytic model."""
@@ -220,6 +232,12 @@ class PolicyCosts:
         if merged.any():
             total += np.where(merged, MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"], 0.0)
         return total
+
+    def times_of(self, walks: Walks, ways: Longs, lines: Lines) -> Floats:
+        """`times_us` of these ways of `walks`, by their `lines`: some at a time where they have many spans."""
+        some = max(MOST_PAIRS // max(len(walks.span), 1), 1)
+        parts = [np.arange(begin, min(begin + some, len(ways))) for begin in range(0, len(ways), some)]
+        return np.concatenate([self.times_us(walks.taken(ways[part]), lines.taken(part)) for part in parts])
 
     def kv_bytes_of(self, walks: Walks) -> Longs:
         """Per line bytes of keys and values that come from device memory."""

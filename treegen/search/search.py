@@ -22,17 +22,21 @@ from treegen.ir.plan import Merge
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
+from treegen.progress import now
 from treegen.search.bounds import Bounds
-from treegen.search.costs import Floats, PolicyCosts
+from treegen.search.costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.halves import halved, large_cohorts
+from treegen.search.size import is_large, is_too_large, most_counted
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies import named
 from treegen.strategies.cohort import Cohort, seen_below_and_above
+from treegen.strategies.groupings import cohorts_of_spans
 from treegen.strategies.strategy import Move, Step, Strategy
 from treegen.targets import Target
+from treegen.tiles import MOST_RESIDENT
 
-_MOST_LEVELS = 12  # thresholds on rows at which a large tree is cut
+_MOST_LEVELS = (12, 8)  # thresholds on rows at which a tree of many edges, and one that is large, is cut
 _MOST_STARTS = 3  # policies with which cuts of a large tree are tried
 _MOST_NODES = 24  # nodes of a large tree at which single cuts are tried
 _WIDEST_MEASURED = 128  # dims of values up to which kernels that wait were measured; wider ones spill
@@ -43,23 +47,27 @@ _CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found. counted: policies whose time was counted; query_us: plain per-row decoding at its best."""
+    """What a search found. counted: policies whose time was counted; query_us: plain per-row decoding at its best, None
+    where the tree is too large to count it; left_out: what else was not weighed for the size of the tree.
+    """
 
     strategy: Strategy
     time_us: float
-    query_us: float
+    query_us: float | None
     counted: int
     trace: tuple[Step, ...]
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass
 class _State:
-    """The best so far, and every counted time."""
+    """The best so far, every counted time, and what the tree is too large for."""
 
     best: Strategy | None = None
     time_us: float = np.inf
     times: dict[Strategy, float] = field(default_factory=dict)
     trace: list[Step] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     def consider(self, strategy: Strategy, time_us: float) -> bool:
         """Whether the strategy is better than all before it."""
@@ -92,13 +100,14 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
     """The fastest policy or named strategy by the analytic model.
 
     Of a tree of at most MOST_EDGES edges none of the whole space (treegen.search.space) is better, each in as many
-    launches as its plan has stages; of a larger one none of the named strategies. for_any_tree: only what can plan
-    other trees too, so no cuts at single nodes, and no merges within one launch, which a capacity does not have.
+    launches as its plan has stages; of a larger one none of the named strategies that are weighed: all but those whose
+    plans are too large for the tree (treegen.search.size). for_any_tree: only what can plan other trees too, so no cuts
+    at single nodes, and no merges within one launch, which a capacity does not have.
     """
     costs = PolicyCosts(tree, shape, target)
     bounds, state = Bounds(costs), _State()
     _walk_whole_paths(costs, bounds, state)
-    query_us = min(time for policy, time in state.times.items() if _is_query(policy))
+    query_us = min((time for policy, time in state.times.items() if _is_query(policy)), default=None)
     nodes = frozen(np.flatnonzero((tree.parent >= 0) & (tree.topology.rank_hi > tree.topology.rank_lo)))
     if len(nodes) and costs.unique:
         if len(nodes) <= MOST_EDGES and not for_any_tree:
@@ -107,14 +116,14 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
             _cut_at_thresholds(costs, bounds, state)
             if not for_any_tree:
                 _cut_once_more(costs, state, nodes)
-    for name, make in _named(tree).items():
-        if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
-            with suppress(ShapeError):  # FastTree's tiles do not fit every shape
-                state.consider(make(), time_of(make(), tree, shape, target))
+    _weigh_named(costs, bounds, state)
     if not for_any_tree:
         _merge_in_one_launch(costs, state)
+    if state.best is None:
+        state.consider(Cohort(), costs.time_us(Cohort()))
     assert state.best is not None
-    return Found(as_named(state.best, tree), state.time_us, query_us, len(state.times), tuple(state.trace))
+    best, left_out = as_named(state.best, tree), tuple(state.left_out)
+    return Found(best, state.time_us, query_us, len(state.times), tuple(state.trace), left_out)
 
 
 def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tuple[Strategy, float]]:
@@ -170,24 +179,52 @@ def _is_query(strategy: Strategy) -> bool:
 
 
 def _walk_whole_paths(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
-    """Every policy without cuts."""
-    policies, split = policies_of(costs.shape, costs.target)
+    """Every policy without cuts, all at once; one after another where they have many segments."""
+    policies = policies_of(costs.shape, costs.target)[0]
+    sizes = [int(cohorts_of_spans(costs.tree, costs.rows_of(policy)).sum()) for policy in policies]
+    most = most_counted(costs.tree)
+    weighed = [policy for policy, size in zip(policies, sizes, strict=True) if size <= most]
+    unweighed = [policy for policy in policies if policy not in weighed]
+    state.left_out += ["plain per-row decoding" if _is_query(policy) else str(policy) for policy in unweighed]
+    for some in [weighed] if sum(sizes) <= MOST_PAIRS else [[policy] for policy in weighed]:
+        _walk_some(costs, bounds, state, some, most)
+
+
+def _walk_some(costs: PolicyCosts, bounds: Bounds, state: _State, policies: Sequence[Cohort], most: int) -> None:
+    """These policies without cuts, and with every split that leaves them at most so many segments."""
+    now(f"weighing {', '.join(map(str, policies[:1]))}{' and others' * (len(policies) > 1)}")
     walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
     whole = costs.lines_of(policies, walks)
     state.consider_all(policies, costs.times_us(walks, whole))
-    splits = len(split) // len(policies)
+    splits = len(SPLITS) - 1
     some = np.flatnonzero(bounds.of_two_launches(walks, whole, merged=2) < state.time_us * _LESS)
     chosen = (some[:, None] * splits + np.arange(splits)).ravel()
-    tokens = np.array([policy.split for policy in split])
-    chosen = chosen[tokens[chosen] < highest(walks.tokens, walks.line, walks.lines)[chosen // splits]]
+    tokens = np.tile(np.array(SPLITS[1:]), len(policies))
+    line, in_all = chosen // splits, np.bincount(walks.line, walks.tokens, walks.lines)
+    parts = len(walks.span) + in_all[line] // tokens[chosen]
+    chosen = chosen[(tokens[chosen] < highest(walks.tokens, walks.line, walks.lines)[line]) & (parts <= most)]
     if len(chosen):
         lines = Lines(whole.classes, whole.tile[chosen // splits], tokens[chosen])
         least = bounds.of_walks(walks.taken(chosen // splits, spans=False), lines)
         kept = np.flatnonzero(least < state.time_us * _LESS)
         chosen, lines = chosen[kept], lines.taken(kept)
     if len(chosen):
-        times = costs.times_us(walks.taken(chosen // splits), lines)
-        state.consider_all([split[index] for index in chosen.tolist()], times)
+        times = costs.times_of(walks, chosen // splits, lines)
+        split = [replace(policies[index // splits], split=SPLITS[1 + index % splits]) for index in chosen.tolist()]
+        state.consider_all(split, times)
+
+
+def _weigh_named(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
+    """The named strategies that may be better than the best so far, by their plans."""
+    tree, shape, target = costs.tree, costs.shape, costs.target
+    for name, make in _named(tree).items():
+        if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
+            if is_too_large(make(), tree, shape):
+                state.left_out.append(name)
+                continue
+            now(f"weighing {name}")
+            with suppress(ShapeError):  # FastTree's tiles do not fit every shape
+                state.consider(make(), time_of(make(), tree, shape, target))
 
 
 def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
@@ -229,6 +266,9 @@ def _cut_at_thresholds(costs: PolicyCosts, bounds: Bounds, state: _State) -> Non
     """The best policies so far with paths cut at thresholds on rows."""
     best = sorted((policy for policy in state.times if isinstance(policy, Cohort)), key=state.times.__getitem__)
     starts, thresholds = best[:_MOST_STARTS], _thresholds(costs.tree)
+    if not starts:
+        return
+    now("weighing cuts")
     merged_rows = bounds.merged_at(thresholds)
     for merge in get_args(Merge):
         least = bounds.of_thresholds(starts, merged_rows, merge)
@@ -252,6 +292,10 @@ def _cut_once_more(costs: PolicyCosts, state: _State, nodes: Ints) -> None:
     tree = costs.tree
     if not isinstance(state.best, Cohort) or state.best.apart is None:
         return
+    if is_large(tree):
+        state.left_out.append("cuts at single nodes")
+        return
+    now("weighing cuts at single nodes")
     seen = tree.topology.rank_hi.astype(np.int64) - tree.topology.rank_lo
     order = np.argsort(-(seen * tree.topology.prefix)[nodes], kind="stable")
     start = replace(state.best, apart=None, cut=tuple(state.best.cut_nodes(tree).tolist()))
@@ -272,8 +316,10 @@ def _merge_in_one_launch(costs: PolicyCosts, state: _State) -> None:
             break
     launch_us = target.constants.launch_us
     for whole in large_cohorts(shape) if shape.head_dim_v <= _WIDEST_MEASURED else ():
+        if costs.rows // costs.rows_of(whole) * shape.num_kv_heads > MOST_RESIDENT * target.sms:
+            continue  # certainly no room
         # Of twice as many blocks that each do half as much none takes less than half of the time.
-        least = launch_us + WAITING * (state.times[whole] - launch_us) / 2
+        least = launch_us + WAITING * (state.times.get(whole, np.inf) - launch_us) / 2
         half = halved(whole, tree, shape, target, where_room=True) if least < state.time_us * _CLEARLY_LESS else None
         if half is not None:
             time_us = account(half.plan, half.schedule, tree, shape, target).time_us
@@ -284,16 +330,16 @@ def _merge_in_one_launch(costs: PolicyCosts, state: _State) -> None:
 def _thresholds(tree: Tree) -> list[int]:
     """Numbers of rows at which some path can be cut, at most _MOST_LEVELS, evenly spread."""
     above = seen_below_and_above(tree)[1]
-    values = np.flatnonzero(np.bincount(above, minlength=2)[2:]) + 2
-    if len(values) > _MOST_LEVELS:
-        values = values[np.linspace(0, len(values) - 1, _MOST_LEVELS).astype(np.int64)]
+    values, most = np.flatnonzero(np.bincount(above, minlength=2)[2:]) + 2, _MOST_LEVELS[is_large(tree)]
+    if len(values) > most:
+        values = values[np.linspace(0, len(values) - 1, most).astype(np.int64)]
     return [int(value) for value in values[::-1]]
 
 
 def _moves(before: Strategy | None, after: Strategy) -> tuple[Move, ...]:
     """What changes from one strategy to the next."""
     if before is None or before.name != after.name or not isinstance(after, Cohort):
-        return (Move("strategy", None if before is None else str(before), str(after)),)
+        return (Move("strategy", None if before is None else before.summary, after.summary),)
     names = ("head_rows", "split", "tile", "apart", "cut", "merge")
     changes = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(Move(name, old, new) for name, old, new in changes if old != new)

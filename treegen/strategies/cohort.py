@@ -17,7 +17,7 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.groupings import by_cohort, fragments_of
+from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
@@ -83,6 +83,17 @@ class Cohort(Strategy):
         """See Strategy."""
         merged = self.split is not None or self.apart is not None or bool(self.cut)
         return Traffic("plan", "lengths" if merged else "none")
+
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        cut, rows = self.cut_nodes(tree), rows_per_tile(self.head_rows, shape.group)
+        listed = tree.num_rows + int((tree.topology.rank_hi - tree.topology.rank_lo)[cut].sum(dtype=np.int64))
+        cohorts = cohorts_of_spans(tree, rows) + (1 if len(cut) else 0)
+        size = int(cohorts.sum()) + listed
+        if self.split is None:
+            return size
+        parts = int((cohorts * tree.topology.spans.lengths).sum()) // self.split
+        return size + parts * (1 + min(rows, tree.num_rows))
 
     def cut_nodes(self, tree: Tree) -> Ints:
         """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""

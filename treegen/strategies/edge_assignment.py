@@ -17,11 +17,13 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.groupings import path_segments
 from treegen.strategies.passes import SplitContext
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.targets import Target
 
 Pair = tuple[int, int]
+_NODE_SIZE = 32  # segments that are made in the time of an edge's assignment, which goes node by node
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class FastTree(Strategy):
     def traffic(self) -> Traffic:
         """See Strategy."""
         return Traffic("plan", "lengths")
+
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        return path_segments(tree) + _NODE_SIZE * len(tree.parent)
 
     def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> Costs:
         """The costs for tiles of these head rows."""

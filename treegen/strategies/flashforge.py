@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.division import divide
-from treegen.ir.arrays import Ints, Longs, positive_int
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.profiled import source_of_costs, task_costs, task_rows
-from treegen.strategies.groupings import by_node
+from treegen.strategies.groupings import SIZES, by_node
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.targets import Target
@@ -49,6 +49,10 @@ class FlashForge(Strategy):
     def traffic(self) -> Traffic:
         """See Strategy."""
         return Traffic("tree", "lengths")
+
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        return SIZES[by_node](tree, INT32_MAX)
 
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """See Strategy; the reason names the source of the costs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -191,6 +192,36 @@ def whole_tree(tree: Tree) -> Plan:
         rows,
     )
 
+
+def path_segments(tree: Tree) -> int:
+    """Segments of all rows' paths, each by itself."""
+    spans = tree.topology.spans
+    return int((spans.hi.astype(np.int64) - spans.lo).sum())
+
+
+def cohorts_of_spans(tree: Tree, rows: int) -> Longs:
+    """How many of the cohorts of `rows` neighbouring ranks read every span, where they read their whole paths."""
+    spans = tree.topology.spans
+    cohorts: Longs = (spans.hi.astype(np.int64) - 1) // rows - spans.lo // rows + 1
+    return cohorts
+
+
+def _nodes_size(tree: Tree, chunk: int) -> int:
+    """Every chunk of a span with the rows that see it."""
+    spans = tree.topology.spans
+    rows = spans.hi.astype(np.int64) - spans.lo
+    return int(((rows + 1) * -(-spans.lengths // chunk)).sum())
+
+
+SIZES: dict[Callable[[Tree], Plan], Callable[[Tree, int], int]] = {
+    by_row: lambda tree, chunk: 2 * (path_segments(tree) + tree.path_tokens // chunk),
+    by_row_whole_tree: lambda tree, chunk: tree.num_rows * (len(tree.topology.spans) + tree.unique_tokens // chunk),
+    by_node: _nodes_size,
+    whole_tree: lambda tree, chunk: (
+        len(tree.topology.spans) + tree.num_rows if chunk > tree.unique_tokens else _nodes_size(tree, chunk)
+    ),
+}
+"""Segments and rows of all groups, about, where contexts are cut every so many tokens: see Strategy.plan_size."""
 
 BY_TREE = (by_row, by_node)
 """Groupings that take every tree of a forest by itself: of several trees joined they give their plans joined."""

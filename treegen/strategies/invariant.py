@@ -54,6 +54,10 @@ class BatchInvariant(Strategy):
         """See Strategy."""
         return {"chunk": self.chunk, "block": self.block}
 
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        return len(tree.topology.spans) + tree.num_rows + tree.path_tokens // self.chunk
+
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """See Strategy."""
         return Choice(self, "a row's bits follow from its own query, keys and values alone, whatever the batch")

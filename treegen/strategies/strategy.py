@@ -7,14 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from treegen.ir.arrays import INT32_MAX
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.passes import Pass
+from treegen.strategies import groupings
+from treegen.strategies.passes import Pass, SplitContext
 from treegen.targets import Target
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]
+_MOST_SHOWN = 8  # entries of an option that is a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,12 @@ class Strategy(ABC):
         """What the IO of its plans follows from; None: from plan, schedule and account of every single tree."""
         return None
 
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """Segments and rows of all groups of the plan, about, counted without a plan: time and memory that it takes to
+        make and account for grow with them. 0 where this is not known.
+        """
+        return 0
+
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """The strategy that will make the plan, and why; itself unless the strategy picks among others."""
         return Choice(self, "named by the caller")
@@ -62,8 +71,23 @@ class Strategy(ABC):
         """A plan that obeys the coverage law; `on_pass(name, plan)` is called after every pass."""
 
     def __str__(self) -> str:
-        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return self._with_options(str)
+
+    @property
+    def summary(self) -> str:
+        """The strategy as text, with long options cut short."""
+        return self._with_options(_summary)
+
+    def _with_options(self, text: Callable[[object], str]) -> str:
+        options = ", ".join(f"{name}={text(value)}" for name, value in self.options.items())
         return f"{self.name}({options})" if options else self.name
+
+
+def _summary(value: object) -> str:
+    """An option's value, of a long sequence its beginning."""
+    if isinstance(value, tuple) and len(value) > _MOST_SHOWN:
+        return f"({', '.join(map(str, value[:_MOST_SHOWN]))}, ... {len(value) - _MOST_SHOWN} more)"
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +99,7 @@ class Move:
     after: object
 
     def __str__(self) -> str:
-        return f"{self.field} {self.before} -> {self.after}"
+        return f"{self.field} {_summary(self.before)} -> {_summary(self.after)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +143,13 @@ class Pipeline(Strategy):
     def traffic(self) -> Traffic | None:
         """See Strategy."""
         return self.pipeline_traffic
+
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        if self.grouping not in groupings.SIZES:
+            return 0
+        lengths = [step.tokens for step in self.passes if isinstance(step, SplitContext)]
+        return groupings.SIZES[self.grouping](tree, min(lengths, default=INT32_MAX))
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""

@@ -1,0 +1,98 @@
+"""Bars on stderr that show what a command is doing, from its second second on and where stderr is a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock, Timer
+from typing import TYPE_CHECKING
+
+from treegen import progress
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+_QUIET_SECONDS = 1.0
+
+
+@contextmanager
+def progress_bar(steps: float, doing: str = "") -> Iterator[Callable[[float], None]]:
+    """What to call after some of so many steps, with their number, by default one."""
+    with _bar(steps, doing) as bar:
+        yield bar.advance if bar else _ignore
+
+
+@contextmanager
+def activity_bar() -> Iterator[None]:
+    """Shows what treegen.progress is told inside, beside a bar without an end."""
+    with _bar(None, "") as bar:
+        if bar is None:
+            yield
+            return
+        with progress.told_to(bar.tell):
+            yield
+
+
+@contextmanager
+def _bar(steps: float | None, doing: str) -> Iterator[_Bar | None]:
+    """A bar that is shown once the body takes longer than a moment; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar = _Bar(steps, doing)
+    timer = Timer(_QUIET_SECONDS, bar.show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield bar
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.hide()
+
+
+class _Bar:
+    """What is being done, and how far it is; `show` draws it from another thread."""
+
+    def __init__(self, steps: float | None, doing: str) -> None:
+        self._steps, self._done, self._doing = steps, 0.0, doing
+        self._lock = Lock()
+        self._shown: Progress | None = None
+
+    def tell(self, doing: str) -> None:
+        """What is being done from now on."""
+        with self._lock:
+            self._doing = doing
+            if self._shown is not None:
+                self._shown.update(self._shown.task_ids[0], description=doing)
+
+    def advance(self, steps: float = 1) -> None:
+        """So many more steps are done."""
+        with self._lock:
+            self._done += steps
+            if self._shown is not None:
+                self._shown.update(self._shown.task_ids[0], completed=self._done)
+
+    def show(self) -> None:
+        """Draws the bar, which then draws itself again several times a second."""
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        percent = () if self._steps is None else (TaskProgressColumn(),)
+        text = TextColumn("{task.description}", markup=False)
+        console = Console(file=sys.stderr)
+        shown = Progress(text, BarColumn(20), *percent, TimeElapsedColumn(), console=console, transient=True)
+        with self._lock:
+            shown.add_task(self._doing, total=self._steps, completed=self._done)
+            shown.start()
+            self._shown = shown
+
+    def hide(self) -> None:
+        """Takes the bar away, if it is shown."""
+        if self._shown is not None:
+            self._shown.stop()
+
+
+def _ignore(steps: float = 1) -> None:
+    """Where no bar is shown."""
