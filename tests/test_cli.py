@@ -40,6 +40,54 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "explain", FEW_SHOT) == f"{explain(tree)}\n"
     everything = explain(tree, (*strategy_names(), "auto"))
     assert run(capsys, "explain", FEW_SHOT, "--strategy", "all", "--groups", "1") == f"{everything.text(1)}\n"
+    formulas = run(capsys, "explain", FEW_SHOT, "--formulas", "--groups", "3")
+    assert formulas == f"{explain(tree).text(3, formulas=True)}\n"
+
+
+def test_explain_begins_with_the_ranking(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "explain", FEW_SHOT, "--strategy", "all").splitlines()
+    assert lines[0].split()[:2] == ["strategy", "time"]
+    assert lines[1].startswith(" 1. ")
+    assert lines.index("auto takes query") < lines.index("target h200: 132 SMs")
+
+
+def test_groups_and_formulas_are_told_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    short = run(capsys, "explain", FEW_SHOT)
+    assert "group 0" not in short
+    assert "more groups" not in short
+    assert "lone_tile" not in short
+    assert "group 0" in run(capsys, "explain", FEW_SHOT, "--groups", "1")
+    assert "lone_tile = " in run(capsys, "explain", FEW_SHOT, "--formulas")
+
+
+DEEP = "".join(f"{10 + level}(1," for level in range(60)) + "5" + ")" * 60
+
+
+@pytest.mark.parametrize("tree", [FEW_SHOT, DEEP, "1,4,16,64,256/256,8,256,64,32", "4000+9000+7(3*5,2(8*9))"])
+@pytest.mark.parametrize(
+    "options",
+    [["--strategy", "all"], ["--groups", "5", "--formulas", "--trace"], ["--cost", "profiled", "--page-size", "16"],
+     ["--diff", "deft-node", "fasttree"]],
+)  # fmt: skip
+def test_lines_of_80_columns(capsys: pytest.CaptureFixture[str], tree: str, options: list[str]) -> None:
+    for line in run(capsys, "explain", tree, *options).splitlines():
+        assert len(line) <= 80, line
+
+
+@pytest.mark.parametrize("text", ["10(5*3)\n", Tree.parse("10(5*3)").to_json(), "2\n-1 0 7 1\n0 1 3 0\n"])
+def test_a_tree_from_standard_input(text: str) -> None:
+    done = process("-m", "treegen", "explain", "-", stdin=text)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(("tree 1,3/10,5 |", "tree 1,1/7,3 |"))
+
+
+def test_standard_input_is_refused_by_name() -> None:
+    for text in ("", "10(5*", '{"format":1'):
+        done = process("-m", "treegen", "emit", "-", stdin=text)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("treegen: error: ")
+        assert "standard input" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_explain_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,6 +158,8 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["explain", "1,4/100"], "tokens_per_node = "),
         (["explain", "100(10*"], "tree = 100(10*: expected"),
         (["explain", "absent.json"], "path = absent.json: does not exist"),
+        (["explain", "."], "path = .: is a folder; name a file in it"),
+        (["emit", "tests"], "path = tests: is a folder; name a file in it"),
         (["explain", FEW_SHOT, "--strategy", "deft"], "strategy = deft: is not registered; use one of query,"),
         (["explain", FEW_SHOT, "--heads", "32"], "heads = 32: is not a pair"),
         (["explain", FEW_SHOT, "--heads", "6:4"], "num_qo_heads = 6"),

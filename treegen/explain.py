@@ -204,8 +204,7 @@ def _chosen(
     """What strategies stand for, each once; automatic: what `auto` chooses, if it is known."""
     choices: dict[str, Choice] = {}
     for strategy in strategies:
-        is_known = automatic is not None and strategy.name == "auto"
-        choice = automatic if is_known else strategy.choose(tree, shape, target)
+        choice = automatic if automatic and strategy.name == "auto" else strategy.choose(tree, shape, target)
         if choice.strategy is not strategy:
             choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
             choices[str(choice.strategy)] = choice

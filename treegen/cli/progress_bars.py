@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock, Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from treegen import progress
 
@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 _QUIET_SECONDS = 1.0
 
 
+class Advance(Protocol):
+    """Tells a bar that `steps` more steps are done."""
+
+    def __call__(self, steps: float = 1) -> None: ...
+
+
 @contextmanager
-def progress_bar(steps: float, doing: str = "") -> Iterator[Callable[[float], None]]:
-    """What to call after some of so many steps, with their number, by default one."""
+def progress_bar(steps: float, doing: str = "") -> Iterator[Advance]:
+    """What to call after each of so many steps, or after some of them."""
     with _bar(steps, doing) as bar:
         yield bar.advance if bar else _ignore
 
@@ -84,7 +90,7 @@ class _Bar:
         console = Console(file=sys.stderr)
         shown = Progress(text, BarColumn(20), *percent, TimeElapsedColumn(), console=console, transient=True)
         with self._lock:
-            shown.add_task(self._doing, total=self._steps, completed=self._done)
+            shown.update(shown.add_task(self._doing, total=self._steps), completed=self._done)
             shown.start()
             self._shown = shown
 
