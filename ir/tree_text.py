@@ -291,9 +291,9 @@ class _Families:
         )
 
 
-def draw(tree: Tree, most_lines: int = 40, width: int = 80) -> str:
+def draw(tree: Tree, most_lines: int = 40, width: int | None = None) -> str:
     """The tree as indented lines, equal neighbouring subtrees drawn once with their number of copies; what is too deep
-    to be drawn in `width` columns is counted.
+    to be drawn in `width` columns, if these are given, is counted.
     """
     families, subtree = _Families(tree), tree.topology.subtree
     lines: list[str] = []
@@ -303,7 +303,7 @@ def draw(tree: Tree, most_lines: int = 40, width: int = 80) -> str:
         if len(lines) == most_lines:
             lines.append(f"{rest}... {len(pending) + 1} more branches")
             break
-        if len(rest) > width - _WIDEST_NODE:
+        if width is not None and len(rest) > width - _WIDEST_NODE:
             lines.append(f"{lead}... {subtree[node]} more {'node' if subtree[node] == 1 else 'nodes'}{_times(copies)}")
             continue
         tokens = int(families.tokens[node])

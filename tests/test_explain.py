@@ -127,6 +127,22 @@ def test_kernels_explain_themselves() -> None:
     assert explain(few_shot(), ["deft-node"]).text().splitlines()[:-1] == text.splitlines()[:-1]
 
 
+def test_kernels_tell_groups_and_formulas_on_request() -> None:
+    kernel = treegen.compile(Tree.parse("100(10*4)"), strategy="deft-node", target="h200")
+    assert "group 0" not in kernel.explain()
+    assert "lone_tile" not in kernel.explain()
+    text = kernel.explain(groups=1, formulas=True)
+    assert "    group 0: rows 0-3 | n0[0:100]\n    ... 4 more groups\n" in text
+    assert "    lone_tile = " in text
+
+
+def test_long_options_are_cut_short() -> None:
+    cut = strategies.cohort(cut=tuple(range(1, 41)))
+    text = explain(Tree.parse("10(1*40)"), [cut]).text()
+    assert "strategy cohort(head_rows=64, cut=(1, 2, 3, 4, 5, 6, 7, 8, ... 32 more)):" in text
+    assert str(cut).endswith("39, 40))")
+
+
 def test_one_launch_in_place_of_two_is_said() -> None:
     tree, shape = Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
     line = "made in one launch, whose final items wait for the partial ones"

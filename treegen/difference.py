@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
-from treegen.accounts import byte_text, count_text, fitted
+from treegen.accounts import COLUMNS, byte_text, count_text, fitted
 from treegen.comparison import Comparison, compare
 from treegen.estimate import Estimate
 from treegen.explain import Entry, entry_json, explain, group_text, tree_json
@@ -55,7 +55,7 @@ class Difference:
             f"shape {self.shape}{pages}{assumed}",
             f"target {self.target.name}: {self.target.sms} SMs",
             "",
-            draw(tree),
+            draw(tree, width=COLUMNS),
             "",
         ]
         for entry in self.entries:

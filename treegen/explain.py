@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from treegen.accounts import account_lines, fitted, model_lines, time_lines
+from treegen.accounts import COLUMNS, account_lines, fitted, model_lines, time_lines
 from treegen.cost import Times
 from treegen.estimate import CostModel, Estimate, assess
 from treegen.ir.errors import StrategyError
@@ -107,7 +107,7 @@ class Explanation:
             f"shape {self.shape}{pages}{assumed}",
             f"target {self.target.name}: {self.target.sms} SMs",
             "",
-            draw(tree),
+            draw(tree, width=COLUMNS),
         ]
         for entry in self.entries:
             lines += ["", *_entry_lines(entry, most_groups, formulas)]
