@@ -69,6 +69,21 @@ def test_what_saw_nothing_counts_for_nothing() -> None:
     assert torch.equal(lse, nothing)
 
 
+def test_a_broken_state_shows() -> None:
+    outs, lses = torch.randn(3, 2, HEADS, HEAD_DIM), torch.randn(3, 2, HEADS)
+    lses[1, 0, 2] = math.nan
+    out, lse = treegen.merge_states(outs, lses)
+    broken = torch.zeros(3, HEADS, dtype=torch.bool)
+    broken[1, 2] = True
+    assert torch.equal(out.isnan().all(-1), broken)
+    assert torch.equal(out.isnan().any(-1), broken)
+    assert torch.equal(lse.isnan(), broken)
+    lses[1, 1, 2] = -math.inf
+    out, lse = treegen.merge_state(outs[:, 0], lses[:, 0], outs[:, 1], lses[:, 1])
+    assert out[1, 2].isnan().all()
+    assert lse[1, 2].isnan()
+
+
 @pytest.mark.parametrize("lse", [-3e4, 3e4])
 def test_far_scores_do_not_overflow(lse: float) -> None:
     outs = torch.randn(2, 2, HEADS, HEAD_DIM)

@@ -12,7 +12,8 @@ from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
 from treegen.scoring.indices import ClampedIndices
-from treegen.scoring.scoring import ScoreOptions, with_sinks
+from treegen.scoring.scoring import ScoreOptions
+from treegen.softmax import LEAST_SCORE, softmax, unseen_as_zero, with_sinks
 
 
 def reference(
@@ -35,7 +36,8 @@ def reference(
     num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the caller's numbers of those to compute, by default
     all; the results then hold these alone, in the order given. k_scale, v_scale: what keys and values are multiplied
     by, a number or one for every KV head. options: what is done to scores, by functions that are called, and not
-    traced. Raises InputError for a row that the tree does not have.
+    traced. A value that is not finite reaches the rows alone that see its token, and a score below
+    softmax.LEAST_SCORE hides its token. Raises InputError for a row that the tree does not have.
     """
     keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     heads, head_dim = q.shape[1:]
@@ -47,18 +49,15 @@ def reference(
     sinks = None if options is None else options.sinks
     for place, row in enumerate(chosen):
         slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
-        if len(slots) == 0:
-            if sinks is not None:
-                lse[place] = sinks.double()
-            continue
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
         key, value = (_scaled(tokens_at(cache, slots), by) for cache, by in ((keys, k_scale), (values, v_scale)))
-        scores = torch.einsum("hgd,thd->hgt", query, key) * scale
-        if options is not None:
-            scores = _scored(scores.flatten(0, 1), row, options).view(kv_heads, -1, len(slots))
-        lse[place] = scores.logsumexp(-1).flatten()
-        weights = torch.exp(scores - lse[place].view(kv_heads, -1, 1).clamp(min=torch.finfo(torch.float64).min))
-        out[place] = torch.einsum("hgt,thd->hgd", weights, value).flatten(0, 1)
+        products = torch.einsum("hgd,thd->hgt", query, key)
+        scores = products * scale
+        if options is not None and options.scores:
+            scores = products = _scored(scores.flatten(0, 1), row, options).view_as(products)
+        weights, log_sum = softmax(scores.masked_fill(products < LEAST_SCORE, -math.inf), -1)
+        lse[place] = log_sum.flatten()
+        out[place] = unseen_as_zero(_weighted(weights, value).flatten(0, 1), lse[place])
         if sinks is not None:
             out[place], lse[place] = with_sinks(out[place], lse[place], sinks)
     return out, lse
@@ -75,6 +74,17 @@ def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tens
         seen = options.mask(row_number, head, position, token)
     scores = torch.as_tensor(scored).expand(heads, tokens).double()
     return scores if seen is None else torch.where(seen, scores, -math.inf)
+
+
+def _weighted(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The sum [KV heads, group, dim] of values [tokens, KV heads, dim] by weights [KV heads, group, tokens].
+
+    A weight of 0 keeps out a value that is not finite.
+    """
+    finite = value.isfinite().all(-1).all(-1)
+    total = torch.einsum("hgt,thd->hgd", weights[..., finite], value[finite])
+    own = weights[..., ~finite, None]
+    return total + torch.where(own == 0, 0.0, own * value[~finite].transpose(0, 1)[:, None]).sum(2)
 
 
 def _scaled(tokens: torch.Tensor, by: float | torch.Tensor | None) -> torch.Tensor:

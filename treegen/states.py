@@ -37,9 +37,9 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor, *, lse_base: str = "ln"
 
     outs [rows, states, heads, head_dim] in fp16, bf16 or fp32; lses [rows, states, heads] in float32, natural or base
     2 (`lse_base` "ln" or "log2"; FlashInfer's are base 2), and so is the result. A state whose lse is -inf saw nothing:
-    it counts for nothing, whatever its out holds. Where no state saw anything, the result is 0 and -inf. Computed in
-    float32 by operations of PyTorch, on any device, also under CUDA graphs and torch.compile. The sets of tokens have
-    to be disjoint. Raises InputError.
+    it counts for nothing, whatever its out holds. Where no state saw anything, the result is 0 and -inf. A state whose
+    lse is NaN is broken: out and lse are then NaN for its row and head. Computed in float32 by operations of PyTorch,
+    on any device, also under CUDA graphs and torch.compile. The sets of tokens have to be disjoint. Raises InputError.
     """
     _check_tensors(("outs", outs), ("lses", lses))
     _check_states("outs", outs, "lses", lses, 4, "[rows, states, heads, head_dim]")
@@ -56,7 +56,7 @@ def _merged(outs: torch.Tensor, lses: torch.Tensor, lse_base: str) -> tuple[torc
     weights = (natural - largest.masked_fill(largest == -torch.inf, 0.0)).exp()
     total = weights.sum(1)
     shares = (weights / total.masked_fill(total == 0, 1.0)[:, None])[..., None]
-    out = torch.where(shares > 0, shares * outs.float(), 0.0).sum(1)
+    out = torch.where(shares == 0, 0.0, shares * outs.float()).sum(1)
     return out.to(outs.dtype), (largest[:, 0] + total.log()) * scale
 
 

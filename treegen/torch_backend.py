@@ -22,7 +22,8 @@ from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.scales import Scales, placed
-from treegen.scoring.scoring import Scoring, with_sinks
+from treegen.scoring.scoring import Scoring
+from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
 from treegen.unfused import unfused_parts
 
 _OF_ROWS = ("row", "live", "slot", "position", "sees", "earlier")
@@ -159,26 +160,18 @@ class TorchProgram:
             row, position = (batch[name][:, None, :, None, None] for name in ("row", "position"))
             scores = self._scoring.scores(scores, row, head, position, batch["depth"][:, None, None, None, :])
         scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
-        log_sum = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - _finite(log_sum)[..., None])
+        weights, log_sum = softmax(scores, -1, least_score(self._scoring, sm_scale, self._scales))
         result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
         if self._scales:
             result = result * self._scales.v[:, None, None]
-        return result.flatten(2, 3), log_sum.permute(0, 2, 1, 3).flatten(2, 3)
+        log_sum = log_sum.permute(0, 2, 1, 3).flatten(2, 3)
+        return unseen_as_zero(result.flatten(2, 3), log_sum), log_sum
 
 
 def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(out [rows, heads, dim], lse [rows, heads]) of partials [rows, most partials, heads, dim] and their lse."""
-    if log_sums.shape[1] == 0:
-        return partials.sum(1), log_sums.new_full(log_sums[:, 0:0].sum(1).shape, -math.inf)
-    total = torch.logsumexp(log_sums, 1)
-    weights = torch.exp(log_sums - _finite(total)[:, None])
-    return torch.einsum("rph,rphd->rhd", weights, partials), total
-
-
-def _finite(log_sum: torch.Tensor) -> torch.Tensor:
-    """`log_sum` with 0 for -inf, so that a row that sees nothing subtracts no infinity."""
-    return torch.where(log_sum == -math.inf, torch.zeros_like(log_sum), log_sum)
+    weights, total = softmax(log_sums, 1)
+    return unseen_as_zero(torch.einsum("rph,rphd->rhd", weights, partials), total), total
 
 
 def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
@@ -231,6 +224,8 @@ def _batch(
     kv, depths, lowest, highest = (np.zeros((len(entries), width), np.int64) for _ in range(4))
     kv[item, place], depths[item, place] = slot[run] + step, depth[run] + step
     lowest[item, place], highest[item, place] = lo[run], hi[run]
+    # No row sees the padding of shorter items, but 0 times NaN is NaN: padding repeats a token that the item reads.
+    kv = np.where(np.arange(width) < counts[:, None], kv, kv[:, :1])
     number = np.arange(height)
     live = number[None, :] < rows[:, None]
     entry = np.minimum(row0[:, None] + number[None, :], len(schedule.rows) - 1)

@@ -15,7 +15,8 @@ from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
 from treegen.scales import HeadScales
-from treegen.scoring.scoring import Scoring, with_sinks
+from treegen.scoring.scoring import Scoring
+from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
 
 _MOST_SCORES = 1 << 30
 """Scores that are materialised at a time, at most, unless one KV head alone has more."""
@@ -45,8 +46,7 @@ class UnfusedPart:
         self._shape, self._scales = shape, scales
         self._rows, self._blind = (torch.from_numpy(chosen).to(device) for chosen in (rows[seeing], rows[~seeing]))
         self._slots = torch.from_numpy(ragged_ranges(runs[:, 0], runs[:, 1])).to(device)
-        hidden = torch.from_numpy(~sees[seeing]).to(device)
-        self._mask = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -math.inf)
+        self._hidden = torch.from_numpy(~sees[seeing]).to(device)
         self._scoring = scoring
         if scoring is not None and scoring.positions:
             depths = ragged_ranges(runs[:, 4], runs[:, 1]), schedule.row_positions[rows[seeing]].astype(np.int64)
@@ -66,12 +66,10 @@ class UnfusedPart:
     ) -> None:
         """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         keys, values = (token_major(cache, self._shape.kv_layout) for cache in (k_cache, v_cache))
-        blind = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
-        if self._scoring is not None and self._scoring.sinks is not None:
-            blind = self._scoring.sinks.float().expand_as(blind) * lse_scale
-        out[self._blind], lse[self._blind] = 0, blind
+        nothing = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
+        self._write(self._blind, slice(None), q.new_zeros(1, 1, 1).float(), nothing, out, lse, lse_scale)
         group, heads = self._shape.group, self._shape.num_kv_heads
-        at_once = max(1, _MOST_SCORES // max(1, group * self._mask.numel()))
+        at_once = max(1, _MOST_SCORES // max(1, group * self._hidden.numel()))
         for head in range(0, heads, at_once):
             chosen = slice(head, min(head + at_once, heads))
             of_heads = slice(chosen.start * group, chosen.stop * group)
@@ -82,18 +80,31 @@ class UnfusedPart:
                 scores = scores * self._scales.k[chosen, None, None, None]
             if self._scoring is not None:
                 scores = self._scored(scores, of_heads)
-            scores = scores + self._mask
-            log_sum = torch.logsumexp(scores, -1)
-            shift = log_sum if self._scoring is None else log_sum.clamp(min=torch.finfo(log_sum.dtype).min)
-            weights = torch.exp(scores - shift[..., None])
+            scores = scores.masked_fill(self._hidden, -math.inf)
+            least = least_score(self._scoring, sm_scale, self._scales)
+            weights, log_sum = softmax(scores, -1, least if isinstance(least, float) else least[chosen])
             result = torch.einsum("hgrt,thd->rhgd", weights, tokens_at(values[..., chosen, :], self._slots).float())
             if self._scales:
                 result = result * self._scales.v[chosen, None, None]
-            result, log_sum = result.flatten(1, 2), log_sum.flatten(0, 1).T
-            if self._scoring is not None and self._scoring.sinks is not None:
-                result, log_sum = with_sinks(result, log_sum, self._scoring.sinks[of_heads])
-            out[self._rows, of_heads] = result.to(out.dtype)
-            lse[self._rows, of_heads] = log_sum * lse_scale
+            log_sum = log_sum.flatten(0, 1).T
+            result = unseen_as_zero(result.flatten(1, 2), log_sum)
+            self._write(self._rows, of_heads, result, log_sum, out, lse, lse_scale)
+
+    def _write(
+        self,
+        rows: torch.Tensor,
+        heads: slice,
+        result: torch.Tensor,
+        log_sum: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        lse_scale: float,
+    ) -> None:
+        """Writes the final output of rows, for some query heads."""
+        if self._scoring is not None and self._scoring.sinks is not None:
+            result, log_sum = with_sinks(result, log_sum, self._scoring.sinks[heads])
+        out[rows, heads] = result.to(out.dtype)
+        lse[rows, heads] = log_sum * lse_scale
 
     def _scored(self, scores: torch.Tensor, of_heads: slice) -> torch.Tensor:
         """Scores [KV heads, group, rows, tokens] of these query heads, as the scoring makes them."""

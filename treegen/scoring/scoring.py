@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +55,11 @@ class ScoreOptions:
             getattr(self, field.name) is not field.default and getattr(self, field.name) != field.default
             for field in fields(self)
         )
+
+    @property
+    def scores(self) -> bool:
+        """Whether something is done to scores, or they are masked: not by sinks alone."""
+        return replace(self, sinks=None).any
 
     def text(self, tokens: int, seen: int) -> str:
         """One line on what is done to scores. tokens: of the tree; seen: of those that some row's window reaches."""
@@ -174,11 +179,3 @@ class Scoring:
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory in a type that kernels read."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def with_sinks(out: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [rows, heads, dim] and natural-log lse [rows, heads] of softmaxes in which sinks [heads] take part, from
-    those in which they do not.
-    """
-    total = torch.logaddexp(lse, sinks.to(lse.dtype).expand_as(lse))
-    return out * torch.exp(lse - total)[..., None], total
