@@ -292,6 +292,11 @@ class Plan:
         """For every segment whether some row of its group does not see it."""
         return (self.seen_lo > 0) | (self.seen_hi < self.group_rows[self.segment_group])
 
+    @property
+    def isolated(self) -> bool:
+        """Whether all rows of every group see all that it reads, so that a value reaches only rows that see it."""
+        return not self.masked.any()
+
     def rank_intervals(
         self, group: npt.NDArray[Any], lo: npt.NDArray[Any], hi: npt.NDArray[Any]
     ) -> tuple[Longs, Longs, Longs]:

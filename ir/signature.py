@@ -68,8 +68,9 @@ class KernelKey:
     stages before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether values are
     the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is read as
     bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done to
-    scores. sinks: whether every head has a sink, which takes its share
-    of the softmax. waiting: whether some items wait for the partials of others in the same launch.
+    scores. sinks: whether every head has a sink, which takes its share of the softmax. waiting: whether some items wait
+    for the partials of others in the same launch. guarded: whether values that are not finite are kept from rows whose
+    score hides the token.
     """
 
     dtype: str
@@ -94,6 +95,7 @@ class KernelKey:
     scoring: ScoreCode | None = None
     sinks: bool = False
     waiting: bool = False
+    guarded: bool = False
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""

@@ -1,6 +1,7 @@
 """The coverage law: every visible (row, token) pair is seen in exactly one group, and no invisible pair is seen.
 
-`verify` proves it for a plan; `verify_schedule` proves that a schedule writes every row's result exactly once.
+`verify` proves it for a plan, and `verify_isolated` that no row shares a group with what it does not see;
+`verify_schedule` proves that a schedule writes every row's result exactly once.
 """
 
 from __future__ import annotations
@@ -60,6 +61,11 @@ def verify(plan: Plan, tree: Tree) -> None:
         raise PlanError(
             f"plan {plan.strategy}", f"node {owner} token {place - base[owner]}", "is seen in no group", "add it"
         )
+
+
+def verify_isolated(plan: Plan) -> None:
+    """Raises PlanError, naming the group, unless all rows of every group see all that it reads."""
+    _report(plan, plan.segment_group, plan.masked, "reads what some of its rows do not see")
 
 
 def _check_bounds(plan: Plan, tree: Tree) -> None:

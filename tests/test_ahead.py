@@ -155,6 +155,10 @@ def test_scored_kernels_compile_for_every_architecture() -> None:
     merge = replace(merge_keys(Shape(8, 8, 128))[0], sinks=True)
     jobs: list[tuple[int, KernelKey | MergeKey]] = [(90, merge), (90, scored_key(90, reads=False))]
     jobs += [(architecture, scored_key(architecture, reads=True)) for architecture in ARCHITECTURES]
+    jobs += [
+        (architecture, replace(scored_key(architecture, reads=False), guarded=True, mask="none"))
+        for architecture in ARCHITECTURES
+    ]
     for architecture, key, resources in compiled(jobs):
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if isinstance(key, MergeKey) or not key.scoring.captured[1:]:

@@ -245,9 +245,10 @@ def test_calls_take_rows_between_the_trees_and_the_most() -> None:
 
 def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    monkeypatch.setattr(searching, "searched", lambda *_: Choice(cohort(cut=(1,)), "of one tree"))
+    monkeypatch.setattr(searching, "searched", lambda *_, **__: Choice(cohort(cut=(1,)), "of one tree"))
 
-    def searched(tree: Tree, shape: Shape, target: object, *, for_any_tree: bool) -> Choice:
+    def searched(tree: Tree, shape: Shape, target: object, *, for_any_tree: bool, isolated: bool) -> Choice:
+        assert not isolated
         found.append(for_any_tree)
         return Choice(cohort(split=128), "of any tree")
 

@@ -381,9 +381,9 @@ def test_auto_chooses_anew_where_the_bucket_changes(monkeypatch: pytest.MonkeyPa
     found: list[Tree] = []
     search = searching.searched
 
-    def counted(tree: Tree, *arguments: object) -> Choice:
+    def counted(tree: Tree, *arguments: object, **options: bool) -> Choice:
         found.append(tree)
-        return search(tree, *arguments)
+        return search(tree, *arguments, **options)
 
     monkeypatch.setattr(searching, "searched", counted)
     kernel = compiled(spread("1,16/600,40"), "auto")

@@ -20,9 +20,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     found: list[Tree] = []
     search = searching.searched
 
-    def counted(tree: Tree, *arguments: object) -> Choice:
+    def counted(tree: Tree, *arguments: object, **options: bool) -> Choice:
         found.append(tree)
-        return search(tree, *arguments)
+        return search(tree, *arguments, **options)
 
     monkeypatch.setattr(searching, "searched", counted)
     return found
@@ -61,9 +61,9 @@ def test_a_growing_tree_is_searched_for_once_a_bucket(searches: list[Tree]) -> N
 
 
 def test_cuts_at_single_nodes_are_of_one_tree(searches: list[Tree], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "searched", lambda tree, *arguments: Choice(cohort(cut=(1,)), "told so"))
+    monkeypatch.setattr(searching, "searched", lambda tree, *arguments, **options: Choice(cohort(cut=(1,)), "told so"))
     kernel = treegen.compile(Tree.parse("1,2,4/300,200,40"), shape=SHAPE)
-    monkeypatch.setattr(searching, "searched", lambda tree, *arguments: Choice(cohort(cut=(2,)), "told so"))
+    monkeypatch.setattr(searching, "searched", lambda tree, *arguments, **options: Choice(cohort(cut=(2,)), "told so"))
     kernel.update(Tree.parse("1,2,4/300,200,41"))
     assert kernel.choice == Choice(cohort(cut=(2,)), "told so")
     check(kernel)

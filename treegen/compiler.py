@@ -17,6 +17,7 @@ from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
 from treegen.scales import Scales
 from treegen.scoring.scoring import ScoreOptions, Scoring
+from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.invariant import BatchInvariant, invariant_strategy
 from treegen.targets import Target
@@ -44,6 +45,7 @@ def compile(
     max_items: int | None = None,
     max_slots: int | None = None,
     batch_invariant: bool = False,
+    isolated: bool = False,
 ) -> Kernel:
     """A kernel for `tree`.
 
@@ -74,7 +76,20 @@ def compile(
 
     batch_invariant: a row's bits do not depend on the other rows of the batch, the tree that it hangs in, or where its
     KV lies in the cache: `treegen.strategies.batch_invariant()` plans, for `auto`; give this strategy itself to set its
-    options. Raises a TreegenError for any argument that cannot be served.
+    options.
+
+    isolated: an infinity or NaN in K or V reaches only the rows that see its token. By default it reaches every row
+    that a work item takes together with such a row, also rows of other requests: kernels multiply all values of a tile
+    by the weights of all its rows, and 0 times infinity is NaN. An isolated kernel gives rows a common work item only
+    for tokens that all of them see, which takes more time where many rows see few tokens alone: `auto` chooses among
+    such plans, and the groups of a named strategy are divided. Where mask_mod, score_mod or window_left hide a token,
+    kernels keep its values from the row, too. A score_mod has to hide a token by torch.where, as arithmetic on a NaN
+    gives NaN. A row that sees such a value has NaN in its result. `auto` uses a measured policy where its plan is
+    isolated. autotune is refused.
+
+    A score below -1e24 hides its token, as -inf does, so that masks of torch.finfo(dtype).min act as masks (of fp32 and
+    bf16). Where nothing is done to scores, the bound is that of the product of q and k, before sm_scale. A sink below
+    it takes no part. Raises a TreegenError for any argument that cannot be served.
     """
     check_is_tree("tree", tree)
     if shape is not None and not isinstance(shape, Shape):
@@ -93,9 +108,20 @@ def compile(
         raise InputError("batch_invariant", batch_invariant, "is not a bool", fix)
     if batch_invariant:
         made = invariant_strategy(made, autotune)
+    if not isinstance(isolated, bool):
+        raise InputError("isolated", isolated, "is not a bool", "give True or False")
+    if isolated:
+        made, scoring = in_isolation(made, scoring, autotune)
     if scoring is not None and isinstance(made, BatchInvariant):
         scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
         check_tuning(made, on_target)
     limits, scales = wanted if wanted.any else None, Scales.of(k_scale, v_scale)
     return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, limits, scales, scoring)
+
+
+def in_isolation(
+    strategy: Strategy, scoring: Scoring | None, autotune: bool = False
+) -> tuple[Strategy, Scoring | None]:
+    """The strategy and the scoring of an isolated kernel. Raises StrategyError for `autotune`."""
+    return isolated_strategy(strategy, autotune), scoring and replace(scoring, isolated=True)

@@ -96,6 +96,8 @@ class PartialContext:
     unspecialized: tuple[str, ...]
     positions: bool
     sinks: bool
+    guarded: bool
+    values_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +132,11 @@ def kernel_key(
     by_bits: bool = False,
     words: bool = True,
     sinks: bool = False,
+    guarded: bool = False,
 ) -> KernelKey:
     """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
-    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks: see KernelKey. words:
-    whether tensors allow words to be read; the tile and the shape have to, too.
+    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks, guarded: see KernelKey.
+    words: whether tensors allow words to be read; the tile and the shape have to, too, and guarded kernels read none.
     """
     shared = loads_once(shape) if shared_kv is None else shared_kv
     return KernelKey(
@@ -158,7 +161,8 @@ def kernel_key(
         shared_kv=shared,
         scaled=scaled,
         by_bits=by_bits,
-        words=words and not shared and reads_words(tile.rows, shape),
+        words=words and not shared and not guarded and reads_words(tile.rows, shape),
+        guarded=guarded,
     )
 
 
@@ -221,14 +225,17 @@ def emit(
     scaled: bool = False,
     by_bits: bool = False,
     sinks: bool = False,
+    guarded: bool = False,
 ) -> list[Source]:
     """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
 
-    A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks: see KernelKey.
+    A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks, guarded: see
+    KernelKey.
     """
     classes = launched(schedule, capacity).classes
     fused = [tile for tile in classes if tile.fused]
-    keys = (kernel_key(tile, shape, page_size, scoring, scaled=scaled, by_bits=by_bits, sinks=sinks) for tile in fused)
+    options = {"scaled": scaled, "by_bits": by_bits, "sinks": sinks, "guarded": guarded}
+    keys = (kernel_key(tile, shape, page_size, scoring, **options) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
     merges = (
@@ -310,6 +317,8 @@ def emit_partial(key: KernelKey) -> Source:
         unspecialized=(*(("parts",) if key.waiting else ()), *(name for name in captured if "_s" in name)),
         positions=positions,
         sinks=key.sinks,
+        guarded=key.guarded,
+        values_first=key.guarded and not key.shared_kv,
     )
     assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows
     return _render("partial_attention", key, context)

@@ -105,7 +105,8 @@ class Kernel:
         if self._wanted is None:
             return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)
         if choice.strategy != self._strategy and not suits_fixed_launches(choice.strategy):
-            choice = searched(seen, self._shape, self._target, for_any_tree=True)
+            isolated = self._strategy.isolated
+            choice = searched(seen, self._shape, self._target, for_any_tree=True, isolated=isolated)
         return Served.first(tree, self._wanted, choice, self._shape, self._target, self._scoring, grows=self._grows)
 
     @overload
@@ -436,6 +437,7 @@ class Kernel:
             scaled=self._scales is not None,
             by_bits=reads_bits(self._shape, self._target.capability),
             sinks=scoring is not None and scoring.sinks is not None,
+            guarded=scoring is not None and scoring.guarded,
         )
         return "\n\n".join(source.text for source in emitted)
 

@@ -161,11 +161,23 @@ class TorchProgram:
             scores = self._scoring.scores(scores, row, head, position, batch["depth"][:, None, None, None, :])
         scores = scores.masked_fill(~batch["sees"][:, None, :, None, :], -math.inf)
         weights, log_sum = softmax(scores, -1, least_score(self._scoring, sm_scale, self._scales))
-        result = torch.einsum("ihrgt,ithd->irhgd", weights, value)
+        guarded = self._scoring is not None and self._scoring.guarded
+        result = _guarded_product(weights, value) if guarded else torch.einsum("ihrgt,ithd->irhgd", weights, value)
         if self._scales:
             result = result * self._scales.v[:, None, None]
         log_sum = log_sum.permute(0, 2, 1, 3).flatten(2, 3)
         return unseen_as_zero(result.flatten(2, 3), log_sum), log_sum
+
+
+def _guarded_product(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """weights [items, KV heads, rows, group, tokens] times value [items, tokens, KV heads, dim], with NaN for rows that
+    give a token whose value is not finite a weight, and without it for others.
+    """
+    finite = value.isfinite()
+    spoils = (~finite.all(-1)).to(weights.dtype)
+    spoiled = torch.einsum("ihrgt,ith->irhg", (weights > 0).to(weights.dtype), spoils) > 0
+    result = torch.einsum("ihrgt,ithd->irhgd", weights, value.masked_fill(~finite, 0.0))
+    return result.masked_fill(spoiled[..., None], math.nan)
 
 
 def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -102,6 +102,7 @@ class TritonProgram:
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
         self._scoring = scoring
         self._sinks = scoring is not None and scoring.sinks is not None
+        self._guarded = scoring is not None and scoring.guarded
         self._merge_keys = [
             merge_key_of(schedule, shape, s, capacity, sinks=self._sinks) for s in range(schedule.num_stages)
         ]
@@ -242,6 +243,7 @@ class TritonProgram:
                     by_bits=self._by_bits,
                     words=words is not None,
                     sinks=self._sinks,
+                    guarded=self._guarded,
                 )
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = lanes_of(tile, shape)

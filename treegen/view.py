@@ -8,7 +8,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions, clipped, windowed
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.verify import verify
+from treegen.ir.verify import verify, verify_isolated
 from treegen.scoring.scoring import Scoring
 from treegen.strategies import Strategy
 from treegen.targets import Target
@@ -39,6 +39,8 @@ class View:
         plan = strategy.plan(self.tree, shape, target)
         if not strategy.proven:
             verify(plan, self.tree)
+        if strategy.isolated:
+            verify_isolated(plan)
         if self.window_left < 0 or self.positions is None:
             return plan
         return clipped(plan, self.tree, self.positions, self.window_left)

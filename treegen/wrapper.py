@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.compiler import compile as compile_tree
+from treegen.compiler import in_isolation
 from treegen.devices import resolve_target
 from treegen.inputs import overlaps
 from treegen.ir.arrays import host_array
@@ -33,7 +34,7 @@ class TreeAttentionWrapper:
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
 
     kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size, head_dim]`.
-    strategy: as of treegen.compile.
+    strategy, isolated: as of treegen.compile.
 
     So that calls written for FlashInfer are served as they stand, some arguments are taken that only concern its
     kernels: float_workspace_buffer (here scratch memory is allocated on the stream of a call), use_tensor_cores,
@@ -68,6 +69,7 @@ class TreeAttentionWrapper:
         strategy: str | Strategy = "auto",
         max_items: int | None = None,
         max_slots: int | None = None,
+        isolated: bool = False,
     ) -> None:
         if not is_one_of(kv_layout, KV_LAYOUTS):
             raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
@@ -85,7 +87,9 @@ class TreeAttentionWrapper:
         if jit_args is not None:
             raise InputError("jit_args", type(jit_args).__name__, "are another library's", "leave them out")
         self._wanted = WantedLimits(None, max_items, max_slots)
-        self._layout, self._strategy = kv_layout, strategy
+        if not isinstance(isolated, bool):
+            raise InputError("isolated", isolated, "is not a bool", "give True or False")
+        self._layout, self._strategy, self._isolated = kv_layout, strategy, isolated
         self._kernel: Kernel | None = None
         self._settings: Settings | None = None
 
@@ -165,12 +169,19 @@ class TreeAttentionWrapper:
         """A kernel for the first batch; with use_cuda_graph one of a capacity for all that fit the buffers."""
         cap, left = options.logits_soft_cap, options.window_left
         if self._sizes is None:
-            strategy = self._strategy
             return compile_tree(
-                tree, strategy=strategy, shape=shape, sm_scale=sm_scale, logits_soft_cap=cap, window_left=left
+                tree,
+                strategy=self._strategy,
+                shape=shape,
+                sm_scale=sm_scale,
+                logits_soft_cap=cap,
+                window_left=left,
+                isolated=self._isolated,
             )
         wanted = replace(self._wanted, pages=PageBounds(*self._sizes, shape.page_size))
         made, target, scoring = strategy_from(self._strategy), resolve_target(None), Scoring.of(options)
+        if self._isolated:
+            made, scoring = in_isolation(made, scoring)
         return Kernel(tree, made, shape, target, None, sm_scale, wanted=wanted, scoring=scoring)
 
     def run(

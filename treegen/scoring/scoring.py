@@ -101,8 +101,9 @@ class ScoreOptions:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
     """Options traced. score and mask: expressions, None where nothing is done; captured: the tensors that they read;
-    code: None where both are None. prunes: whether what no row's window reaches is left out, and not masked. Other
-    values of these tensors, written into them, count from the next call on.
+    code: None where both are None. prunes: whether what no row's window reaches is left out, and not masked. isolated:
+    whether values that are not finite are to reach only rows that see them. Other values of these tensors, written into
+    them, count from the next call on.
     """
 
     options: ScoreOptions
@@ -111,6 +112,7 @@ class Scoring:
     captured: tuple[torch.Tensor, ...]
     code: ScoreCode | None
     prunes: bool = True
+    isolated: bool = False
 
     @classmethod
     def of(cls, options: ScoreOptions) -> Scoring | None:
@@ -136,6 +138,11 @@ class Scoring:
     def positions(self) -> bool:
         """Whether kernels need those of rows and tokens."""
         return self.code is not None and self.code.positions
+
+    @property
+    def guarded(self) -> bool:
+        """Whether kernels have to keep values from rows: in isolated mode, where scores may hide a token from some."""
+        return self.isolated and (self.mask is not None or self.options.score_mod is not None)
 
     @property
     def sinks(self) -> torch.Tensor | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treegen.accounts import time_text
 from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.search import Found, search
+from treegen.strategies.invariant import BatchInvariant
+from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.targets import Target
 
@@ -19,28 +22,48 @@ from treegen.targets import Target
 class Auto(Strategy):
     """Picks the policy of the cache, where the tree's bucket has been tuned (treegen.tune), else the policy or named
     strategy with the least estimated time (treegen.search).
+
+    isolated: only isolated plans are taken, and a policy of the cache, which was measured without isolation, where its
+    plan for the tree is isolated.
     """
 
     name: str = "auto"
     proven: bool = True
+    isolated: bool = False
 
     def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
         """See Strategy."""
         cached = POLICY_CACHE.lookup(key_of(tree, shape, target), accepts)
         if cached.entry is not None:
             reason = f"measured as the fastest for such trees: {cached.entry.source}"
-            return Choice(strategy_of(cached.entry.policy), reason)
-        return searched(tree, shape, target)
+            strategy = strategy_of(cached.entry.policy)
+            if not self.isolated:
+                return Choice(strategy, reason)
+            if strategy.plan(tree, shape, target).isolated:
+                return Choice(as_isolated(strategy), reason)
+        return searched(tree, shape, target, isolated=self.isolated)
 
     def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
 
 
-def searched(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False) -> Choice:
-    """What the search finds, whatever has been measured. for_any_tree: without cuts at single nodes."""
-    found = search(tree, shape, target, for_any_tree=for_any_tree)
+def searched(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
+    """What the search finds, whatever has been measured. for_any_tree: without cuts at single nodes. isolated: among
+    isolated plans.
+    """
+    found = search(tree, shape, target, for_any_tree=for_any_tree, isolated=isolated)
     return Choice(found.strategy, _reason(found), found.trace)
+
+
+def isolated_strategy(strategy: Strategy, autotune: bool) -> Strategy:
+    """What plans in isolated mode where a caller asks for this strategy. Raises StrategyError for `autotune`."""
+    if autotune:
+        reason = "would measure plans that are not isolated"
+        raise StrategyError("autotune", True, reason, "leave it or isolated out")
+    if isinstance(strategy, Auto | BatchInvariant):
+        return replace(strategy, isolated=True)
+    return as_isolated(strategy)
 
 
 def _reason(found: Found) -> str:

@@ -34,9 +34,11 @@ _MOST_CELLS = 1 << 18  # (line, rank) pairs that are counted at a time
 
 
 class PolicyCosts:
-    """Times of policies for one tree, shape and target. Made once per search."""
+    """Times of policies for one tree, shape and target; infinite, if asked for, where plans are not isolated. Made once
+    per search.
+    """
 
-    def __init__(self, tree: Tree, shape: Shape, target: Target) -> None:
+    def __init__(self, tree: Tree, shape: Shape, target: Target, *, isolated: bool = False) -> None:
         self.tree, self.shape, self.target = tree, shape, target
         self.facts = facts_of(target)
         spans = tree.topology.spans
@@ -47,6 +49,7 @@ class PolicyCosts:
         self.q_row = heads * shape.head_dim * shape.dtype_bytes
         self.partial_row = shape.partial_bytes
         self.final_row = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
+        self._isolated = isolated
         self._whole: dict[int, Walks] = {}
         self._classes = _classes_of(shape, target)
 
@@ -231,7 +234,16 @@ class PolicyCosts:
         total += items_us.reshape(-1, stages).sum(1)
         if merged.any():
             total += np.where(merged, MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"], 0.0)
-        return total
+        return np.where(self.admits(walks), total, np.inf) if self._isolated else total
+
+    def admits(self, walks: Walks) -> npt.NDArray[np.bool_]:
+        """Per way whether its plan is one that is asked for: any, or one in which cohorts read what all of them see."""
+        admitted = np.ones(walks.ways, np.bool_)
+        if self._isolated:
+            begin = walks.lo[walks.of]
+            masked = (self.lo[walks.span] > begin) | (self.hi[walks.span] < begin + walks.rows[walks.of])
+            admitted[walks.line[walks.of[masked]] // walks.stages] = False
+        return admitted
 
     def times_of(self, walks: Walks, ways: Longs, lines: Lines) -> Floats:
         """`times_us` of these ways of `walks`, by their `lines`: some at a time where they have many spans."""

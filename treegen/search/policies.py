@@ -11,6 +11,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import named
+from treegen.strategies.isolated import without_isolation
 from treegen.strategies.strategy import Strategy
 from treegen.targets import Target
 
@@ -55,14 +56,14 @@ def strategy_of(policy: Mapping[str, object]) -> Strategy:
 
 def serves_any_tree(strategy: Strategy) -> bool:
     """Whether a strategy that the search found plans other trees, too: not one with cuts at single nodes."""
-    return not getattr(strategy, "cut", ())
+    return not getattr(without_isolation(strategy), "cut", ())
 
 
 def suits_fixed_launches(strategy: Strategy) -> bool:
     """Whether a strategy that the search found, or that was measured, suits a kernel of fixed capacity: it serves any
     tree, and does not merge last, as what made that fast may be one launch, which such a kernel does not have.
     """
-    return serves_any_tree(strategy) and getattr(strategy, "merge", "reduce") == "reduce"
+    return serves_any_tree(strategy) and getattr(without_isolation(strategy), "merge", "reduce") == "reduce"
 
 
 def accepts(policy: Mapping[str, object]) -> bool:

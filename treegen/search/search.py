@@ -6,7 +6,7 @@ Plans are counted, not made (treegen.search.costs), and only those that a lower 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, get_args
@@ -32,6 +32,7 @@ from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies import named
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.groupings import cohorts_of_spans
+from treegen.strategies.isolated import Isolated, as_isolated
 from treegen.strategies.strategy import Move, Step, Strategy
 from treegen.targets import Target
 from treegen.tiles import MOST_RESIDENT
@@ -96,15 +97,17 @@ class _State:
             self.consider(strategy, time_us)
 
 
-def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False) -> Found:
+def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False, isolated: bool = False) -> Found:
     """The fastest policy or named strategy by the analytic model.
 
     Of a tree of at most MOST_EDGES edges none of the whole space (treegen.search.space) is better, each in as many
     launches as its plan has stages; of a larger one none of the named strategies that are weighed: all but those whose
     plans are too large for the tree (treegen.search.size). for_any_tree: only what can plan other trees too, so no cuts
-    at single nodes, and no merges within one launch, which a capacity does not have.
+    at single nodes, and no merges within one launch, which a capacity does not have. isolated: only isolated plans:
+    policies that have them for this tree, and named strategies with their groups divided. Groups of cohorts cut at
+    thresholds mix subtrees, so these are left out.
     """
-    costs = PolicyCosts(tree, shape, target)
+    costs = PolicyCosts(tree, shape, target, isolated=isolated)
     bounds, state = Bounds(costs), _State()
     _walk_whole_paths(costs, bounds, state)
     query_us = min((time for policy, time in state.times.items() if _is_query(policy)), default=None)
@@ -112,17 +115,21 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
     if len(nodes) and costs.unique:
         if len(nodes) <= MOST_EDGES and not for_any_tree:
             _cut_everywhere(costs, bounds, state, nodes)
-        else:
+        elif not isolated:
             _cut_at_thresholds(costs, bounds, state)
             if not for_any_tree:
                 _cut_once_more(costs, state, nodes)
-    _weigh_named(costs, bounds, state)
+    if isolated:
+        _weigh(_divided(), costs, state)
+    else:
+        _weigh(_promising(costs, bounds, state), costs, state)
     if not for_any_tree:
         _merge_in_one_launch(costs, state)
     if state.best is None:
         state.consider(Cohort(), costs.time_us(Cohort()))
     assert state.best is not None
     best, left_out = as_named(state.best, tree), tuple(state.left_out)
+    best = as_isolated(best) if isolated else best
     return Found(best, state.time_us, query_us, len(state.times), tuple(state.trace), left_out)
 
 
@@ -172,6 +179,16 @@ def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
     return {**_NAMED, "query": named.query} if _has_rows_inside(tree) else _NAMED
 
 
+def _divided() -> list[Strategy]:
+    """The strategies that an isolated search compares with policies: those that group rows by the nodes they see, and
+    whole paths of large cohorts divided, with every split.
+    """
+    of_nodes = (named.fasttree(), named.flashforge(), named.deft_node(), named.cascade())
+    chunks = (named.deft_node_chunk(split) for split in SPLITS if split is not None)
+    whole = [named.cohort(split=split) for split in SPLITS]
+    return [*map(as_isolated, (*of_nodes, *chunks, *whole)), *(Isolated(each, two_tiles=True) for each in whole)]
+
+
 def _is_query(strategy: Strategy) -> bool:
     if not isinstance(strategy, Cohort) or strategy.head_rows > 1:
         return False
@@ -214,24 +231,35 @@ def _walk_some(costs: PolicyCosts, bounds: Bounds, state: _State, policies: Sequ
         state.consider_all(split, times)
 
 
-def _weigh_named(costs: PolicyCosts, bounds: Bounds, state: _State) -> None:
-    """The named strategies that may be better than the best so far, by their plans."""
-    tree, shape, target = costs.tree, costs.shape, costs.target
-    for name, make in _named(tree).items():
+def _promising(costs: PolicyCosts, bounds: Bounds, state: _State) -> Iterator[Strategy]:
+    """The named strategies that may be better than the best so far."""
+    for name, make in _named(costs.tree).items():
         if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
-            if is_too_large(make(), tree, shape):
-                state.left_out.append(name)
-                continue
-            now(f"weighing {name}")
-            with suppress(ShapeError):  # FastTree's tiles do not fit every shape
-                state.consider(make(), time_of(make(), tree, shape, target))
+            yield make()
+
+
+def _weigh(strategies: Iterable[Strategy], costs: PolicyCosts, state: _State) -> None:
+    """Strategies by the plans that they make, but for those whose plans are too large for the tree."""
+    tree, shape, target = costs.tree, costs.shape, costs.target
+    for strategy in strategies:
+        if is_too_large(strategy, tree, shape):
+            state.left_out.append(strategy.name)
+            continue
+        now(f"weighing {strategy.name}")
+        with suppress(ShapeError):  # FastTree's tiles do not fit every shape
+            state.consider(strategy, time_of(strategy, tree, shape, target))
 
 
 def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
     """Every policy with every assignment of edges: all sets of `nodes` at which paths are cut."""
-    cuts = (np.arange(1, 1 << len(nodes))[:, None] >> np.arange(len(nodes)) & 1).astype(bool)
+    every = (np.arange(1, 1 << len(nodes))[:, None] >> np.arange(len(nodes)) & 1).astype(bool)
     for policy in policies_of(costs.shape, costs.target)[0]:
-        walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
+        walks = costs.cut_walks(costs.rows_of(policy), nodes, every)
+        cuts, admitted = every, np.flatnonzero(costs.admits(walks))
+        if not len(admitted):
+            continue
+        if len(admitted) < len(every):
+            cuts, walks = every[admitted], walks.taken(admitted)
         lines = costs.lines_of([policy] * walks.lines, walks)
         _try_splits(costs, bounds, state, policy, _Cuts(nodes, cuts, walks, lines))
         kept = np.flatnonzero(bounds.of_two_launches(walks, lines) < state.time_us * _LESS)

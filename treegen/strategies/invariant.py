@@ -35,10 +35,13 @@ class BatchInvariant(Strategy):
     longer ones, whose results are partial. block: tokens of the runs that tiles are packed of. With 1 every token is
     looked up, wherever it lies; 16 takes less time, and trees in which nodes, and their pieces in the cache, begin at
     multiples of 16 tokens of the path (pages of 16, shared as a whole).
+
+    isolated: rows share the work items of a chunk only where they see the same tokens of it. Bits are the same.
     """
 
     chunk: int = CHUNK
     block: int = 1
+    isolated: bool = False
     name: str = "batch-invariant"
     proven: bool = True
 
@@ -52,7 +55,7 @@ class BatchInvariant(Strategy):
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
-        return {"chunk": self.chunk, "block": self.block}
+        return {"chunk": self.chunk, "block": self.block, **({"isolated": True} if self.isolated else {})}
 
     def plan_size(self, tree: Tree, shape: Shape) -> int:
         """See Strategy."""
@@ -67,7 +70,7 @@ class BatchInvariant(Strategy):
         tile = fixed_class(shape, target, self.block)
         lanes = lanes_of(tile, shape)
         machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
-        plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine)
+        plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine, isolated=self.isolated)
         plan = plan.changed(strategy=str(self), fixed_block=self.block)
         if on_pass:
             on_pass("by_tile_path", plan)

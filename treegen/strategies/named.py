@@ -25,7 +25,7 @@ def query(split: int | None = None) -> Strategy:
         passes = (SplitContext(positive_int("split", split, StrategyError)),)
     options = () if split is None else (("split", split),)
     traffic = Traffic("paths", "none" if split is None else "lengths")
-    return Pipeline("query", groupings.by_row, passes, options, proven=True, pipeline_traffic=traffic)
+    return Pipeline("query", groupings.by_row, passes, options, proven=True, pipeline_traffic=traffic, isolated=True)
 
 
 def deft_node() -> Strategy:

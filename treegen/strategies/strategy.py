@@ -40,11 +40,12 @@ class Strategy(ABC):
     """Turns a tree into a plan, for an attention shape and a target. Subclasses are immutable values.
 
     proven: whether treegen's own tests hold its plans to the coverage law; plans of any other strategy are verified
-    on use.
+    on use. isolated: whether its plans are isolated (Plan.isolated), which is checked on use.
     """
 
     name: str
     proven: bool = False
+    isolated: bool = False
 
     @property
     def options(self) -> dict[str, object]:
@@ -133,6 +134,7 @@ class Pipeline(Strategy):
     pipeline_options: tuple[tuple[str, object], ...] = ()
     proven: bool = False
     pipeline_traffic: Traffic | None = None
+    isolated: bool = False
 
     @property
     def options(self) -> dict[str, object]:

@@ -81,16 +81,18 @@ class _Rows(NamedTuple):
     above: Longs
 
 
-def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machine) -> Plan:
+def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machine, *, isolated: bool = False) -> Plan:
     """Groups of up to `machine.rows` rows that share tiles of `tokens` tokens in a chunk of `chunk` tokens of their
     paths, for every chunk; see BatchInvariant. Groups of earlier chunks come first, and every row's tiles are in order.
-    Rows that end inside a tile share it with longer ones if that is at a multiple of `block`.
+    Rows that end inside a tile share it with longer ones if that is at a multiple of `block`. isolated: a group's rows
+    all see the same tokens.
     """
     rows = _rows_of(tree)
     tiles = _tiles_of(tree, rows, tokens, block)
     walks = _walks_of(tree, rows, tiles, chunk, tokens)
     pieces = _pieces_of(tree, rows, tiles, chunk, tokens)
-    begins = _group_begins(walks, machine)
+    alone = _sees_other_tokens(rows, walks, chunk) if isolated else walks.shared == 0
+    begins = _group_begins(walks, machine, alone)
     first = np.flatnonzero(begins)
     ends = np.append(first[1:], len(walks.rank))
     group = np.cumsum(begins) - 1
@@ -131,15 +133,25 @@ def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machi
     )
 
 
-def _group_begins(walks: _Walks, machine: Machine) -> Bools:
-    """Which walks begin a group, where those that follow join it. A group has `machine.rows` rows at most, and all that
-    join share tiles with the one before. How many tiles of their own they may bring is what makes the estimated time
-    least: that of all tiles on all SMs, and of the longest group, taken as one behind the other.
+def _sees_other_tokens(rows: _Rows, walks: _Walks, chunk: int) -> Bools:
+    """Which walks see other tokens of their chunk than the walk before."""
+    end = np.minimum(rows.length[walks.rank], np.maximum(walks.kind, 1) * chunk)
+    other = np.ones(len(end), np.bool_)
+    before = slice(None, -1)
+    other[1:] = (walks.shared < walks.tiles)[1:] | (walks.tiles[1:] != walks.tiles[before]) | (end[1:] != end[before])
+    return other
+
+
+def _group_begins(walks: _Walks, machine: Machine, alone: Bools) -> Bools:
+    """Which walks begin a group, where those that follow join it. A group has `machine.rows` rows at most. Walks that
+    are `alone` join none, as those are that share no tiles with the walk before. How many tiles of their own walks may
+    bring is what makes the estimated time least: that of all tiles on all SMs, and of the longest group, taken as one
+    behind the other.
     """
     count, best, least = np.arange(len(walks.rank)), np.ones(len(walks.rank), np.bool_), math.inf
     new = walks.tiles - walks.shared
     for most in _MOST_NEW if len(count) else ():
-        begins = (walks.shared == 0) | (new > most)
+        begins = alone | (new > most)
         within = count - np.maximum.accumulate(np.where(begins, count, 0))
         begins |= within % machine.rows == 0
         of_groups = np.add.reduceat(np.where(begins, walks.tiles, new), np.flatnonzero(begins))

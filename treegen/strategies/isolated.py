@@ -1,0 +1,122 @@
+"""Isolation: plans in which all rows of a group see all that the group reads.
+
+A kernel multiplies weights and values tile by tile, and a weight of 0 times infinity or NaN is NaN: under a mask, such
+a value would reach rows that do not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+
+from treegen.ir.arrays import frozen, offsets, stacked
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.strategies.strategy import OnPass, Strategy, Traffic
+from treegen.targets import Target
+from treegen.tiles import SMALL_ROWS, tile_class
+
+
+@dataclass(frozen=True, slots=True)
+class SeparateRows:
+    """Divides every group into one for each set of its rows that see the same segments, with these segments alone.
+
+    Segments that no row of a group sees are left out. Where groups are divided, results are merged in a launch of their
+    own ("reduce"), as a row then has several groups in the last stage.
+    """
+
+    @property
+    def name(self) -> str:
+        """See Pass."""
+        return "separate-rows"
+
+    def apply(self, plan: Plan, tree: Tree) -> Plan:
+        """See Pass."""
+        plan = plan.changed(mask="interval")  # without masks it does not matter how they are stored
+        if plan.isolated:
+            return plan
+        owner, lo, hi = plan.segment_group, plan.seen_lo, plan.seen_hi
+        seen = np.flatnonzero(hi > lo)
+        order = seen[np.lexsort((hi[seen], lo[seen], owner[seen]))]  # stable: segments keep their order within a group
+        owner, lo, hi = owner[order], lo[order], hi[order]
+        opens = np.append(True, (owner[1:] != owner[:-1]) | (lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1]))[: len(order)]
+        first = np.flatnonzero(opens)
+        group, rows = owner[first], (hi - lo)[first]
+        index, rank_lo, rank_hi = plan.rank_intervals(group, lo[first], hi[first])
+        reduce = plan.merge == "reduce"
+        return Plan.trusted(
+            plan.strategy,
+            offsets(np.bincount(index, minlength=len(group))),
+            rank_lo,
+            rank_hi,
+            np.append(first, len(order)),
+            stacked(plan.node[order], plan.start[order], plan.stop[order], 0, hi - lo),
+            rows,
+            plan.tiles,
+            plan.mask,
+            plan.blocks,
+            frozen(plan.stage[group]) if reduce else None,
+        )
+
+
+@dataclass(frozen=True)
+class Isolated(Strategy):
+    """Another strategy's groups, divided by SeparateRows where some of their rows do not see all.
+
+    two_tiles: groups of few rows run in small tiles and others in large ones, in a launch each, where the strategy
+    names no tiles. Groups that were divided differ in rows more than others.
+    """
+
+    strategy: Strategy
+    two_tiles: bool = False
+    name: str = "isolated"
+    isolated: bool = True
+    proven: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "proven", self.strategy.proven)
+
+    @property
+    def options(self) -> dict[str, object]:
+        """See Strategy."""
+        return {"strategy": str(self.strategy), **({"two_tiles": True} if self.two_tiles else {})}
+
+    @property
+    def traffic(self) -> Traffic:
+        """See Strategy."""
+        return Traffic("plan", "lengths")
+
+    def plan_size(self, tree: Tree, shape: Shape) -> int:
+        """See Strategy."""
+        return self.strategy.plan_size(tree, shape)
+
+    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+        """See Strategy."""
+        step = SeparateRows()
+        plan = step.apply(self.strategy.plan(tree, shape, target, on_pass), tree).changed(strategy=str(self))
+        if self.two_tiles and not plan.tiles:
+            plan = plan.changed(tiles=_two_tiles(shape, target))
+        if on_pass:
+            on_pass(step.name, plan)
+        return plan
+
+
+@cache
+def _two_tiles(shape: Shape, target: Target) -> tuple[tuple[int, int], ...]:
+    """(head rows, tokens) of the tiles that suit many rows and few, larger rows first."""
+    classes = [tile_class(shape, target, rows) for rows in (SMALL_ROWS + 1, 1)]
+    tiles = {tile.rows: tile.tokens for tile in classes}
+    return tuple(tiles.items())
+
+
+def as_isolated(strategy: Strategy) -> Strategy:
+    """The strategy with isolated plans: itself where it has no others."""
+    return strategy if strategy.isolated else Isolated(strategy)
+
+
+def without_isolation(strategy: Strategy) -> Strategy:
+    """The strategy whose groups an Isolated divides; any other strategy as it is."""
+    return strategy.strategy if isinstance(strategy, Isolated) else strategy
