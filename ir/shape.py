@@ -123,8 +123,15 @@ class Shape:
 
     def __str__(self) -> str:
         of_v = f" (v {self.head_dim_v})" if self.head_dim_v != self.head_dim else ""
-        shared = ", shared KV" if self.shared_kv else ""
-        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {self.dtype}{shared}"
+        besides = {
+            f"KV {self.kv_dtype}": self.kv_dtype != self.dtype,
+            f"partials {self.partial_dtype}": self.partial_dtype != "fp32",
+            "shared KV": self.shared_kv,
+            f"page_size {self.page_size}": self.page_size > 1,
+            self.kv_layout: self.kv_layout != "NHD",
+        }
+        parts = (self.dtype, *(text for text, shown in besides.items() if shown))
+        return f"{self.num_qo_heads}:{self.num_kv_heads} heads, head_dim {self.head_dim}{of_v}, {', '.join(parts)}"
 
 
 DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")

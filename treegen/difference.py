@@ -48,11 +48,10 @@ class Difference:
     def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
         """Plain, stable text; at most `most_groups` lines on nodes, and as many groups of each plan, are listed."""
         tree, compared = self.tree, self.comparison
-        pages = f", page_size {self.shape.page_size}" if self.shape.page_size > 1 else ""
         assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
         lines = [
             str(tree),
-            f"shape {self.shape}{pages}{assumed}",
+            f"shape {self.shape}{assumed}",
             f"target {self.target.name}: {self.target.sms} SMs",
             "",
             draw(tree, width=COLUMNS),

@@ -96,7 +96,7 @@ class Explanation:
         most_groups: groups of every plan that are listed at most; formulas: whether those of the cost model are, and
         the values of their terms.
         """
-        tree, pages = self.tree, f", page_size {self.shape.page_size}" if self.shape.page_size > 1 else ""
+        tree = self.tree
         assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
         lines: list[str] = []
         if len(self.entries) > 1:
@@ -104,7 +104,7 @@ class Explanation:
         lines += [
             str(tree),
             f"signature {tree.signature()}",
-            f"shape {self.shape}{pages}{assumed}",
+            f"shape {self.shape}{assumed}",
             f"target {self.target.name}: {self.target.sms} SMs",
             "",
             draw(tree, width=COLUMNS),

@@ -121,11 +121,16 @@ TOLERANCE = {"fp16": 2e-3, "bf16": 1.5e-2, "fp32": 1e-5}
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A kernel's output measured against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse."""
+    """A kernel's output measured against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse. True
+    in a condition if both are within the tolerance, so that `assert kernel.verify(...)` tells.
+    """
 
     out_error: float
     lse_error: float
     tolerance: float
+
+    def __bool__(self) -> bool:
+        return self.passed
 
     @property
     def passed(self) -> bool:
