@@ -25,7 +25,7 @@ from treegen.ir.arrays import (
     whole_numbers,
 )
 from treegen.ir.errors import TreeError
-from treegen.ir.kv import KVRuns
+from treegen.ir.kv import KVRuns, TakenSlots
 from treegen.ir.page_tables import TreeParts
 from treegen.ir.topology import Topology, derive, with_longer_leaves
 
@@ -50,6 +50,8 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
         first = next_slots(tree, chosen)
         _check_free(tree, chosen, first, tokens)
         places = first[:, None] + np.arange(tokens)
+    else:
+        check_unused(tree.kv, places.reshape(-1))
     own = own_leaves(tree, chosen)
     node = tree.row_node[chosen]
     if own.all() and (tree.tokens[node] > 0).all():
@@ -175,19 +177,21 @@ def next_slots(tree: Tree, rows: Longs) -> Longs:
     return tree.kv.slots_at(node, sees - 1) + 1
 
 
-def free_behind(kv: KVRuns, slots: Longs) -> Longs:
-    """How many slots from each of `slots` on hold no token: 0 where that is taken itself."""
-    order = np.argsort(kv.start, kind="stable")
-    start = np.append(kv.start[order], INT32_MAX).astype(np.int64)
-    ends = np.maximum.accumulate(np.append(0, kv.start[order].astype(np.int64) + kv.length[order]))
-    behind = np.searchsorted(start, slots)
-    taken = (ends[behind] > slots) | (start[behind] <= slots)
-    return np.where(taken, 0, start[behind] - slots)
+def check_unused(kv: KVRuns, slots: Longs) -> None:
+    """Raises TreeError for a slot that comes twice, or that holds a token: writing there would destroy that."""
+    fix = "give every new token a slot of its own that holds no token"
+    order = np.sort(slots)
+    twice = order[1:] == order[:-1]
+    if twice.any():
+        raise TreeError("slots", slots.tolist(), f"names slot {order[twice.argmax()]} twice", fix)
+    taken = TakenSlots.of(kv).holds(slots)
+    if taken.any():
+        raise TreeError("slots", slots.tolist(), f"slot {slots[taken.argmax()]} holds another token of the tree", fix)
 
 
 def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
     """Raises TreeError unless the slots from each of these on are free and differ."""
-    short = free_behind(tree.kv, slots) < tokens
+    short = TakenSlots.of(tree.kv).free_behind(slots) < tokens
     if short.any():
         row, slot = int(rows[short.argmax()]), int(slots[short.argmax()])
         reason = f"row {row} would go on in slots {slot}:{slot + tokens}, where other tokens are, or no slots"

@@ -195,6 +195,36 @@ class KVRuns:
         return int((self.start.astype(np.int64) + self.length).max(initial=0)) - 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TakenSlots:
+    """The slots that hold tokens, in a form in which others are looked up fast.
+
+    start: where runs begin, in order; end[i]: how far the first i of them reach. What lies beyond slot 2^31 - 2 counts
+    as taken.
+    """
+
+    start: Longs
+    end: Longs
+
+    @classmethod
+    def of(cls, kv: KVRuns) -> TakenSlots:
+        """Those of all nodes' tokens."""
+        order = np.argsort(kv.start, kind="stable")
+        start = kv.start[order].astype(np.int64)
+        never = np.iinfo(np.int64).max
+        end = np.maximum.accumulate(np.concatenate([[0], start + kv.length[order], [never]]))
+        return cls(np.concatenate([start, [INT32_MAX, never]]), end)
+
+    def holds(self, slots: Longs) -> npt.NDArray[np.bool_]:
+        """Whether a token is in each of these slots."""
+        taken: npt.NDArray[np.bool_] = self.end[self.start.searchsorted(slots, "right")] > slots
+        return taken
+
+    def free_behind(self, slots: Longs) -> Longs:
+        """How many slots from each of these on hold no token: 0 where that slot itself holds one."""
+        return np.where(self.holds(slots), 0, self.start[self.start.searchsorted(slots, "right")] - slots)
+
+
 def _check_lengths(argument: str, expected: npt.NDArray[Any], found: list[int]) -> None:
     if len(found) != len(expected):
         raise TreeError(argument, f"{len(found)} entries", f"does not match {len(expected)} nodes", "give one per node")

@@ -27,7 +27,7 @@ from treegen.ir.arrays import (
     ragged_ranges,
     whole_numbers,
 )
-from treegen.ir.edits import Edited, parts_of, split, without_unseen_nodes
+from treegen.ir.edits import Edited, check_unused, parts_of, split, without_unseen_nodes
 from treegen.ir.errors import TreeError
 from treegen.ir.page_tables import TreeParts
 
@@ -177,4 +177,6 @@ def _draft_slots(tree: Tree, slots: npt.ArrayLike | None, tokens: int) -> Longs:
     if array.size != tokens:
         raise TreeError("slots", f"{array.size} slots", f"does not match {tokens} draft tokens", "give one for each")
     flat = whole_numbers("slots", slots, array).reshape(-1)
-    return int32_array("slots", flat, low=0, high=INT32_MAX - 1).astype(np.int64)
+    places = int32_array("slots", flat, low=0, high=INT32_MAX - 1).astype(np.int64)
+    check_unused(tree.kv, places)
+    return places

@@ -259,9 +259,9 @@ class Tree:
         what it sees, behind all nodes and in the order of `rows`; where it ends inside of its node, that is cut in two
         first: the front keeps the number, and the rest, with all children, is a new node before those of rows.
 
-        slots: KV slots of the new tokens, [rows, tokens], or flat for one token a row; whether something else is there
-        is the caller's business. By default the slots behind the last one that each row sees. Raises TreeError when
-        these hold another token, or would hold two.
+        slots: KV slots of the new tokens, [rows, tokens], or flat for one token a row; by default the slots behind the
+        last one that each row sees. Raises TreeError for a slot that another token of the tree is in, or that two new
+        tokens would be in.
         """
         parts, topology = edits.appended(self, rows, tokens, slots)
         return Tree(*parts, topology)
@@ -290,9 +290,10 @@ class Tree:
         parents: of a row's draft tokens the place of each one's parent among them, -1 below the row; a list for every
         row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
         row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
-        a row without draft tokens ends. slots: of the draft tokens in that order, flat; by default those behind all of
-        the tree's. stored: the draft tokens are in the tree already, as the last tokens that each row sees. Nodes are
-        cut and numbered as by `appended`, and dropped where no row is below. Raises TreeError.
+        a row without draft tokens ends. slots: of the draft tokens in that order, flat, where no token of the tree is;
+        by default those behind all of the tree's. stored: the draft tokens are in the tree already, as the last tokens
+        that each row sees. Nodes are cut and numbered as by `appended`, and dropped where no row is below. Raises
+        TreeError.
         """
         parts, topology = queries.with_drafts(self, parents, slots, stored)
         return Tree(*parts, topology)
@@ -358,6 +359,14 @@ class Tree:
     def signature(self) -> str:
         """A digest of the topology alone: independent of sibling order, row order and KV locations."""
         return signature(self.parent, self.tokens, self.topology, self.row_sees)
+
+    def __repr__(self) -> str:
+        return f"<treegen.Tree: {self.size_text}>"
+
+    @property
+    def size_text(self) -> str:
+        """Numbers of rows, nodes and tokens."""
+        return f"{self.num_rows} rows, {len(self.parent)} nodes, {int(self.tokens.sum(dtype=np.int64))} tokens"
 
     def __str__(self) -> str:
         text = tree_text.beginning(self, 60) or "custom rows"

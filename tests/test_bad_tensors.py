@@ -33,7 +33,21 @@ BAD_TENSORS: dict[str, tuple[Callable[[dict[str, torch.Tensor]], dict[str, objec
         ["k_cache = torch.float16", "q's type"],
     ),
     "unsupported type": (lambda t: {n: x.double() for n, x in t.items()}, ShapeError, ["float64", "fp16, bf16, fp32"]),
-    "mixed devices": (lambda t: {**t, "v_cache": t["v_cache"].to("meta")}, InputError, ["v_cache", "meta", "move it"]),
+    "meta tensor": (
+        lambda t: {**t, "v_cache": t["v_cache"].to("meta")},
+        InputError,
+        ["v_cache = a meta tensor", "no values", "allocate it"],
+    ),
+    "q as Hugging Face has it": (
+        lambda t: {**t, "q": t["q"][:, :, None]},
+        InputError,
+        ["q = shape (2, 4, 1, 16)", "[batch, heads, tokens, head_dim]", "q.transpose(1, 2).flatten(0, 1)"],
+    ),
+    "caches as Hugging Face has them": (
+        lambda t: {**t, **{name: torch.randn(2, 2, 9, 16) for name in ("k_cache", "v_cache")}},
+        InputError,
+        ["q = 4 heads", "9 heads", "[batch, heads, tokens, head_dim]", "cache.transpose(1, 2).flatten(0, 1)"],
+    ),
     "other head_dim": (lambda t: {**t, "q": torch.randn(2, 4, 32)}, InputError, ["head_dim 16", "q's 32"]),
     "k and v differ": (lambda t: {**t, "v_cache": t["v_cache"][:9]}, InputError, ["v_cache", "k_cache's (18, 2, 16)"]),
     "head_dim not of 8": (lambda t: {n: x[..., :12].contiguous() for n, x in t.items()}, ShapeError, ["head_dim = 12"]),
@@ -149,6 +163,36 @@ def test_a_kernel_serves_the_shape_of_its_first_call_only() -> None:
     given = treegen.compile(TREE, shape=Shape(4, 2, 16, dtype=torch.bfloat16))
     with pytest.raises(InputError, match="compile another kernel"):
         given(**good())
+
+
+def test_shapes_that_differ_in_pages_or_types_alone_are_told_apart() -> None:
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=3)
+    q, (k, v) = good()["q"], torch.randn(2, 6, 3, 2, 16)
+    kernel = treegen.compile(TREE, shape=shape)
+    with pytest.raises(
+        InputError, match="k_cache, v_cache = page_size 1: the kernel serves page_size 3; compile anoth"
+    ):
+        kernel(**good())
+    assert kernel.verify(q, k, v)
+    unpaged = treegen.compile(TREE, shape=Shape(4, 2, 16, dtype="fp32"))
+    with pytest.raises(
+        InputError, match="k_cache, v_cache = page_size 3: the kernel serves page_size 1; compile anoth"
+    ):
+        unpaged(q, k, v)
+    heads_first = torch.randn(2, 2, 2, 4, 16)  # of 4 tokens, which might be heads
+    with pytest.raises(InputError, match=r"num_kv_heads 4, page_size 2: .*; of \[batch, heads, tokens, head_dim\]"):
+        unpaged(q, *heads_first)
+    fp8 = treegen.compile(TREE, shape=Shape(4, 2, 16, dtype="fp16", kv_dtype="e4m3"))
+    with pytest.raises(InputError, match="v_cache = kv_dtype fp16: the kernel serves kv_dtype e4m3"):
+        fp8(*(tensor.half() for tensor in good().values()))
+
+
+def test_a_shape_tells_what_differs_from_its_defaults() -> None:
+    assert str(Shape(4, 2, 16)) == "4:2 heads, head_dim 16, bf16"
+    paged = Shape(4, 2, 16, dtype="fp16", page_size=16, kv_layout="HND")
+    assert str(paged) == "4:2 heads, head_dim 16, fp16, page_size 16, HND"
+    other = Shape(4, 1, 64, 32, kv_dtype="e5m2", partial_dtype="bf16", shared_kv=True)
+    assert str(other) == "4:1 heads, head_dim 64 (v 32), bf16, KV e5m2, partials bf16, shared KV"
 
 
 def test_slots_outside_the_cache_and_nan_are_found_on_request(monkeypatch: pytest.MonkeyPatch) -> None:

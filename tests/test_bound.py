@@ -210,7 +210,7 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
 @pytest.mark.parametrize("strategy", ["deft-node", "query", "cascade"])
 def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched], strategy: str) -> None:
     kernel = treegen.compile(MERGED, strategy=strategy, shape=SHAPE, backend="triton", max_rows=9)
-    q, (k, v) = torch.zeros(9, 4, 16), torch.zeros(2, 100, 4, 2, 16)
+    q, (k, v) = torch.zeros(9, 4, 16), torch.zeros(2, 118, 4, 2, 16)
     out, other = torch.empty_like(q), torch.empty_like(q)
     kernel(q, k, v, out=out)
     expected = list(launched)

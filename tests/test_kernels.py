@@ -237,5 +237,35 @@ def test_graphs_find_the_tables_that_they_were_captured_with(backend: str, monke
     assert [program() is not None for program in programs] == [True, False, True]
 
 
+@pytest.mark.parametrize(
+    ("errors", "passed"), [((0, 1e-5), True), ((1e-2, 0), False), ((0, math.inf), False), ((math.nan, math.nan), False)]
+)
+def test_a_verification_is_true_where_it_passed(errors: tuple[float, float], passed: bool) -> None:
+    report = oracle.Verification(*errors, tolerance=1e-3)
+    assert bool(report) == report.passed == passed
+
+
+def test_a_wrong_result_fails_an_assertion(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = treegen.compile(Tree.parse("20(5,9)"), backend="torch")
+    given = torch.randn(2, 2, 64), *torch.randn(2, 34, 1, 64)
+    assert kernel.verify(*given)
+    monkeypatch.setattr(type(kernel), "__call__", lambda self, q, *_, **options: (q, q[..., 0]))
+    assert not kernel.verify(*given)
+
+
+def test_kernels_and_trees_have_short_reprs() -> None:
+    tree = Tree.parse("1,512/10000,3")
+    assert repr(tree) == "<treegen.Tree: 512 rows, 513 nodes, 11536 tokens>"
+    kernel = treegen.compile(tree, strategy="deft-node", target="h200", backend="torch")
+    assert repr(kernel) == (
+        "<treegen.Kernel deft-node: 512 rows, 513 nodes, 11536 tokens; "
+        "32:8 heads, head_dim 128, bf16 (assumed), h200, torch>"
+    )
+    fixed = treegen.compile(
+        tree, strategy="query", shape=Shape(4, 2, 16, page_size=16), target="a100", backend="torch", max_rows=600
+    )
+    assert repr(fixed).endswith("; 4:2 heads, head_dim 16, bf16, page_size 16, a100, torch, at most 600 rows>")
+
+
 def test_a_graph_is_captured_on_a_gpu_only() -> None:
     assert not captures(torch.zeros(1))

@@ -199,6 +199,58 @@ def test_pages_may_follow_any_others() -> None:
     assert plans <= 1 + 50 // RESERVE + 1
 
 
+@examples(60)
+@given(
+    text=st.sampled_from(["1,3/6,2", "5/4", "1,2,4/5,3,2"]),
+    seed=st.integers(0, 2**16),
+    tokens=st.sampled_from((1, 1, 2)),
+    backend=st.sampled_from(("triton", "torch")),
+)
+def test_slots_that_hold_tokens_are_refused_alike_in_place_and_in_trees(
+    text: str, seed: int, tokens: int, backend: str
+) -> None:
+    source = random.Random(seed)
+    tree = spread(text, 9)
+    kernel = compiled(tree, "deft-node", backend=backend)
+    for _ in range(12):
+        rows = source.choice([None, sorted(source.sample(range(tree.num_rows), source.randint(1, tree.num_rows)))])
+        chosen = range(tree.num_rows) if rows is None else rows
+        behind = [int(tree.slots(row)[-1]) + 1 for row in chosen]
+        begins = [slot if source.random() < 0.7 else source.randrange(150) for slot in behind]
+        slots = source.choice([None, np.array(begins)[:, None] + np.arange(tokens)])
+        served = kernel._served
+        try:
+            grown = tree.appended(rows, tokens, slots)
+        except TreeError as error:
+            with pytest.raises(TreeError, match=re.escape(str(error))):
+                kernel.append(rows, tokens, slots)
+            assert kernel._served is served
+        else:
+            kernel.append(rows, tokens, slots)
+            tree = grown
+        assert kernel.tree.to_json() == tree.to_json()
+        held = np.concatenate([tree.kv.slots(node) for node in range(len(tree.tokens))])
+        assert len(np.unique(held)) == len(held)
+    attend(kernel, tree.kv.last_slot + 1)
+
+
+def test_rows_that_have_gone_apart_still_grow_in_place_by_default() -> None:
+    kernel = compiled(spread("1,3/20,4"))
+    kernel.step()
+    served = kernel._served
+    kernel.step([300, kernel.tree.slots(1)[-1] + 1, 400])
+    kernel.step()
+    assert kernel._served is served
+    assert [int(kernel.tree.slots(row)[-1]) for row in (0, 2)] == [301, 401]
+    attend(kernel, 402)
+    kernel.append([1], slots=[302])
+    for taken in (lambda: kernel.step(), lambda: kernel.append([0], slots=[400]), lambda: kernel.step([9, 9, 9])):
+        with pytest.raises(TreeError, match="slots = "):
+            taken()
+        assert kernel._served is served
+    attend(kernel, 402)
+
+
 EXACT: dict[str, int] = {}
 FIXED = {"max_rows": 16}
 NAMED = ("deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits"))

@@ -203,6 +203,11 @@ BAD = {
     "a cycle": (lambda: TREE.with_drafts([[-1], [-1, 2, 1]]), ["parents[1][1] = 2", "cycle"]),
     "itself": (lambda: TREE.with_drafts([-1, 1]), ["parents[0][1] = 1", "cycle"]),
     "slots": (lambda: TREE.with_drafts([-1, 0], [20, 21, 22]), ["slots = 3 slots", "4 draft tokens"]),
+    "slots twice": (
+        lambda: TREE.with_drafts([-1, 0], [40, 41, 42, 41]),
+        ["names slot 41 twice", "give every"],
+    ),
+    "slots taken": (lambda: TREE.with_drafts([-1, 0], [40, 3, 42, 41]), ["slot 3 holds another token"]),
     "negative slots": (lambda: TREE.with_drafts([-1], [20, -1]), ["slots[1] = -1", "outside"]),
     "slots of stored ones": (lambda: TREE.with_drafts([-1], [20, 21], stored=True), ["slots", "contradicts stored"]),
     "fewer stored": (lambda: TREE.with_drafts([-1] * 14, stored=True), ["parents = 14 of row 0", "13 tokens"]),

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from treegen.inputs import check_captured
 from treegen.ir import edits
 from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen
 from treegen.ir.schedule import RUN_FIELDS, Schedule
@@ -25,6 +26,8 @@ from treegen.triton_backend import TritonProgram, copied
 Program: TypeAlias = "TritonProgram | TorchProgram"
 
 _LENGTH = RUN_FIELDS.index("length")
+_MOST_SLOTS = 1 << 28
+"""Slots among which rows grow apart in place, at most: a byte each of host memory, and no GPU holds such a cache."""
 
 
 class _Entered(NamedTuple):
@@ -59,7 +62,10 @@ class Growth:
         self._steps = int(np.minimum(self._limit - room.filled, room.free).min())
         self._common: int | None = 0
         self._settled = 0  # of these steps, what the arrays above know
-        self._jumped = False  # whether some token may be where others would be by default
+        self._held = np.zeros(0, bool)  # by slot, whether a token that was gained is there, once rows have gone apart
+        self._jumped = False  # whether some row went on elsewhere than behind its last slot
+        self._behind_all = int(room.slot.max())
+        self.last_slot = tree.kv.last_slot
         self._entered: list[_Entered] = []  # what `_blocks` do not know yet
         self._blocks = room.schedule.blocks.copy()
         self._devices: dict[int, _Device] = {}
@@ -92,10 +98,17 @@ class Growth:
         return self._grown
 
     def take(
-        self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None, programs: Collection[Program]
+        self,
+        rows: IntsLike | None,
+        tokens: int,
+        slots: npt.ArrayLike | None,
+        programs: Collection[Program],
+        captured: int | None,
     ) -> bool:
         """Enters what Tree.appended would add, on the current stream of each program's device; False, with nothing
-        changed, where there is no room for it, or a row is none of those that grow. Raises TreeError for bad slots.
+        changed, where there is no room for it, a row is none of those that grow, or a slot is taken. captured: slots of
+        the smallest cache that graphs read by these programs' tables. Raises TreeError for slots that are not such, and
+        InputError for those beyond `captured`.
         """
         if type(tokens) is not int or not 1 <= tokens <= INT32_MAX:
             return False
@@ -103,11 +116,13 @@ class Growth:
         number = self._all if everyone else self._number[edits.chosen_rows(rows, self._tree.num_rows)]
         given = edits.given_slots(slots, len(number), tokens)
         if everyone and common is not None and common + tokens <= self._steps and self._go_on(given, common, tokens):
-            self._common = common + tokens
+            last = self._behind_all + common + tokens - 1
+            check_captured(last, captured)
+            self._common, self.last_slot = common + tokens, max(self.last_slot, last)
             for program in programs:
                 if isinstance(program, TritonProgram):
                     self._device(program).enter_steps(common, tokens)
-        elif not len(number) or (number < 0).any() or not self._take_some(number, tokens, given, programs):
+        elif not len(number) or (number < 0).any() or not self._take_some(number, tokens, given, programs, captured):
             return False
         self._load_torch(programs)
         return True
@@ -118,29 +133,46 @@ class Growth:
             return True
         return not np.count_nonzero(self._slots[common : common + tokens] != given.T)
 
-    def _take_some(self, number: Longs, tokens: int, given: Longs | None, programs: Collection[Program]) -> bool:
+    def _take_some(
+        self, number: Longs, tokens: int, given: Longs | None, programs: Collection[Program], captured: int | None
+    ) -> bool:
         """See take: for rows that go apart."""
         room = self._room
         self._settle()
-        place, slot = self._place[number], self._next[number]
-        jumps = bool((self._gained[number] + tokens > room.free[number]).any())
-        if given is None:
-            if self._jumped or jumps:
-                return False
-        else:
+        place, slot, jumped = self._place[number], self._next[number], self._jumped
+        if given is not None:
             if tokens > 1 and (given[:, 1:] != given[:, :-1] + 1).any():
                 return False
             apart = given[:, 0] != slot
-            if apart.any():  # in the next block
+            if np.count_nonzero(apart):  # in the next block
                 size = room.block[number]
-                place, jumps = np.where(apart, (place + size - 1) & -size, place), True
+                place, jumped = np.where(apart, (place + size - 1) & -size, place), True
             slot = given[:, 0]
-        if (place + tokens > self._limit[number]).any():
+        if np.count_nonzero(place + tokens > self._limit[number]):
             return False
-        self._common, self._jumped = None, self._jumped or jumps
+        slots = np.sort(slot if tokens == 1 else (slot[:, None] + np.arange(tokens)).reshape(-1))
+        if not self._free(slots):
+            return False
+        last = int(slots[-1])
+        check_captured(last, captured)
+        self._held[slots] = True
+        self._common, self._jumped, self.last_slot = None, jumped, max(self.last_slot, last)
         for step in range(tokens):
             self._enter(number, place + step, slot + step, programs)
         return True
+
+    def _free(self, slots: Longs) -> bool:
+        """Whether these slots, in ascending order, are different ones that hold no token; `_held` reaches them then."""
+        highest = max(self.last_slot, int(slots[-1]))
+        if highest >= _MOST_SLOTS:
+            return False
+        if highest >= len(self._held):
+            before, self._held = self._held, np.zeros(1 << highest.bit_length(), bool)
+            self._held[: len(before)] = before
+        if self._common:
+            self._held[self._slots[: self._common]] = True
+        refused = slots[1:] == slots[:-1], self._room.taken.holds(slots), self._held[slots]
+        return not any(map(np.count_nonzero, refused))
 
     def _enter(self, number: Longs, place: Longs, slot: Longs, programs: Collection[Program]) -> None:
         """A token more for each of these rows, at a place in its blocks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import fields
 
 import torch
 
@@ -19,6 +21,10 @@ TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.flo
 KV_TORCH_DTYPES = {**TORCH_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 """The same of caches."""
 
+_HEADS_FIRST = (
+    "of [batch, heads, tokens, head_dim], as Hugging Face has it, give cache.transpose(1, 2).flatten(0, 1), "
+    "and serve pages like that by kv_layout='HND'"
+)
 _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
 
@@ -36,8 +42,12 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
     for name, tensor, dims in (("q", q, (3,)), ("k_cache", k_cache, (3, 4)), ("v_cache", v_cache, (3, 4))):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(name, type(tensor).__name__, "is not a tensor", "give a torch.Tensor")
+        if tensor.is_meta:
+            raise InputError(name, "a meta tensor", "has a shape and no values", "allocate it on the CPU or a GPU")
         if tensor.dim() not in dims:
             form = "[rows, num_qo_heads, head_dim]" if name == "q" else "[slots, num_kv_heads, head_dim] or with pages"
+            if name == "q" and tensor.dim() == 4:
+                form += "; of Hugging Face's [batch, heads, tokens, head_dim] that is q.transpose(1, 2).flatten(0, 1)"
             raise InputError(name, f"shape {tuple(tensor.shape)}", f"has {tensor.dim()} dimensions", f"give {form}")
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise InputError(
@@ -63,20 +73,32 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
     heads, of_tokens = q.shape[1], token_major(k_cache, kv_layout).shape
     kv_heads = of_tokens[-2]
     if kv_heads == 0 or heads % kv_heads:
-        reason = f"is not a multiple of the cache's {kv_heads} heads"
-        raise InputError("q", f"{heads} heads", reason, "give every KV head the same number of query heads")
+        reason, fix = f"is not a multiple of the cache's {kv_heads} heads", "give every KV head as many query heads"
+        if k_cache.dim() == 4 and kv_layout == "NHD" and k_cache.shape[1] and heads % k_cache.shape[1] == 0:
+            fix = _HEADS_FIRST
+        raise InputError("q", f"{heads} heads", reason, fix)
     page_size = of_tokens[1] if k_cache.dim() == 4 else 1
     dims, dtype, kv_dtype = (q.shape[2], v_cache.shape[-1]), dtype_name("q", q.dtype), str(k_cache.dtype)
     return Shape(heads, kv_heads, *dims, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size, kv_layout=kv_layout)
 
 
 def form_of(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    out: torch.Tensor | None,
+    besides: tuple[tuple[str, torch.Tensor], ...] = (),
 ) -> tuple[object, ...] | None:
-    """All that the checks here and the choice of machine code depend on; None for what is no plain tensor."""
+    """All that the checks here and the choice of machine code depend on; None for what is no plain tensor. besides:
+    other tensors that the kernel reads, by name.
+    """
     try:
         keys_at, values_at = k_cache.data_ptr(), v_cache.data_ptr()
+        requires_grad = q.requires_grad or k_cache.requires_grad or v_cache.requires_grad
+        for _, tensor in besides:
+            requires_grad = requires_grad or tensor.requires_grad
         form = (
+            requires_grad and torch.is_grad_enabled(),
             q.shape, q.stride(), q.dtype, q.device, q.data_ptr() % 16,
             k_cache.shape, k_cache.stride(), k_cache.dtype, k_cache.device, keys_at % 16,
             v_cache.shape, v_cache.stride(), v_cache.dtype, v_cache.device, values_at % 16,
@@ -84,9 +106,26 @@ def form_of(
         )  # fmt: skip
         if out is None:
             return form
-        return *form, out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16
+        written_grad = out.requires_grad and torch.is_grad_enabled()
+        return *form, out.shape, out.stride(), out.dtype, out.device, out.data_ptr() % 16, written_grad
     except (AttributeError, TypeError, RuntimeError):
         return None
+
+
+def needing_gradients(named: Iterable[tuple[str, torch.Tensor | None]]) -> str:
+    """The name of the first tensor that requires gradients; "" for none, or while gradients are not enabled."""
+    if torch.is_grad_enabled():
+        for name, tensor in named:
+            if tensor is not None and tensor.requires_grad:
+                return name
+    return ""
+
+
+def refuse_gradients(name: str) -> None:
+    """Raises InputError for the tensor of this name, unless it is "" (needing_gradients)."""
+    if name:
+        reason = "requires gradients, and kernels have no backward pass"
+        raise InputError(name, "a tensor", reason, "call inside torch.no_grad(), or detach it")
 
 
 def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
@@ -143,7 +182,11 @@ def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape, most_row
     elif len(q) != tree.num_rows:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give one row per row of the tree")
     if found != shape:
-        raise InputError("q, k_cache, v_cache", str(found), f"the kernel serves {shape}", "compile another kernel")
+        differing = [field.name for field in fields(Shape) if getattr(found, field.name) != getattr(shape, field.name)]
+        here, there = (", ".join(f"{name} {getattr(one, name)}" for name in differing) for one in (found, shape))
+        heads_first = shape.kv_layout == "NHD" and found.page_size == shape.num_kv_heads != found.num_kv_heads
+        fix = _HEADS_FIRST if heads_first else "compile another kernel"
+        raise InputError("q, k_cache, v_cache", here, f"the kernel serves {there}", fix)
 
 
 def check_rows(tree: Tree, q: torch.Tensor) -> None:
@@ -152,22 +195,36 @@ def check_rows(tree: Tree, q: torch.Tensor) -> None:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give a row per row of the tree")
 
 
+def check_slots(last_slot: int, k_cache: torch.Tensor, kv_layout: str = "NHD") -> int:
+    """The cache's number of slots. Raises InputError when the highest slot of a tree is beyond them."""
+    keys = token_major(k_cache, kv_layout)
+    slots, page_size = slots_of(keys), keys.shape[1] if keys.dim() == 4 else 1
+    if last_slot >= slots:
+        unit, last = ("slot", last_slot) if page_size == 1 else ("page", last_slot // page_size)
+        fix = f"give a cache of at least {last + 1} {unit}s, or correct the tree's kv"
+        raise InputError("k_cache", f"{len(keys)} {unit}s", f"the tree refers to {unit} {last}", fix)
+    return slots
+
+
+def check_captured(last_slot: int, slots: int | None) -> None:
+    """Raises InputError when the highest slot of a tree is beyond the `slots` of the smallest cache that CUDA graphs
+    captured, which replays go on reading; None for no graphs.
+    """
+    if slots is not None and last_slot >= slots:
+        reason = f"a CUDA graph that reads the kernel's tables was captured with a cache of {slots} slots"
+        raise InputError(
+            "tree", f"slot {last_slot}", reason, "compile another kernel and capture it with a larger cache"
+        )
+
+
 def check_values(
     tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD"
 ) -> None:
-    """Raises InputError when a slot of the tree is outside the cache, or when its rows of q or its K or V hold NaN.
+    """Raises InputError when the tree's rows of q, or its tokens' K or V, hold NaN.
 
     Synchronises with the device: meant for debugging, not for the hot path.
     """
     keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
-    slots = slots_of(keys)
-    if tree.kv.last_slot >= slots:
-        raise InputError(
-            "k_cache",
-            f"{slots} slots",
-            f"the tree refers to slot {tree.kv.last_slot}",
-            "give a larger cache or correct kv",
-        )
     if bool(q[: tree.num_rows].isnan().any()):
         raise InputError("q", "NaN", "is not a number", "look for the layer that made it")
     for name, cache in (("k_cache", keys), ("v_cache", values)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from threading import RLock
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy.typing as npt
 import torch
@@ -13,6 +13,7 @@ from treegen import inputs, op, oracle
 from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
+from treegen.copies import Copyable
 from treegen.devices import backend_for, captures, default_device
 from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
@@ -29,7 +30,7 @@ from treegen.scales import Scales
 from treegen.scoring.scoring import Scoring
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree, suits_fixed_launches
-from treegen.served import Program, Served
+from treegen.served import KeptCall, Program, Served
 from treegen.strategies import Choice, Strategy
 from treegen.targets import Target
 from treegen.torch_backend import TorchProgram
@@ -39,9 +40,10 @@ from treegen.tune import tuned
 from treegen.view import View
 
 _KEPT = "kept from an earlier tree of the same bucket: "
+_NOT_COPIED = ("_backend", "_bucket", "_read", "_lock", "_handle", "_shown", "_captured", "_served")
 
 
-class Kernel:
+class Kernel(Copyable):
     """An attention kernel for one tree at a time. Made by `treegen.compile`.
 
     Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel,
@@ -55,11 +57,19 @@ class Kernel:
     the same time.
 
     torch.compile: a call is one operator, `treegen::attention`, without a graph break; the kernel is looked up at run
-    time, so an `update` does not compile anew. Results have no gradients.
+    time, so an `update` does not compile anew.
+
+    Gradients: there is no backward pass. A call raises InputError when gradients are enabled and one of its tensors, or
+    a tensor that the kernel was compiled with, requires them.
 
     CUDA graphs: call once before capturing (memory is allocated and kernels are compiled then), with q and out of
     `max_rows` rows, and keep the kernel for as long as its graphs are replayed. Graphs of a kernel without a capacity
-    replay the plan that they were captured with, whose tables the kernel keeps.
+    replay the plan that they were captured with, whose tables the kernel keeps. A replay reads the caches of the
+    capture: trees with slots beyond the smallest of these are refused where the tables that replays read would change.
+
+    Copies: `copy`, `deepcopy` and `pickle` make a kernel with the same arguments, choice, capacity and tree, which
+    plans anew and has tables of its own. A pickle needs functions and strategies that are defined at the top level of a
+    module.
     """
 
     def __init__(
@@ -81,31 +91,65 @@ class Kernel:
         self._strategy = strategy
         self._target = target
         self._wanted_backend = backend
-        self._backend = backend_for(default_device(), backend)
         self._sm_scale = sm_scale
         self._shape = shape or DEFAULT_SHAPE
         self._shape_is_assumed = shape is None
         self._wanted = wanted
-        self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
         self._grows = False
+        self._begin(tree)
+        self._served = self._planned(tree)
+
+    def _begin(self, tree: Tree) -> None:
+        """Sets what every kernel has for itself."""
+        self._backend = backend_for(default_device(), self._wanted_backend)
+        self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
+        self._read = tuple(item for part in (self._scales, self._scoring) if part for item in part.tensors.items())
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
         self._handle = op.handle_of(self)
-        self._served = self._planned(tree)
         self._shown: Served | None = None  # the plan of a tree that has grown since it was planned for
-        self._captured: set[Program] = set()  # those that graphs read tables of, whatever is served now
+        # Programs whose tables graphs read, whatever is served now, and the slots of the smallest cache they read.
+        self._captured: dict[Program, int] = {}
 
-    def _planned(self, tree: Tree, kept: Choice | None = None) -> Served:
-        """The tree with its plan."""
-        seen = tree if kept else View.of(tree, self._scoring).tree
-        if self._autotune and not self._shape_is_assumed and tree.num_rows and kept is None:
+    def _state(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
+        return {**own, "tree": self.tree, "choice": self.choice, "layout": self._served.layout}
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        tree, choice, layout = (state.pop(name) for name in ("tree", "choice", "layout"))
+        vars(self).update(state)
+        self._begin(tree)
+        of_kernel = self._shape, self._target, self._scoring
+        if layout is None:
+            self._served = Served.of(tree, choice, *of_kernel, grows=self._grows)
+        else:
+            self._served = Served.in_layout(tree, layout, *of_kernel, grows=self._grows)
+
+    def _given(self) -> dict[str, object]:
+        functions = {} if self._scoring is None else self._scoring.options.functions
+        return {"strategy": self._strategy, "choice": self.choice, **functions}
+
+    def __repr__(self) -> str:
+        limits = "" if self.capacity is None else f", at most {self.capacity.max_rows} rows"
+        assumed = " (assumed)" if self._shape_is_assumed else ""
+        made_for = f"{self._shape}{assumed}, {self._target.name}, {self._backend}{limits}"
+        return f"<treegen.Kernel {self.choice.strategy}: {self.tree.size_text}; {made_for}>"
+
+    def _chosen(self, tree: Tree) -> Choice:
+        """The strategy's choice for a tree."""
+        seen = View.of(tree, self._scoring).tree
+        if self._autotune and not self._shape_is_assumed and tree.num_rows:
             with stage("tune"):
                 tuned(seen, self._shape, self._target)
         with stage("choose"):
-            choice = kept or self._strategy.choose(seen, self._shape, self._target)
+            return self._strategy.choose(seen, self._shape, self._target)
+
+    def _planned(self, tree: Tree) -> Served:
+        """The tree with its plan, in a kernel of fixed capacity with the layout for all that follow."""
+        choice = self._chosen(tree)
         if self._wanted is None:
             return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)
         if choice.strategy != self._strategy and not suits_fixed_launches(choice.strategy):
-            isolated = self._strategy.isolated
+            seen, isolated = View.of(tree, self._scoring).tree, self._strategy.isolated
             choice = searched(seen, self._shape, self._target, for_any_tree=True, isolated=isolated)
         return Served.first(tree, self._wanted, choice, self._shape, self._target, self._scoring, grows=self._grows)
 
@@ -151,7 +195,8 @@ class Kernel:
         in out and lse is left as it is. Raises InputError before any launch.
         """
         if torch.compiler.is_compiling():
-            result, sums = op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base)
+            gradients = inputs.needing_gradients(self._named(q, k_cache, v_cache, out))
+            result, sums = op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base, gradients)
         else:
             result, sums = self.attend(q, k_cache, v_cache, out, return_lse, lse_base)
         return result if sums is None else (result, sums)
@@ -167,17 +212,21 @@ class Kernel:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A call outside of compiled code: out, and the lse or None."""
         served = self._served
-        form = inputs.form_of(q, k_cache, v_cache, out)
+        form = inputs.form_of(q, k_cache, v_cache, out, self._read)
         try:
-            call = served.calls.get((form, lse_base))
+            kept = served.calls.get((form, lse_base))
         except TypeError:  # no hash: `_prepared` says what is wrong with lse_base
-            call = None
-        if call is None:
-            served, call = self._prepared(form, q, k_cache, v_cache, out, lse_base)
-        elif served.layout is not None:
+            kept = None
+        if kept is None:
+            served, kept = self._prepared(form, q, k_cache, v_cache, out, lse_base)
+        call, slots = kept
+        if served.last_slot >= slots:
+            inputs.check_slots(served.last_slot, k_cache, self._shape.kv_layout)
+        if served.layout is not None:
             inputs.check_rows(served.tree, q)
-        if served.layout is None and captures(q):
-            self._captured.update(served.programs.values())
+        if captures(q):
+            for program in served.programs.values():
+                self._captured[program] = min(slots, self._captured.get(program, slots))
         if checks_inputs():
             inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
         if out is None:
@@ -195,20 +244,30 @@ class Kernel:
         v_cache: torch.Tensor,
         out: torch.Tensor | None,
         lse_base: str,
-    ) -> tuple[Served, Call]:
+    ) -> tuple[Served, KeptCall]:
         """Checks tensors, and settles what calls with all tensors of their form have in common."""
         inputs.lse_scale(lse_base)
         with self._lock:
-            self._fit(q, k_cache, v_cache)
-            if self._scoring is not None:
-                self._scoring.check(self._shape, q.device)
-            if out is not None:
-                inputs.check_output(out, q, self._shape.head_dim_v)
-            served = self._served
-            call = self._bound(served, q, k_cache, v_cache, self._empty_out(q) if out is None else out, lse_base)
+            before = self._shape, self._shape_is_assumed, self._served
+            try:
+                found, slots = self._checked(q, k_cache, v_cache, out)
+                if self._shape_is_assumed:
+                    self._adopt(found)
+                served = self._served
+                call = self._bound(served, q, k_cache, v_cache, self._empty_out(q) if out is None else out, lse_base)
+            except Exception:
+                self._shape, self._shape_is_assumed, self._served = before
+                raise
             if form is not None:
-                served.keep_call(form, lse_base, call)
-        return served, call
+                served.keep_call(form, lse_base, (call, slots))
+        return served, (call, slots)
+
+    def _adopt(self, shape: Shape) -> None:
+        """Takes a shape that was found in place of the assumed one, and plans anew where that changes something."""
+        self._shape_is_assumed = False
+        if shape != self._shape or self._autotune:
+            self._shape = shape
+            self._served = self._planned(self.tree)
 
     def _bound(
         self,
@@ -232,7 +291,10 @@ class Kernel:
     def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
 
-    def _fit(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    def _checked(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None
+    ) -> tuple[Shape, int]:
+        """The shape of tensors that fit the kernel, and the slots of their caches. Raises InputError or ShapeError."""
         found = inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
         shared = in_same_place(k_cache, v_cache)
         if self._shape.shared_kv and not shared:
@@ -241,13 +303,21 @@ class Kernel:
         # Who gives no shape may well call with one tensor for both at first, to see something run, and then with two.
         shares = shared and found.head_dim_v < found.head_dim if self._shape_is_assumed else self._shape.shared_kv
         found = replace(found, partial_dtype=self._shape.partial_dtype, shared_kv=shares)
-        if self._shape_is_assumed:
-            self._shape_is_assumed = False
-            if found != self._shape or self._autotune:
-                self._shape = found
-                self._served = self._planned(self.tree)
-        limits = self.capacity
-        inputs.check_fits(self.tree, self._shape, q, found, None if limits is None else limits.max_rows)
+        served = self._served
+        most_rows = None if served.layout is None else served.layout.limits.max_rows
+        inputs.check_fits(served.grown, found if self._shape_is_assumed else self._shape, q, found, most_rows)
+        if self._scoring is not None:
+            self._scoring.check(found, q.device)
+        if out is not None:
+            inputs.check_output(out, q, found.head_dim_v)
+        inputs.refuse_gradients(inputs.needing_gradients(self._named(q, k_cache, v_cache, out)))
+        return found, inputs.check_slots(served.last_slot, k_cache, found.kv_layout)
+
+    def _named(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
+    ) -> tuple[tuple[str, torch.Tensor | None], ...]:
+        """All tensors of a call, by their names."""
+        return ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *self._read
 
     def _program(self, served: Served, device: torch.device) -> Program:
         backend = backend_for(device, self._wanted_backend)
@@ -272,10 +342,23 @@ class Kernel:
         """
         check_is_tree("tree", tree)
         with self._lock:
-            if self._wanted is None:
-                self._served = self._planned(tree, self._choice_for(tree))
-            else:
-                self._served = self._served.successor(tree, self._shape, self._target, grows=self._grows)
+            self._replan(tree, grows=self._grows)
+
+    def _replan(self, tree: Tree, *, grows: bool) -> None:
+        """See update; `grows` leaves room for rows to grow."""
+        served = self._served
+        if served.layout is None:
+            choice = self._choice_for(tree) or self._chosen(tree)
+            self._served = Served.of(tree, choice, self._shape, self._target, self._scoring, grows=grows)
+        else:
+            inputs.check_captured(tree.kv.last_slot, self._captured_slots())
+            self._served = served.successor(tree, self._shape, self._target, grows=grows)
+        self._grows = grows
+
+    def _captured_slots(self) -> int | None:
+        """Slots of the smallest cache that graphs read by the tables of what is served; None without graphs."""
+        programs = self._served.programs.values()
+        return min((self._captured[program] for program in programs if program in self._captured), default=None)
 
     def append(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> None:
         """The kernel's tree becomes `tree.appended(rows, tokens, slots)`, which see: rows grow by tokens.
@@ -292,10 +375,9 @@ class Kernel:
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
         with self._lock:
-            if not self._served.take(rows, tokens, slots):
-                tree = self.tree.appended(rows, tokens, slots)
-                self._grows = self._scoring is None or not self._scoring.positions
-                self.update(tree)
+            if not self._served.take(rows, tokens, slots, self._captured_slots()):
+                grows = self._scoring is None or not self._scoring.positions
+                self._replan(self.tree.appended(rows, tokens, slots), grows=grows)
 
     def step(self, slots: npt.ArrayLike | None = None) -> None:
         """`append` of one token to every row."""
@@ -347,12 +429,12 @@ class Kernel:
         return workspace_bytes(served.launched, self._shape, layout.limits.max_rows, layout.room)
 
     def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        """Raises InputError when tensors do not fit, a slot is outside the cache, or a value that is read is NaN.
+        """Raises InputError when tensors do not fit, as a call does, or a value that is read is NaN.
 
         Synchronises with the device; `TREEGEN_CHECK=1` does this on every call.
         """
         with self._lock:
-            self._fit(q, k_cache, v_cache)
+            self._checked(q, k_cache, v_cache)
         inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:

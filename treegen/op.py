@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from treegen.inputs import refuse_gradients
 from treegen.ir.errors import InputError
 
 
@@ -49,20 +50,33 @@ def call(
     out: torch.Tensor | None,
     return_lse: bool,
     lse_base: str,
+    gradients: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A kernel's attention as one operator; arguments as of Kernel.__call__."""
+    """A kernel's attention as one operator; arguments as of Kernel.__call__. gradients: the name of a tensor that
+    requires them, or "": compiled code then raises InputError when it runs, which it could not do while it is traced.
+    """
+    if gradients:
+        q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
+        out = None if out is None else out.detach()
     if out is None:
-        out, lse = attention(q, k_cache, v_cache, handle, return_lse, lse_base)
+        out, lse = attention(q, k_cache, v_cache, handle, return_lse, lse_base, gradients)
     else:
-        lse = attention_out(q, k_cache, v_cache, out, handle, return_lse, lse_base)
+        lse = attention_out(q, k_cache, v_cache, out, handle, return_lse, lse_base, gradients)
     return out, lse if return_lse else None
 
 
 @torch.library.custom_op("treegen::attention", mutates_args=())
 def attention(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kernel: int, return_lse: bool, lse_base: str
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kernel: int,
+    return_lse: bool,
+    lse_base: str,
+    gradients: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """out like q, and lse [rows, heads], or an empty one unless return_lse, of the kernel with this handle."""
+    refuse_gradients(gradients)
     out, lse = _alive(kernel).attend(q, k_cache, v_cache, None, return_lse, lse_base)
     return out, _no_lse(q) if lse is None else lse
 
@@ -76,15 +90,23 @@ def attention_out(
     kernel: int,
     return_lse: bool,
     lse_base: str,
+    gradients: str = "",
 ) -> torch.Tensor:
     """As `attention`, into `out`; returns the lse."""
+    refuse_gradients(gradients)
     _, lse = _alive(kernel).attend(q, k_cache, v_cache, out, return_lse, lse_base)
     return _no_lse(q) if lse is None else lse
 
 
 @attention.register_fake
 def _(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kernel: int, return_lse: bool, lse_base: str
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    kernel: int,
+    return_lse: bool,
+    lse_base: str,
+    gradients: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty((*q.shape[:2], v_cache.shape[-1])), _fake_lse(q, return_lse)
 
@@ -98,6 +120,7 @@ def _(
     kernel: int,
     return_lse: bool,
     lse_base: str,
+    gradients: str = "",
 ) -> torch.Tensor:
     return _fake_lse(q, return_lse)
 

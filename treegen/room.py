@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.ir.arrays import Longs, frozen, offsets, ragged
-from treegen.ir.edits import free_behind, next_slots, own_leaves
+from treegen.ir.edits import next_slots, own_leaves
+from treegen.ir.kv import TakenSlots
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
 
@@ -27,12 +28,14 @@ for them.
 class Room:
     """A schedule with room, and where that is for the growing rows, in ascending order.
 
-    slot: behind the row's last one; free: slots from there on that hold no token. item: the work item of `schedule`
-    that reads the row's last token; entry [k, rows]: numbers of the entries of the item's blocks that the row fills one
-    after another, as far as it has so many (`entries`), each with `block` tokens; filled: tokens in the first of them.
+    taken: the slots of the tree's tokens. slot: behind the row's last one; free: slots from there on that hold no
+    token. item: the work item of `schedule` that reads the row's last token; entry [k, rows]: numbers of the entries of
+    the item's blocks that the row fills one after another, as far as it has so many (`entries`), each with `block`
+    tokens; filled: tokens in the first of them.
     """
 
     schedule: Schedule
+    taken: TakenSlots
     rows: Longs
     slot: Longs
     free: Longs
@@ -108,5 +111,5 @@ def with_room(schedule: Schedule, tree: Tree) -> Room | None:
     items[:, ITEM_FIELDS.index("block0")] = block0[:-1]
     items[:, ITEM_FIELDS.index("block_tiles")] = block_tiles
     made = replace(schedule, items=frozen(items), blocks=frozen(table))
-    free = free_behind(tree.kv, slot)
-    return Room(made, rows, slot, free, item_of_row, entry, entries, size, filled)
+    taken = TakenSlots.of(tree.kv)
+    return Room(made, taken, rows, slot, taken.free_behind(slot), item_of_row, entry, entries, size, filled)

@@ -40,6 +40,12 @@ class Scales:
             return None
         return cls(_checked("k_scale", k_scale), _checked("v_scale", v_scale))
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Those that are tensors, by the names of their arguments."""
+        named = {"k_scale": self.k, "v_scale": self.v}
+        return {name: scale for name, scale in named.items() if isinstance(scale, torch.Tensor)}
+
     def on(self, device: torch.device, kv_heads: int) -> HeadScales:
         """These scales for every KV head on a device. Raises InputError for tensors that lie elsewhere, or have another
         number of heads.

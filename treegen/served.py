@@ -29,6 +29,8 @@ from treegen.triton_backend import TritonProgram
 from treegen.view import View
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
+KeptCall: TypeAlias = "tuple[Call, int]"
+"""A bound call, and the number of slots of the caches that it serves."""
 
 _MOST_FORMS = 64
 """Forms of tensors for which calls are kept."""
@@ -54,7 +56,11 @@ class Served:
     layout: Layout | None = None
     growth: Growth | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
-    calls: dict[tuple[object, str], Call] = field(default_factory=dict)
+    calls: dict[tuple[object, str], KeptCall] = field(default_factory=dict)
+    _planned_last_slot: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_planned_last_slot", self.tree.kv.last_slot)
 
     @classmethod
     def of(
@@ -122,9 +128,14 @@ class Served:
             program.load(made.launched)
         return made
 
-    def take(self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None) -> bool:
+    def take(self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None, captured: int | None) -> bool:
         """Lets rows grow in the tables that there are; False where that cannot be. See Growth.take."""
-        return self.growth is not None and self.growth.take(rows, tokens, slots, self.programs.values())
+        return self.growth is not None and self.growth.take(rows, tokens, slots, self.programs.values(), captured)
+
+    @property
+    def last_slot(self) -> int:
+        """The highest slot of the tree with what rows have gained, -1 without tokens."""
+        return self._planned_last_slot if self.growth is None else self.growth.last_slot
 
     @property
     def grown(self) -> Tree:
@@ -160,7 +171,7 @@ class Served:
         room, most_rows = self.layout.room, self.layout.limits.max_rows
         return TritonProgram(self.launched, shape, device, room, most_rows, scales, self.scoring)
 
-    def keep_call(self, form: tuple[object, ...], lse_base: str, call: Call) -> None:
+    def keep_call(self, form: tuple[object, ...], lse_base: str, call: KeptCall) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""
         self.calls[form, lse_base] = call
         if len(self.calls) > _MOST_FORMS:

@@ -4,6 +4,7 @@ layer. What requests share is found from their page tables.
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ import torch
 
 from treegen.compiler import compile as compile_tree
 from treegen.compiler import in_isolation
+from treegen.copies import Copyable
 from treegen.devices import resolve_target
 from treegen.inputs import overlaps
 from treegen.ir.arrays import host_array
@@ -30,7 +32,7 @@ Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
 """What a kernel of the wrapper is made for, beside its batches: with the factor of scores, and what is done to them."""
 
 
-class TreeAttentionWrapper:
+class TreeAttentionWrapper(Copyable):
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
 
     kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size, head_dim]`.
@@ -50,8 +52,9 @@ class TreeAttentionWrapper:
     need more, as InputError then says, before anything changes for replays. max_items and max_slots (as of
     treegen.compile): instead of what follows, for less memory where these bounds are far away, or for more.
 
-    A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. Raises
-    InputError for what is not supported.
+    A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. `copy`,
+    `deepcopy` and `pickle` make a wrapper with a kernel of its own, as of Kernel. Raises InputError for what is not
+    supported.
     """
 
     def __init__(
@@ -92,6 +95,23 @@ class TreeAttentionWrapper:
         self._layout, self._strategy, self._isolated = kv_layout, strategy, isolated
         self._kernel: Kernel | None = None
         self._settings: Settings | None = None
+
+    def _state(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def _given(self) -> dict[str, object]:
+        return {"strategy": self._strategy}
+
+    def __copy__(self) -> TreeAttentionWrapper:
+        made = super().__copy__()
+        made._kernel = copy(self._kernel)
+        return made
+
+    def __repr__(self) -> str:
+        return f"<treegen.TreeAttentionWrapper {self._layout}: {self._kernel or 'no plan yet'}>"
 
     def plan(
         self,

@@ -61,6 +61,12 @@ class ScoreOptions:
         """Whether something is done to scores, or they are masked: not by sinks alone."""
         return replace(self, sinks=None).any
 
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Those that the caller gave, by their arguments."""
+        named = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
+        return {name: function for name, function in named.items() if function is not None}
+
     def text(self, tokens: int, seen: int) -> str:
         """One line on what is done to scores. tokens: of the tree; seen: of those that some row's window reaches."""
         parts = [name for name in ("score_mod", "mask_mod", "sinks") if getattr(self, name) is not None]
@@ -149,6 +155,19 @@ class Scoring:
         """A score for every query head that takes part in each row's softmax, without a value."""
         return self.options.sinks
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Sinks and captured tensors by names for messages."""
+        names = {id(self.options.alibi_slopes): "alibi_slopes"}
+        tensors = {
+            names.get(id(tensor), f"tensor {number} that score_mod or mask_mod reads"): tensor
+            for number, tensor in enumerate(self.captured)
+        }
+        return tensors if self.sinks is None else {"sinks": self.sinks, **tensors}
+
+    def __reduce__(self) -> tuple[Callable[..., Scoring], tuple[ScoreOptions, bool]]:
+        return _traced_again, (self.options, self.prunes)
+
     def arguments(self) -> Iterator[Any]:
         """What stage-1 kernels take for the captured tensors: each with its sizes and strides."""
         for tensor in self.captured:
@@ -159,9 +178,7 @@ class Scoring:
     def check(self, shape: Shape, device: torch.device) -> None:
         """Raises InputError unless tensors fit the shape and are on the device."""
         self.options.check(shape)
-        tensors = {"sinks": self.sinks} if self.sinks is not None else {}
-        tensors |= {f"tensor {number} that score_mod or mask_mod reads": t for number, t in enumerate(self.captured)}
-        for name, tensor in tensors.items():
+        for name, tensor in self.tensors.items():
             if tensor.device != device:
                 raise InputError(name, tensor.device, f"is not on q's device {device}", "move it there")
 
@@ -181,6 +198,12 @@ class Scoring:
         found = values.of(*wanted)
         result = scores if self.score is None else found[0].expand_as(scores).to(scores.dtype)
         return result if self.mask is None else result.masked_fill(~found[-1].expand_as(scores), -math.inf)
+
+
+def _traced_again(options: ScoreOptions, prunes: bool) -> Scoring:
+    scoring = Scoring.of(options)
+    assert scoring is not None
+    return replace(scoring, prunes=prunes)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
