@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -360,6 +360,16 @@ class Tree:
         """A digest of the topology alone: independent of sibling order, row order and KV locations."""
         return signature(self.parent, self.tokens, self.topology, self.row_sees)
 
+    def __copy__(self) -> Tree:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Tree], tuple[Ints, ...]]:
+        kv = self.kv
+        return _unpickled, (self.parent, self.tokens, self.row_node, self.row_sees, kv.indptr, kv.start, kv.length)
+
     def __repr__(self) -> str:
         return f"<treegen.Tree: {self.size_text}>"
 
@@ -385,6 +395,13 @@ def check_is_tree(argument: str, value: object) -> None:
     if not isinstance(value, Tree):
         fix = "make one with treegen.Tree.from_parents or its siblings"
         raise TreeError(argument, value, "is not a Tree", fix)
+
+
+def _unpickled(*arrays: Ints) -> Tree:
+    """The tree of arrays that were pickled, which come back without the mark that they are read-only."""
+    parent, tokens, row_node, row_sees, *runs = map(frozen, arrays)
+    topology = derive(parent, tokens, row_node, row_sees)
+    return Tree(parent, tokens, row_node, row_sees, KVRuns(*runs), topology)
 
 
 def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:

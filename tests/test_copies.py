@@ -173,3 +173,13 @@ def test_wrappers(use_cuda_graph: bool, way: str) -> None:
         empty.run(q, cache)
     empty.plan([0, 2, 4], [3, 1, 3, 8], [4, 2], *shape, **options)
     assert torch.equal(empty.run(q, cache), expected)
+
+
+@ways
+def test_copies_of_trees_are_read_only(way: str) -> None:
+    tree = Tree.from_page_table([0, 3, 6], [9, 1, 2, 9, 1, 4], [5, 16], 16).branched(0, 2)
+    made = WAYS[way](tree)
+    assert made.to_json() == tree.to_json()
+    assert made.signature() == tree.signature()
+    arrays = made.parent, made.tokens, made.row_node, made.row_sees, made.kv.start, made.kv.length, made.kv.indptr
+    assert not any(array.flags.writeable for array in arrays)

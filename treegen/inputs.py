@@ -212,9 +212,7 @@ def check_captured(last_slot: int, slots: int | None) -> None:
     """
     if slots is not None and last_slot >= slots:
         reason = f"a CUDA graph that reads the kernel's tables was captured with a cache of {slots} slots"
-        raise InputError(
-            "tree", f"slot {last_slot}", reason, "compile another kernel and capture it with a larger cache"
-        )
+        raise InputError("tree", f"slot {last_slot}", reason, "capture another kernel or wrapper with a larger cache")
 
 
 def check_values(

@@ -111,8 +111,9 @@ class Kernel(Copyable):
         self._captured: dict[Program, int] = {}
 
     def _state(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
-        return {**own, "tree": self.tree, "choice": self.choice, "layout": self._served.layout}
+        with self._lock:
+            own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
+            return {**own, "tree": self.tree, "choice": self.choice, "layout": self._served.layout}
 
     def _restore(self, state: dict[str, Any]) -> None:
         tree, choice, layout = (state.pop(name) for name in ("tree", "choice", "layout"))
@@ -338,7 +339,8 @@ class Kernel(Copyable):
 
         A kernel of fixed capacity keeps choice and tile classes for all trees. Its tables are overwritten, behind the
         calls and replays before on the current stream and without waiting for them. Raises InputError, which names the
-        limit to raise, for a tree that exceeds the capacity: the kernel then goes on serving the tree that it has.
+        limit to raise, for a tree that exceeds the capacity, and for one with slots beyond the smallest cache that a
+        CUDA graph was captured with: the kernel then goes on serving the tree that it has.
         """
         check_is_tree("tree", tree)
         with self._lock:
@@ -365,12 +367,12 @@ class Kernel(Copyable):
 
         The first time this plans anew, as `update` does, and from then on every plan leaves room in the tables for each
         row that is alone at its leaf and sees all of it: 16 tokens at least. As long as they last, such rows grow
-        without a new plan. A few numbers in the tables on the device are raised, behind the calls and replays before
-        on the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new
-        tokens. Any slots will do, with less room where they do not follow one another. `plan`, `schedule` and what
-        follows from them are made for the grown tree when they are asked for; the launches stay those of the last plan.
-        On the torch backend the tables are made anew every time. In batch-invariant mode, and where scores depend on
-        positions, every call plans anew.
+        without a new plan. A few numbers in the tables on the device are raised, behind the calls and replays before on
+        the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new tokens.
+        Any slots that hold no token of the tree will do, with less room where they do not follow one another. `plan`,
+        `schedule` and what follows from them are made for the grown tree when they are asked for; the launches stay
+        those of the last plan. On the torch backend the tables are made anew every time. In batch-invariant mode, and
+        where scores depend on positions, every call plans anew.
 
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
