@@ -112,7 +112,7 @@ def test_values_are_checked_where_they_lie() -> None:
     v[slot // 4, 1, slot % 4, 3] = math.nan
     with pytest.raises(InputError, match=f"slot {slot} is not a number"):
         kernel.check_inputs(q, k, v)
-    with pytest.raises(InputError, match="the tree refers to slot"):
+    with pytest.raises(InputError, match="k_cache = 4 pages: the tree refers to page"):
         kernel.check_inputs(q, k[:4], v[:4])
 
 
