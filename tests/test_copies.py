@@ -176,6 +176,16 @@ def test_wrappers(use_cuda_graph: bool, way: str) -> None:
 
 
 @ways
+def test_masks_of_any_shape(way: str) -> None:
+    window = torch.ones(6, 6).tril().triu(-2).bool()
+    tree, mask_mod = treegen.masked_tree(window.flatten().numpy(), [0, 6], [0, 6], device="cpu")
+    kernel = compiled(tree, mask_mod=mask_mod)
+    made = WAYS[way](kernel)
+    assert torch.equal(made(*tensors(tree)), kernel(*tensors(tree)))
+    assert made.verify(*tensors(tree))
+
+
+@ways
 def test_copies_of_trees_are_read_only(way: str) -> None:
     tree = Tree.from_page_table([0, 3, 6], [9, 1, 2, 9, 1, 4], [5, 16], 16).branched(0, 2)
     made = WAYS[way](tree)

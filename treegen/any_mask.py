@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,12 @@ def masked_tree(
             np.array(first, np.int32).repeat(rows),
         )
     )
+    return tree, partial(_sees, seen, begin, before)
 
-    def mask_mod(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        place = kv_idx - before[b]
-        return (place < 0) | seen[begin[b] + torch.clamp(place, min=0)]
 
-    return tree, mask_mod
+def _sees(
+    seen: torch.Tensor, begin: torch.Tensor, before: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any
+) -> Any:
+    """A mask_mod: entry `begin[b]` of `seen` is that of row b and the token behind `before[b]` ones that it sees."""
+    place = kv_idx - before[b]
+    return (place < 0) | seen[begin[b] + torch.clamp(place, min=0)]
