@@ -226,7 +226,7 @@ class Kernel(Copyable):
         if served.layout is not None:
             inputs.check_rows(served.tree, q)
         if captures(q):
-            for program in served.programs.values():
+            for program in tuple(served.programs.values()):
                 self._captured[program] = min(slots, self._captured.get(program, slots))
         if checks_inputs():
             inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
