@@ -22,6 +22,7 @@ Case = tuple[Make, type[TreegenError], tuple[str, ...]]
 
 TREE = Tree.parse("10(5,3)")
 LONG = Tree.parse("2147483646")
+TWICE = Tree.parse("1073741823*2").with_kv(KVRuns.from_pages([2**30 - 1] * 2, [[0], [0]], 2**30))
 MOST = 2**31 - 1
 HUGE = 10**5000  # too long for Python to write down
 
@@ -51,7 +52,7 @@ SIZES: dict[str, Case] = {
     "copies of 5,000 digits": (lambda: TREE.branched(0, HUGE), TreeError, ("copies = a value of type int",)),
     "new tokens": (lambda: TREE.appended(tokens=MOST), TreeError, ("tokens = 2147483647", "makes 4294967294 tokens")),
     "one token too many": (
-        lambda: LONG.appended(None, 2, [[0, 1]]),
+        lambda: TWICE.appended(None, 1, [[2**30], [2**30 + 1]]),
         TreeError,
         ("tokens = 2147483648", "total exceeds 2^31 - 1", "split the forest"),
     ),

@@ -91,6 +91,6 @@ def test_the_readme_embeds_no_files() -> None:
 def test_make_says_what_it_installs(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "setup.cfg", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    failed = run("make", "demo", "PYTHON=false", "VENV=1", cwd=tmp_path)
+    failed = run("make", "--no-print-directory", "demo", "PYTHON=false", "VENV=1", cwd=tmp_path)
     assert failed.stdout.startswith("installing treegen and what it needs")
     assert failed.returncode != 0

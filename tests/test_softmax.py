@@ -154,6 +154,19 @@ def test_sinks_of_rows_that_see_nothing(sink: float, sm_scale: float | None) -> 
             assert kernel.verify(q, k, v).passed, f"{strategy} {backend}"
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_score_that_is_not_a_number_shows_in_out_and_lse(backend: str) -> None:
+    tree = Tree.parse("30(5,9)")
+    q, k, v = tensors(tree, 44, 1, HEADS, 16, torch.float32, pad_pages=False)
+    k[3] = math.nan  # both rows see it
+    for strategy in STRATEGIES:
+        for sinks in (None, torch.zeros(HEADS[0])):
+            kernel = treegen.compile(tree, strategy=strategy, backend=backend, sinks=sinks)
+            out, lse = kernel(q, k, v, return_lse=True)
+            assert out.isnan().all(), f"{strategy}"
+            assert lse.isnan().all(), f"{strategy}"
+
+
 def test_kernels_have_the_same_least_score() -> None:
     shape = Shape(*HEADS, 16, dtype="fp16")
     partial = emit_partial(kernel_key(tile_class(shape, target_from("h200"), 64), shape, sinks=True))
