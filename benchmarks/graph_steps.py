@@ -204,7 +204,7 @@ def check_live(shape: Shape, device: torch.device, steps: int) -> str:
     worst = 0.0
     for strategy in ("deft-node", "cohort"):
         kernel = treegen.compile(next(growing(1)), strategy=strategy, shape=shape)
-        free = PROMPT + ROWS * FIRST_TAIL
+        free = kernel.tree.kv.last_slot + 1
         for _ in range(steps):
             rows, kind = kernel.tree.num_rows, random.random()
             if kind < 0.05 and rows < most:
