@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import jinja2
 import numpy as np
 
 import treegen
@@ -82,6 +83,22 @@ def listed(items: Ints, rows: Ints) -> Ints:
     return np.full(len(items), -1, np.int32)
 
 
+AT_ONCE = """    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()
+"""
+
+
+def rewritten(*changes: tuple[str, str]) -> Callable[[], jinja2.Environment]:
+    """What makes the templates, with other text in that of stage 1."""
+    usual, name = emit._environment(), "partial_attention.py.jinja"
+    assert usual.loader is not None
+    text = usual.loader.get_source(usual, name)[0]
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return lambda: usual.overlay(loader=jinja2.ChoiceLoader([jinja2.DictLoader({name: text}), usual.loader]))
+
+
 def without(option: str) -> Plans:
     """The plan without an option of its strategy."""
 
@@ -137,6 +154,29 @@ OPTIMISATIONS = (
     Optimisation("long walks staggered", 1.12, ((staggered, "LEAST_TOKENS", 1 << 30),)),
     Optimisation(
         "rows found without a list", 1.05, ((arena, "_first_rows", listed),)
+    ),
+    Optimisation(
+        "the caches' strides as constants",
+        1.03,
+        (
+            (
+                emit,
+                "_environment",
+                rewritten(
+                    ("k_stride_token: tl.constexpr, k_stride_head: tl.constexpr", "k_stride_token, k_stride_head"),
+                    ("v_stride_token: tl.constexpr, v_stride_head: tl.constexpr", "v_stride_token, v_stride_head"),
+                ),
+            ),
+        ),
+    ),
+    Optimisation("masks by block, against by token", 1.03, ((emit, "_MOST_BY_BLOCK", 0),)),
+    Optimisation(
+        "the next launch at once, against at the end", 1.02, ((emit, "_environment", rewritten((AT_ONCE, ""))),)
+    ),
+    Optimisation(
+        "partials read into registers of results",
+        1.07,
+        ((emit, "_environment", rewritten(("{{ c.paired }} and not INTERPRETED", "False and not INTERPRETED"))),),
     ),
     Optimisation(
         "partials in fp32, against 16 bits", 1.0,
@@ -207,7 +247,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=11)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="optimisations whose names hold one of these words, comma-separated")
     arguments = parser.parse_args()
+    words = arguments.only.split(",")
+    chosen_ones = [each for each in OPTIMISATIONS if any(word in each.name for word in words)]
     target, device = current_target(), default_device()
     table: dict[str, dict[str, float]] = {each.name: {} for each in OPTIMISATIONS}
     todo, kernels = [], {}
@@ -215,7 +258,7 @@ def main() -> None:
         chosen = strategy_from("auto").choose(tree, shape, target).strategy
         usual, sources, facts = made_without(None, tree, shape, chosen, target)
         variants: dict[Optimisation | None, list[Made]] = {None: usual}
-        for each in OPTIMISATIONS:
+        for each in chosen_ones:
             made, others, own_facts = made_without(each, tree, shape, chosen, target)
             if made and own_facts != facts:
                 variants[each] = made

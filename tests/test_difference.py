@@ -243,8 +243,8 @@ def test_a_tree_of_a_thousand_leaves_gives_a_short_text() -> None:
     names = strategy_names()
     for first, second in zip(names, (*names[1:], names[0]), strict=True):
         lines = difference(tree, first, second).text().splitlines()
-        assert len(lines) < 100
-        assert max(map(len, lines)) < 500
+        assert max(map(len, lines)) <= 80
+        assert len(lines) < 150  # 10,000 characters or less
 
 
 def test_a_difference_is_found_in_well_under_a_second() -> None:

@@ -6,7 +6,7 @@ from treegen.ir.errors import BackendError
 from treegen.registers import check_pairs
 
 INSTRUCTION = (
-    '%1 = tt.elementwise_inline_asm "@p ld.global.cg.v2.f32 {$0, $1}, [$2];" {packed_element = 2 : i32} %a, %b, %c'
+    '%1 = tt.elementwise_inline_asm "@p st.global.v2.f32 [$2], {$4, $5};" {packed_element = 2 : i32} %a, %b, %c'
     " : tensor<64x128xi64, #own>, tensor<64x128xf32, #own>, tensor<64x128xi32, #own> -> tensor<64x128xi32, #own> loc(#1"
 )
 

@@ -65,11 +65,15 @@ class PartialContext:
     full: bool
     run_width: int
     run_fields: tuple[tuple[str, int], ...]
+    by_block: bool
+    fields_by_token: tuple[str, ...]
     masked: bool
     bits: bool
     dealt: bool
     merging: bool
     waiting: bool
+    chunk_rows: int
+    chunk_dims: int
     paired: bool
     page_size: int
     group: int
@@ -173,6 +177,10 @@ class MergeForm(NamedTuple):
     parts: int
 
 
+_CHUNK = 8
+"""Head rows and dims of a tile of results of which a warp has two each in every thread."""
+_MOST_BY_BLOCK = 4
+"""Runs packed into one tile up to which masks are made for each of them; what more take spills on Blackwell."""
 _MOST_PAIRED_TOKENS = 64
 """Tokens of a tile up to which kernels that merge read partials into the registers of results; on Blackwell more spill.
 """
@@ -277,6 +285,8 @@ def emit_partial(key: KernelKey) -> Source:
     run_fields = POSITIONED_RUN_FIELDS if positions else RUN_FIELDS
     unread = ("lo", "hi") if key.mask == "none" else ()
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
+    by_block = blocks_per_tile <= _MOST_BY_BLOCK
+    has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
     context = PartialContext(
         rows=key.tile_rows,
         tokens=key.tile_tokens,
@@ -286,12 +296,16 @@ def emit_partial(key: KernelKey) -> Source:
         full=key.full,
         run_width=len(run_fields),
         run_fields=read,
+        by_block=by_block,
+        fields_by_token=tuple(name for name, _ in read if not by_block or name not in ("lo", "hi")),
         masked=key.mask != "none",
         bits=key.mask == "bits",
         dealt=key.dealt,
         merging=key.merging,
         waiting=key.waiting,
-        paired=key.tile_tokens <= _MOST_PAIRED_TOKENS and key.dtype != "fp32" and not key.words,
+        chunk_rows=math.gcd(key.group, _CHUNK),
+        chunk_dims=_CHUNK,
+        paired=has_room and key.dtype != "fp32" and not key.words,
         page_size=key.page_size,
         group=key.group,
         heads=heads,
