@@ -231,8 +231,9 @@ def _plain(text: object) -> str:
 
 
 def _microseconds(time: object) -> float | None:
-    real = type(time) is float or (isinstance(time, Real) and not isinstance(time, bool))
-    number = float(time) if real else -1.0  # type: ignore[arg-type]
+    number = -1.0
+    if isinstance(time, float) or (isinstance(time, Real) and not isinstance(time, bool)):
+        number = float(time)
     return number if 0 <= number < _MOST_US else None
 
 
