@@ -254,7 +254,7 @@ class PolicyCache:
             path = self._shipped.joinpath(f"{gpu}.json")
             try:
                 found = PolicyFile(path.read_text("utf-8")) if _GPU_NAME.fullmatch(gpu) and path.is_file() else None
-            except (OSError, ValueError) as cause:
+            except (OSError, ValueError, KeyError, TypeError) as cause:
                 warn_once(path, f"cannot be read ({type(cause).__name__})", "install treegen again")
                 found = None
             self._shipped_files[gpu] = found

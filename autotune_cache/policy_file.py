@@ -13,17 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from treegen.autotune_cache.entry import KIND, Entry, bounded_json, check_format, own_entry
+from treegen.autotune_cache.entry import Entry, bounded_json, check_format, own_entry
 from treegen.autotune_cache.key import FORMAT, PolicyKey
 from treegen.autotune_cache.store import read_regular
 from treegen.ir.errors import FormatError
 
 FILE_KIND = "treegen policies"
 _MOST_CANDIDATES = 3
-"""Kept of an entry: lines stay readable, and are parsed in microseconds. The user's own folder has all of them."""
+"""Kept of an entry, so that lines stay readable. The user's own folder has all of them."""
 _MOST_BYTES = 64 * 1024 * 1024
-_SHOWN = 60
-_INSTALL = "install treegen again"
 _FIX = "name a file of `treegen cache export`"
 
 
@@ -35,23 +33,20 @@ def file_text(entries: Iterable[Entry]) -> str:
 
 
 class PolicyFile:
-    """The entries of a file that is shipped with the package. Each is parsed when it is asked for, not before."""
+    """The entries of a file that is shipped with the package. Each is checked when it is asked for, not before."""
 
     def __init__(self, text: str) -> None:
-        self._lines = {_head(line): line.removesuffix(",") for line in text.splitlines()[1:-1]}
+        """Raises ValueError, KeyError or TypeError for a file that `file_text` did not make."""
+        self._objects = {_values(each["key"]): each for each in json.loads(text)["entries"]}
 
     def entry(self, key: PolicyKey) -> Entry | None:
-        """Returns the entry of a key, None if there is none. Raises FormatError for a line that is damaged."""
-        own = key.to_object()
-        line = self._lines.get(_head(json.dumps({"kind": KIND, "key": own})))
-        if line is None:
-            return None
-        value = _parsed(line)
-        return _entry(key, value) if value.get("key") == own else None
+        """Returns the entry of a key, None if there is none. Raises FormatError for one that is damaged."""
+        found = self._objects.get(_values(key.to_object()))
+        return None if found is None else _entry(key, found)
 
     def entries(self) -> list[Entry | FormatError]:
         """Returns all entries in the file's order, and in place of a damaged one the error."""
-        return [_entry_or_error(line) for line in self._lines.values()]
+        return [_entry_or_error(each) for each in self._objects.values()]
 
 
 def exported(path: Path) -> list[Any]:
@@ -78,34 +73,23 @@ def _shortened(entry: Entry) -> Entry:
     return replace(entry, candidates=tuple(fastest[:_MOST_CANDIDATES]))
 
 
-def _head(line: str) -> str:
-    """Returns what a line begins with, up to the first brace that closes: the end of its key."""
-    return line.partition("}")[0]
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-        if isinstance(value, dict):
-            return value
-        problem = "is no object"
-    except ValueError as cause:
-        problem = f"is damaged ({cause})"
-    raise FormatError("entry", line[:_SHOWN], problem, _INSTALL)
+def _values(key: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(key.values())
 
 
 def _entry(key: PolicyKey, value: dict[str, Any]) -> Entry:
     try:
         return own_entry(key, value)
     except (KeyError, TypeError, AttributeError) as cause:
-        raise FormatError("entry", key.bucket, f"is damaged ({type(cause).__name__})", _INSTALL) from cause
+        raise FormatError(
+            "entry", key.bucket, f"is damaged ({type(cause).__name__})", "install treegen again"
+        ) from cause
 
 
-def _entry_or_error(line: str) -> Entry | FormatError:
+def _entry_or_error(value: dict[str, Any]) -> Entry | FormatError:
     try:
-        value = _parsed(line)
         return _entry(PolicyKey(**value["key"]), value)
-    except (KeyError, TypeError) as cause:
-        return FormatError("entry", line[:_SHOWN], f"is damaged ({type(cause).__name__})", _INSTALL)
+    except TypeError as cause:
+        return FormatError("key", value["key"], f"is damaged ({cause})", "install treegen again")
     except FormatError as error:
         return error

@@ -197,9 +197,21 @@ def test_warnings_come_once_per_file(policies_folder: Path) -> None:
     assert texts == [f"cache: {policies_folder / name} is bad; remove it" for name in ("a", "b")]
 
 
-def test_a_bad_shipped_file(policy_cache: PolicyCache, policies_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [("12.5", "["), ('"entries"', '"others"'), ('"key"', '"keys"')])
+def test_a_bad_shipped_file(
+    policy_cache: PolicyCache, policies_folder: Path, tmp_path: Path, old: str, new: str
+) -> None:
     ship(tmp_path / "shipped", ENTRY)
     path = tmp_path / "shipped" / "h200.json"
-    path.write_text(path.read_text().replace("12.5", "[", 1))
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.warns(CacheWarning, match="h200.json cannot be read.*install treegen again"):
+        assert policy_cache.lookup(KEY, accept).entry is None
+
+
+def test_a_bad_shipped_entry(policy_cache: PolicyCache, policies_folder: Path, tmp_path: Path) -> None:
+    ship(tmp_path / "shipped", ENTRY)
+    path = tmp_path / "shipped" / "h200.json"
+    path.write_text(path.read_text().replace('"policy"', '"polity"', 1))
     with pytest.warns(CacheWarning, match="shipped.*install treegen again"):
         assert "the shipped entry is not valid" in policy_cache.lookup(KEY, accept).reason
+    assert [bool(each.reason) for each in policy_cache.entries()] == [True]
