@@ -130,9 +130,7 @@ class KVRuns:
         )
 
     def check_fits(self, tokens: Ints) -> None:
-        """Raises TreeError unless these are runs within 2^31 - 1 slots, exactly as many slots of every node as it has
-        tokens.
-        """
+        """Raises TreeError unless all runs lie within 2^31 - 1 slots and each node has one slot per token."""
         for name, low in (("indptr", 0), ("start", 0), ("length", 1)):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.dtype != np.int32:

@@ -86,8 +86,9 @@ class _Reader:
 
 
 class _Nodes:
-    """Nodes as they are read, in preorder. Of each its tokens, and how many nodes before it its parent is, 0 for a
-    root: the same in all copies of a subtree, but for the one at its top.
+    """Nodes as they are read, in preorder: the tokens of each, and the distance to its parent (0 for a root).
+
+    Distances are equal in all copies of a subtree, except at their tops.
     """
 
     def __init__(self, text: str) -> None:
@@ -103,7 +104,7 @@ class _Nodes:
         return node
 
     def repeat(self, node: int, copies: int) -> None:
-        """Copies the last subtree, with `node` at its top, until there are so many."""
+        """Repeats the last subtree, with `node` at its top, until `copies` of it exist."""
         size, above = len(self._tokens) - node, self._above[node]
         check_made("tree", self._text, node + size * copies, "nodes", FormatError)
         if copies > 1:
@@ -180,7 +181,7 @@ def write(tree: Tree) -> str | None:
 
 
 def beginning(tree: Tree, characters: int) -> str | None:
-    """The text of a tree, or somewhat more than so many characters of it; None when rows are not the default."""
+    """The text of a tree, cut soon after this number of characters; None when rows are not the default."""
     if not _has_default_rows(tree):
         return None
     levels = _write_levels(tree)

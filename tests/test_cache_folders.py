@@ -1,4 +1,4 @@
-"""Which folders the cache uses: none that others could plant files in, none of which there is no home; one warning."""
+"""The cache uses no folder in which others could plant files, and none in a home that does not exist; it warns once."""
 
 import os
 import subprocess

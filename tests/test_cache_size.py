@@ -38,7 +38,7 @@ def tensors(rows: int, slots: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def refuses(kernel: treegen.Kernel, slots: int, last: int) -> None:
-    """The kernel refuses caches of so many slots, and serves those of one slot more than `last`."""
+    """The kernel refuses caches with too few slots, and serves those with one slot more than `last`."""
     rows = kernel.tree.num_rows
     for _ in range(2):
         with pytest.raises(InputError) as caught:
@@ -133,7 +133,7 @@ def test_compiled_code(compiler: str) -> None:
 
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[treegen.Kernel, int], None]:
-    """Calls a kernel with caches of so many slots as if a CUDA graph captured it."""
+    """Calls a kernel with caches of this size as if a CUDA graph captured it."""
 
     def captured(kernel: treegen.Kernel, slots: int) -> None:
         with monkeypatch.context() as during:

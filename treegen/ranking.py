@@ -109,8 +109,9 @@ _LONGEST_NAME = 18  # of a strategy in the table; the reasons have it in full
 
 
 def ranking_lines(entries: Sequence[Ranked], width: int = COLUMNS) -> Iterator[str]:
-    """A table by estimated time, under a line of titles, and below it each strategy's reason. The table has strategies
-    without their options, and as many of the columns, the most telling ones first, as `width` characters hold.
+    """A table sorted by estimated time, with a line of titles, and below it the reason for each strategy's place.
+
+    The table names strategies without options, and leaves out its last columns where `width` does not hold them.
     """
     names = ["strategy", *(_short(entry.name.partition("(")[0]) for entry in entries)]
     places = ["", *(f"{entry.place}." for entry in entries)]

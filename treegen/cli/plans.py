@@ -66,7 +66,7 @@ def explain(
         int | None,
         typer.Option(
             min=0,
-            help="List so many groups of every plan, and lines of --diff on nodes, at most.",
+            help="Groups of every plan, and lines of --diff on nodes, to list at most.",
             show_default=f"none; {DEFAULT_GROUPS} with --diff",
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""Bars on stderr that show what a command is doing, from its second second on and where stderr is a terminal."""
+"""Progress bars on stderr, where that is a terminal, for commands that take longer than a second."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Advance(Protocol):
 
 @contextmanager
 def progress_bar(steps: float, doing: str = "") -> Iterator[Advance]:
-    """What to call after each of so many steps, or after some of them."""
+    """Yields a function to call with the number of steps that were done since its last call."""
     with _bar(steps, doing) as bar:
         yield bar.advance if bar else _ignore
 

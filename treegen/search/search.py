@@ -208,7 +208,7 @@ def _walk_whole_paths(costs: PolicyCosts, bounds: Bounds, state: _State) -> None
 
 
 def _walk_some(costs: PolicyCosts, bounds: Bounds, state: _State, policies: Sequence[Cohort], most: int) -> None:
-    """These policies without cuts, and with every split that leaves them at most so many segments."""
+    """Weighs policies without cuts, and with every split that makes no more than `most` segments."""
     now(f"weighing {', '.join(map(str, policies[:1]))}{' and others' * (len(policies) > 1)}")
     walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
     whole = costs.lines_of(policies, walks)

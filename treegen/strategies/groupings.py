@@ -221,7 +221,7 @@ SIZES: dict[Callable[[Tree], Plan], Callable[[Tree, int], int]] = {
         len(tree.topology.spans) + tree.num_rows if chunk > tree.unique_tokens else _nodes_size(tree, chunk)
     ),
 }
-"""Segments and rows of all groups, about, where contexts are cut every so many tokens: see Strategy.plan_size."""
+"""Estimates of all segments and rows of a plan, by grouping, for a given length of contexts: see Strategy.plan_size."""
 
 BY_TREE = (by_row, by_node)
 """Groupings that take every tree of a forest by itself: of several trees joined they give their plans joined."""
