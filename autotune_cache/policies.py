@@ -155,12 +155,10 @@ class PolicyCache:
         for name in _names(self._shipped):
             policies = self._shipped_file(name.removesuffix(".json")) if name.endswith(".json") else None
             for each in policies.entries() if policies else ():
-                found = (
-                    Listed(name, "shipped", None, f"is not valid: {each}")
-                    if isinstance(each, FormatError)
-                    else (Listed(each.key.digest, "shipped", each))
-                )
-                listed.append(found)
+                if isinstance(each, FormatError):
+                    listed.append(Listed(name, "shipped", None, _invalid(each)))
+                else:
+                    listed.append(Listed(each.key.digest, "shipped", each))
         return listed
 
     def why(self, key: PolicyKey) -> list[str]:

@@ -22,6 +22,7 @@ FILE_KIND = "treegen policies"
 _MOST_CANDIDATES = 3
 """Kept of an entry, so that lines stay readable. The user's own folder has all of them."""
 _MOST_BYTES = 64 * 1024 * 1024
+_FIX_SHIPPED = "install treegen again"
 _FIX = "name a file of `treegen cache export`"
 
 
@@ -81,15 +82,13 @@ def _entry(key: PolicyKey, value: dict[str, Any]) -> Entry:
     try:
         return own_entry(key, value)
     except (KeyError, TypeError, AttributeError) as cause:
-        raise FormatError(
-            "entry", key.bucket, f"is damaged ({type(cause).__name__})", "install treegen again"
-        ) from cause
+        raise FormatError("entry", key.bucket, f"is damaged ({type(cause).__name__})", _FIX_SHIPPED) from cause
 
 
 def _entry_or_error(value: dict[str, Any]) -> Entry | FormatError:
     try:
         return _entry(PolicyKey(**value["key"]), value)
     except TypeError as cause:
-        return FormatError("key", value["key"], f"is damaged ({cause})", "install treegen again")
+        return FormatError("key", value["key"], f"is damaged ({cause})", _FIX_SHIPPED)
     except FormatError as error:
         return error

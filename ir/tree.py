@@ -291,9 +291,9 @@ class Tree:
         row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
         row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
         a row without draft tokens ends. slots: of the draft tokens in that order, flat, where no token of the tree is;
-        by default those behind all of the tree's. stored: the draft tokens are in the tree already, as the last tokens
-        that each row sees. Nodes are cut and numbered as by `appended`, and dropped where no row is below. Raises
-        TreeError.
+        by default the first slots after the tree's last. stored: the draft tokens are in the tree already, as the last
+        tokens that each row sees. Nodes are cut and numbered as by `appended`, and dropped where no row is below.
+        Raises TreeError.
         """
         parts, topology = queries.with_drafts(self, parents, slots, stored)
         return Tree(*parts, topology)

@@ -73,7 +73,8 @@ def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_l
     heads, of_tokens = q.shape[1], token_major(k_cache, kv_layout).shape
     kv_heads = of_tokens[-2]
     if kv_heads == 0 or heads % kv_heads:
-        reason, fix = f"is not a multiple of the cache's {kv_heads} heads", "give every KV head as many query heads"
+        reason = f"is not a multiple of the cache's {kv_heads} heads"
+        fix = "give every KV head the same number of query heads"
         if k_cache.dim() == 4 and kv_layout == "NHD" and k_cache.shape[1] and heads % k_cache.shape[1] == 0:
             fix = _HEADS_FIRST
         raise InputError("q", f"{heads} heads", reason, fix)

@@ -29,9 +29,9 @@ class Room:
     """A schedule with room, and where that is for the growing rows, in ascending order.
 
     taken: the slots of the tree's tokens. slot: behind the row's last one; free: slots from there on that hold no
-    token. item: the work item of `schedule` that reads the row's last token; entry [k, rows]: numbers of the entries of
-    the item's blocks that the row fills one after another, as far as it has so many (`entries`), each with `block`
-    tokens; filled: tokens in the first of them.
+    token. item: the work item of `schedule` that reads the row's last token; entry [k, rows]: numbers of the item's
+    entries that the row fills one after another, each with `block` tokens; entries: how many of them each row has;
+    filled: tokens in the first of them.
     """
 
     schedule: Schedule
