@@ -25,7 +25,7 @@ import treegen
 from treegen.devices import current_target, default_device
 from treegen.explain import explain
 from treegen.inputs import TORCH_DTYPES
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import Strategy, batch_invariant, strategy_from
 from treegen.targets import Target
 

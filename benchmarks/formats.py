@@ -19,7 +19,7 @@ import numpy as np
 
 import treegen
 from treegen.devices import current_target
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.kv import KVRuns
 from treegen.kernel_meter import KernelMeter
 from treegen.strategies import strategy_from
 from treegen.tune import tuned

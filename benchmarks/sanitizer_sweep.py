@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import treegen
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import cohort
 
 TREES = ("40(5,7*3)", "600(40*6,9(3*5))")

@@ -18,6 +18,6 @@ Glossary
     schedule  items in launch order, the KV tiles they walk, and per row the partials to merge, there or by a kernel.
     arena     a schedule as one array.
 
-Modules, in the order of the flow: errors, arrays, kv, topology, build, page_tables, edits, queries, custom_masks,
-tree_text, tree_json, signature, tree, shape, plan, arena, schedule, verify.
+Modules, in the order of the flow: errors, arrays, tree (a folder: kv, topology, build, page_tables, edits, queries,
+custom_masks, tree_text, tree_json, signature, tree), shape, keys, plan, arena, schedule, verify.
 """

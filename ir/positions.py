@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
-from treegen.ir.topology import derive
+from treegen.ir.tree.topology import derive
 
 if TYPE_CHECKING:
     from treegen.ir.plan import Plan

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 from treegen import Shape
 from treegen.ahead import Resources, compile_ahead
 from treegen.emit import emit_partial, kernel_key
-from treegen.ir.signature import KernelKey
+from treegen.ir.keys import KernelKey
 from treegen.targets import Target, targets
 from treegen.tiles import tile_class
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.ir.tree.kv import KVRuns
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 

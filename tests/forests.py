@@ -1,6 +1,6 @@
 """Random forests for property tests, and plain-loop oracles of what their rows see.
 
-The oracles read only what a caller gives (parents, tokens, rows, KV runs), never `treegen.ir.topology`.
+The oracles read only what a caller gives (parents, tokens, rows, KV runs), never `treegen.ir.tree.topology`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy.typing as npt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
+from treegen.ir.tree.kv import KVRuns
 
 Rows = list[tuple[int, int]]
 Bools = npt.NDArray[np.bool_]

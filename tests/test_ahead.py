@@ -14,8 +14,8 @@ import torch
 from treegen import Shape
 from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
 from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import TileMask
-from treegen.ir.signature import KernelKey, MergeKey
 from treegen.scoring.scoring import ScoreOptions, Scoring
 from treegen.targets import targets
 from treegen.tiles import DEALT_BLOCK_TOKENS, fixed_class, tile_class

@@ -21,7 +21,6 @@ import treegen
 from forests import examples
 from rejections import Make, rejected
 from treegen import KVRuns, Shape, Tree, strategies
-from treegen.ir import tree_text
 from treegen.ir.errors import (
     BackendError,
     FormatError,
@@ -34,6 +33,7 @@ from treegen.ir.errors import (
 )
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
+from treegen.ir.tree import tree_text
 from treegen.lower import lower
 from treegen.strategies import strategy_from
 from treegen.targets import target_from

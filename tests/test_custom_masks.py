@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, forests, token_slots, visible, visible_slots
 from treegen import Tree, oracle
-from treegen.ir import custom_masks
 from treegen.ir.errors import TreeError
+from treegen.ir.tree import custom_masks
 
 
 def packed(masks: list[np.ndarray]) -> np.ndarray:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from forests import examples, forests, path, token_slots, visible_slots
 from treegen import Tree
 from treegen.ir.errors import TreeError
-from treegen.ir.topology import derive
+from treegen.ir.tree.topology import derive
 
 
 def seen(tree: Tree) -> list[list[int]]:

@@ -14,7 +14,7 @@ from forests import examples, forests, visible_slots
 from treegen import Tree
 from treegen.bench.flashinfer_tables import Level, PageTable, level_tables, row_table
 from treegen.ir.errors import InputError
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.kv import KVRuns
 
 TREES = ["1,4,16/100,10,3", "7", "5(3*2,4(2*3))", "1,256/256,32"]
 

@@ -5,7 +5,7 @@ import pytest
 
 from treegen.generate import few_shot, reasoning, reasoning_template, speculative
 from treegen.ir.errors import TreeError
-from treegen.ir.tree_text import draw
+from treegen.ir.tree.tree_text import draw
 
 
 def test_few_shot() -> None:

@@ -115,12 +115,12 @@ INTEGERS: dict[str, Case] = {
     "raised digits": (lambda: Tree.parse("5(²)"), FormatError, ("number of tokens", "'²' at position 2")),
     "raised copies": (lambda: Tree.parse("5*³"), FormatError, ("positive number of copies", "'³' at position 2")),
     "digits in a node list": (
-        lambda: Tree.from_parents(*treegen.ir.tree_text.parse_node_list("1\n-1 0 ٣ 0")),
+        lambda: Tree.from_parents(*treegen.ir.tree.tree_text.parse_node_list("1\n-1 0 ٣ 0")),
         FormatError,
         ("line 2 is not four integers",),
     ),
     "underscores in a node list": (
-        lambda: Tree.from_parents(*treegen.ir.tree_text.parse_node_list("1\n-1 0 1_0 0")),
+        lambda: Tree.from_parents(*treegen.ir.tree.tree_text.parse_node_list("1\n-1 0 1_0 0")),
         FormatError,
         ("line 2 is not four integers",),
     ),

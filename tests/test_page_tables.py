@@ -14,8 +14,8 @@ import treegen
 from forests import examples, visible_slots
 from page_requests import Requests, blocks, csr, requests, slots
 from treegen import Shape, Tree, TreegenError, oracle
-from treegen.ir import page_order
 from treegen.ir.errors import TreeError
+from treegen.ir.tree import page_order
 
 
 def check(tree: Tree, made: Requests, page_size: int) -> None:

@@ -17,7 +17,7 @@ from treegen import Shape, Tree, oracle
 from treegen.bench.fasttree_peer import FastTreeArtifact, query_tiles
 from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Call, Provider, UnavailableError
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.kv import KVRuns
 from treegen.kernel_meter import Case
 
 CPU = torch.device("cpu")

@@ -31,8 +31,8 @@ from forests import (
     visible_slots,
 )
 from treegen import KVRuns, Tree
-from treegen.ir import tree_text
 from treegen.ir.errors import TreeError
+from treegen.ir.tree import tree_text
 
 
 def rows_of(tree: Tree) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from forests import KV_STYLES, ROW_STYLES, examples, forest
 from treegen import Shape, Tree, one_loop
 from treegen.emit import emit
 from treegen.ir.errors import ShapeError
-from treegen.ir.signature import KernelKey, MergeKey
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.lower import lower
 from treegen.search.policies import _MAKERS
 from treegen.search.search import candidates, search

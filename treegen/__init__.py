@@ -12,11 +12,11 @@ if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_fi
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts
-from treegen.ir.build import token_tree_parents
 from treegen.ir.errors import TreegenError, TreegenWarning
-from treegen.ir.kv import KVRuns
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.ir.tree.build import token_tree_parents
+from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import register_strategy
 from treegen.version import VERSION
 

@@ -24,8 +24,8 @@ from treegen.arguments import (
 from treegen.counts import expected_compiles
 from treegen.emit import Source
 from treegen.ir.errors import BackendError
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
-from treegen.ir.signature import KernelKey, MergeKey
 from treegen.machine_code import stack_accesses_in_loops, usage
 from treegen.modules import load_module
 from treegen.registers import check_pairs

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from treegen.ir import custom_masks
 from treegen.ir.arrays import INT32_MAX, IntsLike, offsets
 from treegen.ir.errors import CrossingError, TreeError
-from treegen.ir.tree import Tree
+from treegen.ir.tree import Tree, custom_masks
 
 
 def masked_tree(

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, Protocol
 
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
-from treegen.ir.signature import KernelKey, MergeKey
 from treegen.tiles import value_is_piece
 
 _HOPPER, _BLACKWELL = 90, 100

@@ -14,7 +14,7 @@ from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree_text import draw
+from treegen.ir.tree.tree_text import draw
 from treegen.readings import reading_lines
 from treegen.strategies import Strategy
 from treegen.targets import Target

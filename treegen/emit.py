@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jinja2
 
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
+from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import FP8, Shape
-from treegen.ir.signature import KernelKey, MergeKey, ScoreCode
 from treegen.one_launch import in_one_launch
 from treegen.one_loop import in_one_loop
 from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile

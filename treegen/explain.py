@@ -16,7 +16,7 @@ from treegen.ir.plan import Group, Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree_text import draw
+from treegen.ir.tree.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.lower import lower
 from treegen.profiled import source_of_costs

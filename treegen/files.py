@@ -17,7 +17,7 @@ import numpy as np
 from treegen.ir.arrays import INT32_MAX, MOST_MADE, Ints, frozen, int32_array
 from treegen.ir.errors import FormatError, TreeError, TreegenError
 from treegen.ir.tree import Tree
-from treegen.ir.tree_text import parse_node_list
+from treegen.ir.tree.tree_text import parse_node_list
 
 _TEMPLATE_FIELDS = ("parent", "tokens", "start", "end")
 _ONLY_IN_TEMPLATES = frozenset({"parent", "start", "end"})

@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 
 from treegen.inputs import check_captured
-from treegen.ir import edits
 from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen
 from treegen.ir.schedule import RUN_FIELDS, Schedule
-from treegen.ir.tree import Tree
+from treegen.ir.tree import Tree, edits
 from treegen.room import Room
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram, copied

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treegen.ir.arrays import Longs, frozen, offsets, ragged
-from treegen.ir.edits import next_slots, own_leaves
-from treegen.ir.kv import TakenSlots
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
+from treegen.ir.tree.edits import next_slots, own_leaves
+from treegen.ir.tree.kv import TakenSlots
 
 RESERVE = 16
 """Tokens that every row can grow by, at least, before the next plan. Counted on five trees of 64 to 256 rows over 16

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir.arrays import Ints, Longs, offsets, ragged_ranges
-from treegen.ir.kv import KVRuns
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS
 from treegen.ir.tree import Tree
+from treegen.ir.tree.kv import KVRuns
 
 
 class Runs(NamedTuple):

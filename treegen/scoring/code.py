@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import sympy
 
-from treegen.ir.signature import ScoreCode
+from treegen.ir.keys import ScoreCode
 from treegen.scoring.expressions import QUERY, SCORE, TOKEN, computed
 
 _OPERATORS = {

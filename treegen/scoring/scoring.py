@@ -11,9 +11,9 @@ import torch
 
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
+from treegen.ir.keys import ScoreCode
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
-from treegen.ir.signature import ScoreCode
 
 if TYPE_CHECKING:
     import sympy

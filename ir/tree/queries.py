@@ -27,9 +27,9 @@ from treegen.ir.arrays import (
     ragged_ranges,
     whole_numbers,
 )
-from treegen.ir.edits import Edited, check_unused, parts_of, split, without_unseen_nodes
 from treegen.ir.errors import TreeError
-from treegen.ir.page_tables import TreeParts
+from treegen.ir.tree.edits import Edited, check_unused, parts_of, split, without_unseen_nodes
+from treegen.ir.tree.page_tables import TreeParts
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree

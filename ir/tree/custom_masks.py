@@ -26,10 +26,10 @@ from treegen.ir.arrays import (
     positive_int,
     ragged_ranges,
 )
-from treegen.ir.edits import Edited
 from treegen.ir.errors import CrossingError, TreeError
-from treegen.ir.page_tables import TreeParts, check_table, last_page, tree_parts
-from treegen.ir.queries import Pieces, grafted
+from treegen.ir.tree.edits import Edited
+from treegen.ir.tree.page_tables import TreeParts, check_table, last_page, tree_parts
+from treegen.ir.tree.queries import Pieces, grafted
 
 # Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
 _MOST_ENTRIES = 1 << 22

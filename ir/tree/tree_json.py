@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treegen.ir.build import Parts
 from treegen.ir.errors import FormatError
 from treegen.ir.json_form import read_object, write_object
-from treegen.ir.kv import KVRuns
+from treegen.ir.tree.build import Parts
+from treegen.ir.tree.kv import KVRuns
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir import build, custom_masks, edits, page_tables, queries, tree_json, tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
-from treegen.ir.kv import KVRuns
-from treegen.ir.signature import signature
-from treegen.ir.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
+from treegen.ir.tree import build, custom_masks, edits, page_tables, queries, tree_json, tree_text
+from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.signature import signature
+from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
 
 if TYPE_CHECKING:
     import networkx

@@ -1,43 +1,9 @@
-"""Two of the three names for "same": the topology's signature and the kernel's key."""
+"""Kernel keys: what emitted kernels are specialised for."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, fields
-
-import numpy as np
-
-from treegen.ir.arrays import Ints
-from treegen.ir.topology import Topology
-
-_NONE: list[bytes] = []
-
-
-def signature(parent: Ints, tokens: Ints, topology: Topology, row_sees: Ints) -> str:
-    """A 128-bit digest of a forest's topology: a node is its tokens, its rows' sees and its children's sorted digests.
-
-    Sibling order, row order and KV locations do not enter.
-    """
-    families: list[list[bytes]] = [[] for _ in range(len(parent) + 1)]  # a node's children, until it has a digest
-    order = topology.nodes_in_preorder[::-1]
-    # A node and what is its own: tokens, rows, and what these see, 4 bytes each.
-    begin, own = topology.rank_lo[order], (topology.rank_own - topology.rank_lo)[order]
-    lengths, counts = tokens[order].astype("<i4").tobytes(), own.astype("<i4").tobytes()
-    sees = row_sees[topology.row_of_rank].astype("<i4").tobytes()
-    place = 0
-    for node, above, first, rows in zip(
-        order.tolist(), parent[order].tolist(), (4 * begin.astype(np.int64)).tolist(), own.tolist(), strict=True
-    ):
-        text = lengths[place : place + 4] + counts[place : place + 4] + sees[first : first + 4 * rows]
-        place += 4
-        below = families[node]
-        if below:
-            families[node] = _NONE
-            below.sort()
-            text += b"".join(below)
-        families[above].append(hashlib.blake2b(text, digest_size=16).digest())
-    return hashlib.blake2b(b"".join(sorted(families[-1])), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

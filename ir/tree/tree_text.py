@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from treegen.ir import build
 from treegen.ir.arrays import check_made
 from treegen.ir.errors import FormatError
+from treegen.ir.tree import build
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree

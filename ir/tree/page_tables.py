@@ -27,9 +27,9 @@ from treegen.ir.arrays import (
     whole_numbers,
 )
 from treegen.ir.errors import TreeError
-from treegen.ir.kv import KVRuns
-from treegen.ir.page_order import in_order_of_pages
-from treegen.ir.topology import Ranks
+from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.page_order import in_order_of_pages
+from treegen.ir.tree.topology import Ranks
 
 
 class TreeParts(NamedTuple):

@@ -25,9 +25,9 @@ from treegen.ir.arrays import (
     whole_numbers,
 )
 from treegen.ir.errors import TreeError
-from treegen.ir.kv import KVRuns, TakenSlots
-from treegen.ir.page_tables import TreeParts
-from treegen.ir.topology import Topology, derive, with_longer_leaves
+from treegen.ir.tree.kv import KVRuns, TakenSlots
+from treegen.ir.tree.page_tables import TreeParts
+from treegen.ir.tree.topology import Topology, derive, with_longer_leaves
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
