@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from treegen.ir.errors import FormatError
 from treegen.ir.shape import MAX_HEAD_DIM_V, Shape
-from treegen.targets import Target
+from treegen.target.targets import Target
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 FORMAT = 2

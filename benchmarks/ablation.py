@@ -29,7 +29,7 @@ import numpy as np
 
 import treegen
 from treegen import arguments as launch_arguments
-from treegen import emit, one_loop, oracle, staggered, tiles
+from treegen import emit, one_loop, oracle, staggered
 from treegen import lower as lowering
 from treegen.ahead_pool import compile_all
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
@@ -45,7 +45,8 @@ from treegen.lower import lower
 from treegen.pieces import Pieces, pieces_of
 from treegen.runs import Runs
 from treegen.strategies import Strategy, strategy_from
-from treegen.targets import Target
+from treegen.target import tile_config
+from treegen.target.targets import Target
 from treegen.timing import median_us
 from treegen.triton_backend import TritonProgram
 
@@ -117,10 +118,10 @@ OPTIMISATIONS = (
     Optimisation("work items split", 3.0, plans=without("split")),
     Optimisation(
         "two resident blocks, against one with four stages", 1.35,
-        ((tiles, "_LARGE", ((64, 64, 4, 4),)),),
+        ((tile_config, "_LARGE", ((64, 64, 4, 4),)),),
     ),
     Optimisation(
-        "three stages, against two", 1.25, ((tiles, "_LARGE", ((64, 64, 4, 2),)),),
+        "three stages, against two", 1.25, ((tile_config, "_LARGE", ((64, 64, 4, 2),)),),
     ),
     Optimisation(
         "short runs packed into tiles", 1.6,
@@ -212,7 +213,13 @@ def _shape(heads: str, dtype: str, page_size: int) -> treegen.Shape:
 @contextmanager
 def taken_away(optimisation: Optimisation | None) -> Iterator[None]:
     """Everything is planned and emitted without the optimisation."""
-    caches = (tiles.tile_class, tiles.wanted_class, tiles.tile_sizes, emit.emit_partial, emit.emit_merge)
+    caches = (
+        tile_config.tile_class,
+        tile_config.wanted_class,
+        tile_config.tile_sizes,
+        emit.emit_partial,
+        emit.emit_merge,
+    )
     with ExitStack() as stack:
         for module, name, value in optimisation.replaced if optimisation else ():
             stack.enter_context(patch.object(module, name, value))

@@ -27,7 +27,7 @@ from treegen.explain import explain
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import Strategy, batch_invariant, strategy_from
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 TREES = (
     "1,64/4096,256",

@@ -26,7 +26,7 @@ import treegen
 from treegen import oracle
 from treegen.devices import default_device
 from treegen.kernel_meter import checked_rows
-from treegen.scoring.scoring import ScoreOptions
+from treegen.scoring.options import ScoreOptions
 from treegen.timing import copy_gbps, median_us
 
 TREES = ("1,64/4096,256", "1,4,16,512/1024,256,128,32", "1024*256")

@@ -31,7 +31,7 @@ from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_l
 from treegen.lower import lower
 from treegen.one_launch import in_one_launch, waits
 from treegen.search.policies import strategy_of
-from treegen.targets import Constants, Target, target_from
+from treegen.target.targets import Constants, Target, target_from
 
 DTYPE = "fp16"
 HEAD_DIM = 128

@@ -29,7 +29,7 @@ from treegen.search.auto import searched
 from treegen.search.policies import policy_of
 from treegen.search.search import candidates, search
 from treegen.strategies import Strategy, strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.timing import median_us
 from treegen.tune import DEFAULT_CANDIDATES, proposals
 

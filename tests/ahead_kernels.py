@@ -12,8 +12,8 @@ from treegen import Shape
 from treegen.ahead import Resources, compile_ahead
 from treegen.emit import emit_partial, kernel_key
 from treegen.ir.keys import KernelKey
-from treegen.targets import Target, targets
-from treegen.tiles import tile_class
+from treegen.target.targets import Target, targets
+from treegen.target.tile_config import tile_class
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 

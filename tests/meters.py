@@ -14,7 +14,7 @@ from treegen.ir.plan import Plan
 from treegen.meter import DeviceLostError
 from treegen.strategies import Strategy
 from treegen.strategies.strategy import OnPass
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 
 @dataclass(frozen=True)

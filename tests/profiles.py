@@ -1,6 +1,6 @@
 """Published cost profiles, as fixtures of tests."""
 
-from treegen.cost_grid import CostGrid
+from treegen.target.cost_grid import CostGrid
 
 # Milliseconds of one thread block: a line per tokens, an entry per query head rows.
 _TABLE_2 = {

@@ -10,7 +10,7 @@ from treegen.emit import emit
 from treegen.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies.named import cohort
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 ROOT = Path(__file__).parent.parent
 try:

@@ -16,9 +16,9 @@ from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
 from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import TileMask
-from treegen.scoring.scoring import ScoreOptions, Scoring
-from treegen.targets import targets
-from treegen.tiles import DEALT_BLOCK_TOKENS, fixed_class, tile_class
+from treegen.scoring.options import ScoreOptions, Scoring
+from treegen.target.targets import targets
+from treegen.target.tile_config import DEALT_BLOCK_TOKENS, fixed_class, tile_class
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}

@@ -16,7 +16,7 @@ from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, cascade, cohort, deft_flatten, flashforge, query
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 ROOT = Path(__file__).parent.parent
 TARGET = target_from("h200")
@@ -146,7 +146,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from treegen import Shape\n"
         "from treegen.ahead_pool import compile_all\n"
         "from treegen.emit import emit_merge, merge_key\n"
-        "from treegen.targets import target_from\n"
+        "from treegen.target.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
         "key = merge_key(shape, staged=False, rows=512, longest=9)\n"
         "source = replace(emit_merge(key), text='1 / 0', digest='script')\n"

@@ -36,7 +36,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.tree import tree_text
 from treegen.lower import lower
 from treegen.strategies import strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 
 def complaint(make: Make) -> str:

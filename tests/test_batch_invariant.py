@@ -22,7 +22,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, batch_invariant, deft_node
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 
 SMALL = Shape(2, 1, 16, dtype="fp16")
 FP32 = Shape(4, 2, 16, dtype="fp32")  # whose tiles are the smallest, 32 tokens

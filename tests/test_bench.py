@@ -23,7 +23,7 @@ from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.generate import in_shuffled_pages
 from treegen.ir.errors import FormatError
 from treegen.kernel_meter import Case
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 CPU = torch.device("cpu")
 SHAPE = Shape(4, 2, 16, dtype="fp32")

@@ -17,7 +17,7 @@ from treegen.bound import BoundCall
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.lower import lower
 from treegen.strategies import strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram
 
 STREAM = 77

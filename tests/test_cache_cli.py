@@ -12,7 +12,7 @@ from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import key_for
 from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.bucket import policy_bucket
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 TREE = "1,4/100,10"
 SHAPE = Shape(16, 2, 64, dtype="fp16", page_size=16)
@@ -113,7 +113,7 @@ def test_export_and_import(
         (["import", "absent.json"], "path = absent.json: cannot be read"),
         (["import", "."], "path = .: is not a regular file"),
         (["import", "README.md"], "path = README.md: is not JSON"),
-        (["import", "treegen/targets.json"], "path = treegen/targets.json: "),
+        (["import", "treegen/target/targets.json"], "path = treegen/target/targets.json: "),
         (["export", "absent/policies.json"], "path = absent/policies.json: cannot be written"),
         (["export"], "Missing argument 'FILE'"),
         (["absent"], "No such command 'absent'"),

@@ -22,7 +22,7 @@ from treegen.ir.schedule import Schedule
 from treegen.limits import WantedLimits
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
 from treegen.view import View

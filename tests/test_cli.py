@@ -15,7 +15,7 @@ from treegen.explain import explain
 from treegen.generate import few_shot, reasoning, speculative
 from treegen.one_loop import in_one_loop
 from treegen.strategies import strategy_names
-from treegen.targets import targets
+from treegen.target.targets import targets
 from treegen.version import VERSION
 
 ROOT = Path(__file__).parent.parent

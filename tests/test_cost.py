@@ -17,8 +17,8 @@ from treegen.launches import ItemLaunches, MergeLaunches, item_launches
 from treegen.lower import lower
 from treegen.profiled import item_tokens, launches_us, source_of_costs, task_costs, task_rows
 from treegen.strategies import strategy_from, strategy_names
-from treegen.targets import Constants, Target, target_from
-from treegen.tiles import resident_blocks
+from treegen.target.targets import Constants, Target, target_from
+from treegen.target.tile_config import resident_blocks
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import TABLE_2
-from treegen.cost_grid import CostGrid
 from treegen.ir.errors import BackendError
+from treegen.target.cost_grid import CostGrid
 
 SIZES = st.floats(0.5, 1e6)
 

@@ -16,7 +16,7 @@ from treegen.files import Template, load_templates
 from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 
 H200 = target_from("h200")

@@ -21,8 +21,8 @@ from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
 from treegen.profiled import task_costs, task_rows
 from treegen.strategies import Strategy, strategy_from
-from treegen.targets import target_from
-from treegen.tiles import DEALT_BLOCK_TOKENS, resident_blocks
+from treegen.target.targets import target_from
+from treegen.target.tile_config import DEALT_BLOCK_TOKENS, resident_blocks
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
 

@@ -19,7 +19,7 @@ from treegen.lower import lower
 from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_node, fasttree, query, strategy_from
 from treegen.strategies.groupings import by_node, by_row, whole_tree
 from treegen.strategies.registry import strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.workloads import Decode, Workload, few_shot, replay, verification, workload_from
 
 H200 = target_from("h200")

@@ -16,7 +16,7 @@ from test_cache_cli import ENTRY
 from treegen import cli
 from treegen.autotune_cache.key import target_text
 from treegen.autotune_cache.policies import POLICY_CACHE
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.version import VERSION
 
 ROOT = Path(__file__).parent.parent

@@ -14,7 +14,7 @@ from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 SHAPE = Shape(

@@ -14,7 +14,7 @@ from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.strategies import Strategy, strategy_names
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 ALL = (*strategy_names(), "auto")
 TREES = {

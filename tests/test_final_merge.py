@@ -27,7 +27,7 @@ from treegen.launches import item_launches
 from treegen.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
 

@@ -12,7 +12,7 @@ import pytest
 
 from profiles import TABLE_2
 from treegen.ir.errors import FormatError
-from treegen.targets import Target, targets
+from treegen.target.targets import Target, targets
 
 ROOT = Path(__file__).parent.parent
 H200 = targets()["h200"]
@@ -57,7 +57,7 @@ def test_fit_finds_times_again(fit_cost: ModuleType, tmp_path: Path) -> None:
 
 def test_shipped_targets_are_what_the_command_writes(fit_cost: ModuleType, tmp_path: Path) -> None:
     names = ("targets.json", "grids.json")
-    shipped = {name: (ROOT / "treegen" / name).read_text() for name in names}
+    shipped = {name: (ROOT / "treegen" / "target" / name).read_text() for name in names}
     for name, text in shipped.items():
         (tmp_path / name).write_text(text)
     fit_cost.ship(tmp_path, H200, H200.constants)

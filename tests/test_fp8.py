@@ -25,7 +25,7 @@ from treegen.ir.shape import FP8
 from treegen.kernel_meter import Case
 from treegen.scales import Scales
 from treegen.strategies import Strategy
-from treegen.tiles import tile_class
+from treegen.target.tile_config import tile_class
 from treegen.variants import kernel_sources
 
 NAMES = (*strategies.strategy_names(), "auto")

@@ -19,7 +19,7 @@ from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.search import search, time_of
 from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 SHAPE = Shape(16, 1, 128, dtype="fp16")

@@ -41,7 +41,7 @@ from treegen.strategies import (
     specinfer,
 )
 from treegen.strategies.isolated import SeparateRows
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in Triton's interpreter
 

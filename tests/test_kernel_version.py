@@ -13,7 +13,7 @@ from treegen import Shape
 from treegen.emit import Source
 from treegen.ir.plan import Merge
 from treegen.search import space
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.variants import kernel_sources
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 

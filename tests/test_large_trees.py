@@ -23,7 +23,7 @@ from treegen.search import search as searching
 from treegen.search.search import search, time_of
 from treegen.search.size import is_too_large
 from treegen.strategies import strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 ROOT = Path(__file__).parent.parent
 H200 = target_from("h200")

@@ -18,7 +18,7 @@ from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
 from treegen.ir.verify import verify
 from treegen.lower import lower
 from treegen.runs import bit_words
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
 

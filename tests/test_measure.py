@@ -28,7 +28,7 @@ from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
 from treegen.lower import lower
 from treegen.measure import Measurer, Outcome
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
-from treegen.targets import Target, target_from, targets
+from treegen.target.targets import Target, target_from, targets
 from treegen.triton_backend import TritonProgram
 
 TREE = Tree.parse("40(20,9*3)")
@@ -153,7 +153,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
         f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]\n"
         "import meters, treegen\n"
         "from treegen.measure import Measurer\n"
-        "from treegen.targets import target_from\n"
+        "from treegen.target.targets import target_from\n"
         "class Mine(meters.Deed): pass\n"
         "print('script')\n"
         "tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)\n"
@@ -214,7 +214,7 @@ def test_one_process_serves_trees_one_after_another() -> None:
 INTERRUPTED = """
 import meters, sys, treegen
 from treegen.measure import Measurer
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)
 with Measurer(meter=meters.perform) as measurer:
     measurer.measure(tree, [meters.Deed('hang', sys.argv[1])], shape, target_from('h200'))

@@ -19,8 +19,8 @@ from treegen.inputs import form_of
 from treegen.ir.errors import InputError, ShapeError
 from treegen.kernel_meter import Case
 from treegen.strategies import Strategy
-from treegen.targets import targets
-from treegen.tiles import key_pieces, shared_bytes, tile_class, value_is_piece
+from treegen.target.targets import targets
+from treegen.target.tile_config import key_pieces, shared_bytes, tile_class, value_is_piece
 from treegen.variants import kernel_sources
 
 NAMES = (*strategies.strategy_names(), "auto")

@@ -27,7 +27,7 @@ from treegen.lower import lower
 from treegen.one_launch import in_one_launch, parts_of, waits
 from treegen.one_loop import in_one_loop
 from treegen.strategies import Strategy, cohort
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram, workspace_bytes
 from treegen.tune import proposals
 

@@ -17,7 +17,7 @@ from treegen import Shape, Tree, one_loop, oracle
 from treegen.ir.schedule import Schedule
 from treegen.lower import lower
 from treegen.strategies import cohort, strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp16")
 H200 = target_from("h200")

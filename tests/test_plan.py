@@ -18,7 +18,7 @@ from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.verify import verify
 from treegen.strategies import strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")

@@ -20,7 +20,7 @@ from treegen.autotune_cache.key import FORMAT, key_for
 from treegen.autotune_cache.policies import PolicyCache
 from treegen.bucket import policy_bucket
 from treegen.ir.errors import FormatError
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 ROOT = Path(__file__).parent.parent
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and links of POSIX")

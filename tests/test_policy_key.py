@@ -16,7 +16,7 @@ from treegen import Shape
 from treegen.autotune_cache.entry import MAX_BYTES, Entry, differing_versions, installed_versions, policy_text
 from treegen.autotune_cache.key import PolicyKey, key_for, shape_text, target_text
 from treegen.ir.errors import FormatError
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.version import VERSION
 
 ROOT = Path(__file__).parent.parent
@@ -93,7 +93,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "    import triton\n"
         "from treegen.autotune_cache.key import key_for\n"
         "from treegen.bucket import policy_bucket\n"
-        "from treegen.targets import target_from\n"
+        "from treegen.target.targets import target_from\n"
         "tree = Tree.from_levels([1, 4], [100, 10])\n"
         "print(key_for(policy_bucket(tree), Shape(32, 8, 128), target_from(None)).digest)\n"
     )

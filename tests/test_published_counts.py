@@ -8,7 +8,7 @@ from treegen import Shape, Tree, strategies
 from treegen.estimate import Estimate, account
 from treegen.lower import lower
 from treegen.strategies import Strategy, strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 HEADS, DIM, FP16 = 6, 64, 2

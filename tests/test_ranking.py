@@ -11,7 +11,7 @@ from treegen.estimate import Estimate, assess
 from treegen.lower import lower
 from treegen.ranking import ranked, ranking_lines
 from treegen.strategies import strategy_from, strategy_names
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 EMPTY = Estimate(*[0] * (len(fields(Estimate)) - 2), 0.0, 0.0)

@@ -22,7 +22,7 @@ from treegen.ir.verify import verify_schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="bf16")  # a group of 4 heads: 16 rows in a tile of 64 head rows

@@ -27,7 +27,7 @@ from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, nodes_below
 from treegen.strategies.strategy import Move
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 
 SHAPES = (
     Shape(32, 8, 128, dtype="fp16"),

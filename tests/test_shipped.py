@@ -19,7 +19,7 @@ from treegen.bucket import policy_bucket
 from treegen.search.policies import accepts
 from treegen.specs import trees_of
 from treegen.strategies import strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 ROOT = Path(__file__).parent.parent

@@ -15,8 +15,8 @@ from treegen import KVRuns, Shape, Tree, oracle
 from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key
 from treegen.softmax import LEAST_SCORE
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
-from treegen.targets import target_from
-from treegen.tiles import tile_class
+from treegen.target.targets import target_from
+from treegen.target.tile_config import tile_class
 
 BACKENDS = ["triton", "torch"]
 STRATEGIES = (query(), deft_node(), cohort(), cohort(split=16), deft_flatten(32, "bits"), medusa(), batch_invariant())

@@ -8,7 +8,7 @@ import pytest
 from treegen import Shape, Tree
 from treegen.lower import lower
 from treegen.strategies import cohort, deft_node
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 
 def fastest(call: Callable[[], object], repeats: int = 40) -> float:

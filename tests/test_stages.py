@@ -24,7 +24,7 @@ from treegen.lower import count, lower
 from treegen.merges import kept_between_stages, merge_lists
 from treegen.strategies import Pipeline, Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import StoreMask
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram
 

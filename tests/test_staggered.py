@@ -14,7 +14,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify
 from treegen.lower import lower
 from treegen.strategies import Strategy, batch_invariant, cohort, query
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram
 
 H200 = target_from("h200")

@@ -34,7 +34,7 @@ from treegen.lower import lower
 from treegen.strategies import Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import SplitContext, TrimRows
 from treegen.strategies.strategy import OnPass
-from treegen.targets import Target, target_from, targets
+from treegen.target.targets import Target, target_from, targets
 from treegen.torch_backend import TorchProgram
 
 SMALL = Shape(4, 2, 16, dtype="fp32")

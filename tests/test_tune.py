@@ -17,7 +17,7 @@ from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
 from treegen.strategies import cohort, strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 from treegen.tune import Tuning, proposals, tuned
 
 H200 = target_from("h200")

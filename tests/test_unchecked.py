@@ -15,7 +15,7 @@ from treegen.ir.schedule import Schedule
 from treegen.lower import lower
 from treegen.strategies import Strategy, cohort, query, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast, SplitContext, StageLevels, TrimRows
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 SHAPE, H200 = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
 STRATEGIES = (

@@ -20,7 +20,7 @@ from treegen.ir.schedule import UNFUSED_LAUNCHES
 from treegen.lower import lower
 from treegen.strategies import Pipeline, groupings
 from treegen.strategies.passes import StoreMask
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 BACKENDS = ("torch", "triton")

@@ -9,7 +9,7 @@ import treegen
 from treegen import Shape, Tree, oracle
 from treegen.search import auto as searching
 from treegen.strategies import Choice, cohort, strategy_from
-from treegen.targets import target_from
+from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 

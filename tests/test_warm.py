@@ -18,7 +18,7 @@ from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.search.policies import key_of
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 from treegen.tune import Tuning, proposals
 from treegen.variants import kernel_sources
 from treegen.warm import Job, Warmed, jobs_of, kernels_of, summary, warm

@@ -17,7 +17,7 @@ from treegen.emit import emit_partial, kernel_key, reads_bits
 from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy, cohort
-from treegen.tiles import reads_words, tile_class
+from treegen.target.tile_config import reads_words, tile_class
 
 SHAPE = Shape(4, 2, 64, dtype="fp16", kv_dtype="e4m3")
 KERNELS: list[tuple[str | Strategy, Shape]] = [

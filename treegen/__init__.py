@@ -21,9 +21,9 @@ from treegen.strategies import register_strategy
 from treegen.version import VERSION
 
 if _TYPE_CHECKING:
-    from treegen.any_mask import masked_tree
     from treegen.compiler import compile
     from treegen.kernel import Kernel
+    from treegen.scoring.masked_tree import masked_tree
     from treegen.states import merge_state, merge_states
     from treegen.wrapper import TreeAttentionWrapper
 
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> object:
 
         return Kernel
     if name == "masked_tree":
-        from treegen.any_mask import masked_tree
+        from treegen.scoring.masked_tree import masked_tree
 
         return masked_tree
     if name in ("merge_state", "merge_states"):

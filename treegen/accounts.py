@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from treegen.cost import ITEMS, MERGES, WAITING, Floats, Times, total_symbol
 from treegen.estimate import CostModel, Estimate
 from treegen.profiled import source_of_costs
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 COLUMNS = 80
 """Columns that texts take at most, as terminals have them."""

@@ -29,8 +29,8 @@ from treegen.ir.shape import Shape
 from treegen.machine_code import stack_accesses_in_loops, usage
 from treegen.modules import load_module
 from treegen.registers import check_pairs
-from treegen.targets import Target
-from treegen.tiles import ELEMENTS_PER_WORD
+from treegen.target.targets import Target
+from treegen.target.tile_config import ELEMENTS_PER_WORD
 
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities, times ten, for which every template variant has to compile."""

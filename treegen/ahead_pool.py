@@ -27,7 +27,7 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
 from treegen.meter import LEAVING_S, problem_of
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 TIMEOUT_S = 300.0
 """Seconds for one kernel, with the start of its process."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
-from treegen.tiles import value_is_piece
+from treegen.target.tile_config import value_is_piece
 
 _HOPPER, _BLACKWELL = 90, 100
 _MOST_REGISTERS = 255

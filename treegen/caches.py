@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from treegen.tiles import ELEMENTS_PER_WORD
+from treegen.target.tile_config import ELEMENTS_PER_WORD
 
 
 def token_major(cache: torch.Tensor, kv_layout: str) -> torch.Tensor:

@@ -21,8 +21,8 @@ from treegen.limits import Limits, WantedLimits
 from treegen.lower import Frame, lower
 from treegen.runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
-from treegen.targets import Target
-from treegen.tiles import lanes_of
+from treegen.target.targets import Target
+from treegen.target.tile_config import lanes_of
 from treegen.unseeing import with_unseeing_items
 from treegen.view import View
 

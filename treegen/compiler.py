@@ -16,11 +16,11 @@ from treegen.ir.tree import Tree, check_is_tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
 from treegen.scales import Scales
-from treegen.scoring.scoring import ScoreOptions, Scoring
+from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.invariant import BatchInvariant, invariant_strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 from treegen.tune import check_tuning
 
 

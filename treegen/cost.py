@@ -3,7 +3,8 @@
 A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
 tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory, the last
 two as if every SM had as many blocks as the one with most. A launch of merges takes its longest list or its traffic.
-Constants are a target's, fitted to measurements or scaled from a target that has been measured (treegen.targets).
+Constants are a target's, fitted to measurements or scaled from a target that has been measured
+(treegen.target.targets).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.launches import ItemLaunches, MergeLaunches
-from treegen.targets import Constants, Target
+from treegen.target.targets import Constants, Target
 
 if TYPE_CHECKING:
     import sympy

@@ -33,7 +33,7 @@ from treegen.strategies.edge_assignment import FastTree, virtual_tree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 from treegen.workloads import Segment, Workload
 
 DEFAULT_LAYERS = 32

@@ -9,7 +9,7 @@ import torch
 
 from treegen.ir.errors import BackendError
 from treegen.ir.scalars import is_one_of
-from treegen.targets import Target, target_from, targets
+from treegen.target.targets import Target, target_from, targets
 
 BACKENDS = ("triton", "torch")
 _LOWEST_CAPABILITY = 80

@@ -17,7 +17,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.readings import reading_lines
 from treegen.strategies import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 DEFAULT_GROUPS = 12
 

@@ -16,7 +16,7 @@ from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, Til
 from treegen.ir.shape import FP8, Shape
 from treegen.one_launch import in_one_launch
 from treegen.one_loop import in_one_loop
-from treegen.tiles import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
+from treegen.target.tile_config import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)

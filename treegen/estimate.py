@@ -15,7 +15,7 @@ from treegen.ir.tree import Tree
 from treegen.launches import FP32_BYTES, item_launches, merge_launches
 from treegen.one_launch import in_one_launch, waits
 from treegen.profiled import launches_us
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
 _WORD_BYTES = 8

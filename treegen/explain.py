@@ -24,7 +24,7 @@ from treegen.progress import now
 from treegen.ranking import Ranked, ranked, ranking_lines
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 
 _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 

@@ -27,14 +27,14 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_tree
 from treegen.limits import Limits, WantedLimits
 from treegen.scales import Scales
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree, suits_fixed_launches
 from treegen.served import KeptCall, Program, Served
 from treegen.strategies import Choice, Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
+from treegen.timed import stage
 from treegen.torch_backend import TorchProgram
-from treegen.trace import stage
 from treegen.triton_backend import workspace_bytes
 from treegen.tune import tuned
 from treegen.view import View

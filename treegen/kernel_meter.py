@@ -22,7 +22,7 @@ from treegen.ir.verify import verify
 from treegen.lower import lower
 from treegen.meter import DeviceLostError
 from treegen.strategies import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 from treegen.timing import median_us
 from treegen.triton_backend import TritonProgram
 

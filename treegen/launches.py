@@ -12,8 +12,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import FP8, Shape
 from treegen.ir.tree import Tree
-from treegen.targets import Target
-from treegen.tiles import key_pieces, padded, reads_words, resident_blocks
+from treegen.target.targets import Target
+from treegen.target.tile_config import key_pieces, padded, reads_words, resident_blocks
 
 FP32_BYTES = 4
 

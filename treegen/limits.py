@@ -9,7 +9,7 @@ from treegen.ir.errors import InputError
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.strategies import Strategy
-from treegen.tiles import rows_per_tile
+from treegen.target.tile_config import rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ from treegen.pieces import (
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import Runs, bit_words, masked_launches, masked_runs, runs_of_groups, runs_of_items
 from treegen.staggered import staggered
-from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
+from treegen.target.targets import Target
+from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):

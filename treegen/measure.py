@@ -30,7 +30,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.meter import LEAVING_S, Job, Meter, Reply
 from treegen.strategies import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 _START_S = 120.0  # until a process has imported what its meter needs; torch from a cold disk takes long
 _DYING_S = 5.0

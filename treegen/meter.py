@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeAlias
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 Meter: TypeAlias = Callable[[Tree, Strategy, Shape, Target], tuple[float | None, float]]
 """Microseconds of a candidate and its output's error; None where a wrong output was not worth timing."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from treegen.ir.arrays import Longs, frozen, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
-from treegen.tiles import SMALL_ROWS
+from treegen.target.tile_config import SMALL_ROWS
 
 MOST_PARTS = 2
 """Partials of every row at most: a final item merges one after another, a launch of merges takes all at once. Measured

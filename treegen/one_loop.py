@@ -12,7 +12,7 @@ import numpy as np
 
 from treegen.ir.arrays import offsets, ragged
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
-from treegen.tiles import MOST_UNROLLED
+from treegen.target.tile_config import MOST_UNROLLED
 
 MOST_TILES = 7
 """Tiles of the longest item up to which one loop pays. Measured on an H200 (fp16, head dim 128, FastTree's smallest

@@ -12,7 +12,7 @@ from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
 from treegen.scoring.indices import ClampedIndices
-from treegen.scoring.scoring import ScoreOptions
+from treegen.scoring.options import ScoreOptions
 from treegen.softmax import LEAST_SCORE, softmax, unseen_as_zero, with_sinks
 
 

@@ -14,7 +14,6 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import torch
 
-from treegen.cost_grid import CostGrid
 from treegen.counts import expected_compiles
 from treegen.devices import current_target
 from treegen.ir.arrays import frozen
@@ -23,8 +22,9 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.lower import lower
-from treegen.targets import Target
-from treegen.tiles import resident_blocks, tile_class
+from treegen.target.cost_grid import CostGrid
+from treegen.target.targets import Target
+from treegen.target.tile_config import resident_blocks, tile_class
 from treegen.timing import median_us
 from treegen.triton_backend import TritonProgram
 
@@ -97,7 +97,7 @@ def profiled_target(repeats: int = 30, on_task: _OnTask | None = None) -> Target
 
 
 def target_object(target: Target) -> dict[str, object]:
-    """A target in the JSON form that `treegen.targets.target_from` reads from a file."""
+    """A target in the JSON form that `treegen.target.targets.target_from` reads from a file."""
     grid = None if target.grid is None else target.grid.to_object()
     facts = {field.name: getattr(target, field.name) for field in fields(Target)}
     return {**facts, "constants": asdict(target.constants), "grid": grid}

@@ -14,8 +14,8 @@ from treegen.ir.arrays import Longs, offsets
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import ItemLaunches, tile_work
-from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, lanes_of, resident_blocks, tile_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, lanes_of, resident_blocks, tile_class
 
 Floats = npt.NDArray[np.float64]
 _GRID_TOKEN_BYTES = 2 * 128 * 2

@@ -20,11 +20,11 @@ from treegen.limits import WantedLimits
 from treegen.lower import lower
 from treegen.room import with_room
 from treegen.scales import Scales
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
-from treegen.targets import Target
+from treegen.target.targets import Target
+from treegen.timed import stage
 from treegen.torch_backend import TorchProgram
-from treegen.trace import stage
 from treegen.triton_backend import TritonProgram
 from treegen.view import View
 

@@ -7,7 +7,7 @@ import math
 import torch
 
 from treegen.scales import HeadScales
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 
 LEAST_SCORE = -1.0e24
 """A score below it hides its token, as -inf does: finfo.min of float32 and bfloat16 masks.

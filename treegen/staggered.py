@@ -10,7 +10,7 @@ from __future__ import annotations
 from treegen.ir.arrays import Longs, frozen, ragged_ranges
 from treegen.ir.tree import Tree
 from treegen.pieces import Tables
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 LEAST_TOKENS = 1280
 """Tokens in full tiles of the shortest item from which it pays. Measured on an H200 (fp16, head dim 128, cold L2): ten

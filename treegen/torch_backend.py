@@ -22,7 +22,7 @@ from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.scales import Scales, placed
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
 from treegen.unfused import unfused_parts
 

@@ -49,9 +49,9 @@ from treegen.modules import load_module
 from treegen.one_launch import parts_of, waits
 from treegen.registers import check_pairs
 from treegen.scales import Scales, placed
-from treegen.scoring.scoring import Scoring
-from treegen.tiles import lanes_of
-from treegen.trace import stage
+from treegen.scoring.options import Scoring
+from treegen.target.tile_config import lanes_of
+from treegen.timed import stage
 from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16

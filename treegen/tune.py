@@ -27,7 +27,7 @@ from treegen.search.space import SPLITS
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15

@@ -15,7 +15,7 @@ from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
 from treegen.scales import HeadScales
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
 
 _MOST_SCORES = 1 << 30

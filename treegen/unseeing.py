@@ -10,7 +10,7 @@ from treegen.ir.arrays import Ints, frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import ITEM_FIELDS, MOST_BIT_ROWS, Schedule
 from treegen.ir.shape import Shape
-from treegen.tiles import lanes_of, rows_per_tile
+from treegen.target.tile_config import lanes_of, rows_per_tile
 
 
 def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[Plan, Schedule]:

@@ -16,8 +16,8 @@ from treegen.ir.shape import Shape
 from treegen.one_loop import can_be_one_loop
 from treegen.search.space import policies_of
 from treegen.strategies.edge_assignment import FastTree
-from treegen.targets import Target
-from treegen.tiles import (
+from treegen.target.targets import Target
+from treegen.target.tile_config import (
     BLOCK_TOKENS,
     DEALT_BLOCK_TOKENS,
     SMALL_ROWS,

@@ -9,9 +9,9 @@ from treegen.ir.positions import Positions, clipped, windowed
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify, verify_isolated
-from treegen.scoring.scoring import Scoring
+from treegen.scoring.options import Scoring
 from treegen.strategies import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -23,7 +23,7 @@ from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.measure import Measurer
-from treegen.targets import Target
+from treegen.target.targets import Target
 from treegen.tune import Tuning, tuned
 from treegen.variants import kernel_sources
 

@@ -23,7 +23,7 @@ from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
 from treegen.kernel import Kernel
 from treegen.limits import PageBounds, WantedLimits
-from treegen.scoring.scoring import ScoreOptions, Scoring
+from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"

@@ -21,7 +21,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel_meter import Case
 from treegen.meter import problem_of
-from treegen.targets import Target
+from treegen.target.targets import Target
 from treegen.timing import graph_of, median_us
 from treegen.version import VERSION
 

@@ -28,7 +28,7 @@ from treegen.files import tree_from_argument
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.search.policies import accepts
-from treegen.targets import DEFAULT_TARGET
+from treegen.target.targets import DEFAULT_TARGET
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")

@@ -11,7 +11,7 @@ import typer
 from treegen.cli.options import print_table
 from treegen.cli.progress_bars import progress_bar
 from treegen.files import save_text
-from treegen.targets import targets
+from treegen.target.targets import targets
 
 
 def list_targets() -> None:

@@ -26,7 +26,7 @@ from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.cli.cache import differing_parts
 from treegen.environment import NAMES, cache_root
 from treegen.ir.errors import CacheWarning
-from treegen.targets import DEFAULT_TARGET, target_from
+from treegen.target.targets import DEFAULT_TARGET, target_from
 from treegen.version import VERSION
 
 FORMAT = 1

@@ -11,7 +11,7 @@ import typer
 
 from treegen.ir.errors import ShapeError
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
-from treegen.targets import Target, target_from
+from treegen.target.targets import Target, target_from
 
 TreeArgument = Annotated[
     str,

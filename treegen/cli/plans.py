@@ -39,7 +39,7 @@ from treegen.ir.tree import Tree
 from treegen.progress import now
 from treegen.search.auto import searched
 from treegen.strategies import Choice, named, strategy_from, strategy_names
-from treegen.targets import DEFAULT_TARGET, Target
+from treegen.target.targets import DEFAULT_TARGET, Target
 from treegen.workloads import workload_from
 
 

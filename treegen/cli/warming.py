@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from treegen.emit import Source
     from treegen.ir.shape import Shape
-    from treegen.targets import Target
+    from treegen.target.targets import Target
     from treegen.tune import Tuning
     from treegen.warm import Job
 

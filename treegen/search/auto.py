@@ -15,7 +15,7 @@ from treegen.search.search import Found, search
 from treegen.strategies.invariant import BatchInvariant
 from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from treegen.launches import tile_work
 from treegen.search.costs import PolicyCosts
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
-from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, wanted_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
 _STEPS = 16  # mixtures of walked and cut edges for which a FastTree plan is bounded

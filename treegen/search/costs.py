@@ -24,8 +24,8 @@ from treegen.pieces import MOST_SPREAD
 from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.groupings import fragments_of
-from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, wanted_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, wanted_class
 
 Floats = npt.NDArray[np.float64]
 MOST_PAIRS = 1 << 21

@@ -17,8 +17,8 @@ from treegen.one_launch import in_one_launch, waits
 from treegen.search.space import heights_of
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
-from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, resident_blocks
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, resident_blocks
 
 _PARTS = (3 / 4, 1 / 2)
 """Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for

@@ -13,7 +13,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies import named
 from treegen.strategies.isolated import without_isolation
 from treegen.strategies.strategy import Strategy
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 _MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
     "query": (named.query, frozenset({"split"})),

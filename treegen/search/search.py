@@ -34,8 +34,8 @@ from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.groupings import cohorts_of_spans
 from treegen.strategies.isolated import Isolated, as_isolated
 from treegen.strategies.strategy import Move, Step, Strategy
-from treegen.targets import Target
-from treegen.tiles import MOST_RESIDENT
+from treegen.target.targets import Target
+from treegen.target.tile_config import MOST_RESIDENT
 
 _MOST_LEVELS = (12, 8)  # thresholds on rows at which a tree of many edges, and one that is large, is cut
 _MOST_STARTS = 3  # policies with which cuts of a large tree are tried

@@ -17,8 +17,8 @@ from functools import cache
 from treegen.ir.errors import ShapeError
 from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
-from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
 
 HEAD_ROWS = (64, 32, 16, 1)
 """Query head rows of a cohort; 1 stands for one query row, which is plain per-row decoding."""

@@ -20,8 +20,8 @@ from treegen.ir.tree import Tree
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
-from treegen.targets import Target
-from treegen.tiles import rows_per_tile
+from treegen.target.targets import Target
+from treegen.target.tile_config import rows_per_tile
 
 _NO_NODES = frozen(np.empty(0))
 

@@ -20,7 +20,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies.groupings import path_segments
 from treegen.strategies.passes import SplitContext
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 Pair = tuple[int, int]
 _NODE_SIZE = 32  # segments that are made in the time of an edge's assignment, which goes node by node

@@ -20,8 +20,8 @@ from treegen.profiled import source_of_costs, task_costs, task_rows
 from treegen.strategies.groupings import SIZES, by_node
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
-from treegen.targets import Target
-from treegen.tiles import lanes_of, resident_blocks, rows_per_tile, tile_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import lanes_of, resident_blocks, rows_per_tile, tile_class
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.strategies.tile_paths import Machine, by_tile_path
-from treegen.targets import Target
-from treegen.tiles import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
+from treegen.target.targets import Target
+from treegen.target.tile_config import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
 
 CHUNK = 512
 """Tokens of a path that a work item reads, by default."""

@@ -16,8 +16,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
-from treegen.targets import Target
-from treegen.tiles import SMALL_ROWS, tile_class
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, tile_class
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
-from treegen.tiles import BLOCK_TOKENS
+from treegen.target.tile_config import BLOCK_TOKENS
 
 _TILE_TOKENS = 64
 
@@ -88,8 +88,9 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     part for every `most` of them: in whole tiles but for the last one, and as evenly as that allows, the last
     part having the more.
 
-    Tiles are of 64 tokens, and pack runs in blocks of 16 (treegen.tiles): parts begin with a block, so that together
-    they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one.
+    Tiles are of 64 tokens, and pack runs in blocks of 16 (treegen.target.tile_config): parts begin with a block, so
+    that together they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted
+    one by one.
     """
     block = BLOCK_TOKENS if most % BLOCK_TOKENS == 0 else 1
     length = (plan.stop - plan.start).astype(np.int64)

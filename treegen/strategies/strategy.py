@@ -13,7 +13,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.passes import Pass, SplitContext
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]

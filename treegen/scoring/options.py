@@ -125,9 +125,9 @@ class Scoring:
         """Traces the functions; None where scores are left as they are. Raises InputError for what cannot be traced."""
         if not options.any:
             return None
-        from treegen.scoring.code import score_code
         from treegen.scoring.expressions import BATCH, HEAD, QUERY, SCORE, TOKEN
         from treegen.scoring.tracing import traced, traced_truth
+        from treegen.scoring.triton_code import score_code
 
         captured: list[torch.Tensor] = []
         places = (BATCH, HEAD, QUERY, TOKEN)
@@ -191,7 +191,7 @@ class Scoring:
         kv_idx: torch.Tensor,
     ) -> torch.Tensor:
         """The new scores, -inf where a row does not see a token; all of forms that broadcast to that of `scores`."""
-        from treegen.scoring.values import Values
+        from treegen.scoring.torch_values import Values
 
         values = Values({"score": scores, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx}, self.captured)
         wanted = [each for each in (self.score, self.mask) if each is not None]

@@ -13,7 +13,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.plan import BIT_MASKS, Mask
 from treegen.ir.schedule import MOST_BIT_ROWS, TileClass
 from treegen.ir.shape import DTYPE_BYTES, FP8, Shape
-from treegen.targets import Target
+from treegen.target.targets import Target
 
 BLOCK_TOKENS = 16
 """Granularity of packed runs: the smallest page that engines commonly use."""

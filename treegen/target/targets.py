@@ -10,8 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from treegen.cost_grid import CostGrid
 from treegen.ir.errors import BackendError
+from treegen.target.cost_grid import CostGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Target:
 def targets() -> dict[str, Target]:
     """The shipped targets by name."""
     table, grids = (
-        json.loads(files("treegen").joinpath(name).read_text("utf-8")) for name in ("targets.json", "grids.json")
+        json.loads(files("treegen.target").joinpath(name).read_text("utf-8")) for name in ("targets.json", "grids.json")
     )
     shared = {"constants": Constants(**table["constants"]), "constants_of": table["constants_of"]}
     measured = {name: CostGrid.from_object(grid) for name, grid in grids.items()}
