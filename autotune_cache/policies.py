@@ -23,8 +23,8 @@ from treegen.autotune_cache.lock import held
 from treegen.autotune_cache.policy_file import PolicyFile, exported, file_text
 from treegen.autotune_cache.store import WRITABLE, read_regular, replace_text
 from treegen.environment import cache_root
-from treegen.files import save_text
 from treegen.ir.errors import FormatError
+from treegen.text_files import save_text
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

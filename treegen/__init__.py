@@ -12,12 +12,15 @@ if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_fi
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts
+from treegen.files import load_tree as _load_tree
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.build import token_tree_parents
 from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.tree import use_files as _use_files
 from treegen.strategies import register_strategy
+from treegen.text_files import save_text as _save_text
 from treegen.version import VERSION
 
 if _TYPE_CHECKING:
@@ -28,6 +31,8 @@ if _TYPE_CHECKING:
     from treegen.wrapper import TreeAttentionWrapper
 
 __version__ = VERSION
+
+_use_files(_load_tree, _save_text)  # of Tree.load and Tree.save: the language itself does no input or output
 
 __all__ = [
     "KVRuns",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from treegen.ir.arrays import INT32_MAX, MOST_MADE, Ints, frozen, int32_array
-from treegen.ir.errors import FormatError, TreeError, TreegenError
+from treegen.ir.errors import FormatError, TreeError
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import parse_node_list
+from treegen.text_files import check_path, inside, parsed_json, read_text, shown
 
 _TEMPLATE_FIELDS = ("parent", "tokens", "start", "end")
 _ONLY_IN_TEMPLATES = frozenset({"parent", "start", "end"})
@@ -25,7 +23,6 @@ _DRAFT_FIELDS = frozenset({"paths", "accepted"})
 _SELECTION = re.compile(r"(?P<path>.+)#(?P<index>[0-9]{1,9})(?:@(?P<step>[0-9]{1,9}))?", re.DOTALL)
 _NODE_LIST = re.compile(r"\s*[0-9]{1,9}[ \t]*\n\s*\S")
 _FILE_ENDINGS = (".json", ".txt")
-_LONGEST_SHOWN = 60
 _STANDARD_INPUT = "-"
 
 
@@ -150,7 +147,7 @@ def load_tree(path: str | Path) -> Tree:
     `FILE#INDEX@STEP` or `FILE#INDEX` takes one tree at one step; by default the first, in the middle of its decoding.
     Raises FormatError, or TreeError for a tree that is impossible; both name the file.
     """
-    _check_path(path)
+    check_path(path)
     selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
     file = selection["path"] if selection else path
     return _tree_in(read_text(file), file, path, selection)
@@ -206,71 +203,8 @@ def _standard_input() -> str:
         raise FormatError("path", _STANDARD_INPUT, f"standard input {reason}", "give it a tree's text") from cause
 
 
-def save_text(path: str | Path, text: str) -> None:
-    """Writes a file as a whole: readers see the old text or the new. Raises FormatError when it cannot be written."""
-    _check_path(path)
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            # A pipe or a device takes the text as it comes and must not be replaced.
-            Path(path).write_text(text, encoding="utf-8")
-            return
-        target = Path(os.path.realpath(path))
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with open(temporary, "x", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except (OSError, ValueError) as cause:
-        reason = f"cannot be written ({cause.strerror})" if isinstance(cause, OSError) else "is not the name of a file"
-        raise FormatError("path", shown(path), reason, "name another file") from cause
-
-
-def _check_path(path: object) -> None:
-    if not isinstance(path, str | os.PathLike):
-        raise FormatError("path", path, "is not a path", "give a str or a pathlib.Path")
-
-
 def _ending(path: str | Path) -> str:
     return os.path.splitext(path)[1].lower()
-
-
-def shown(path: str | Path) -> str:
-    """A path that fits into an error whole, or its end: that is where files differ."""
-    text = str(path)
-    return text if len(text) <= _LONGEST_SHOWN else f"...{text[3 - _LONGEST_SHOWN :]}"
-
-
-def read_text(path: str | Path) -> str:
-    """A file's text. Raises FormatError."""
-    try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError as cause:
-        raise FormatError("path", shown(path), "does not exist", "name a file") from cause
-    except OSError as cause:
-        raise FormatError("path", shown(path), f"cannot be read ({cause.strerror})", "name a readable file") from cause
-    except ValueError as cause:
-        reason = "is not UTF-8 text" if isinstance(cause, UnicodeDecodeError) else "is not the name of a file"
-        raise FormatError("path", shown(path), reason, "name a text file") from cause
-
-
-def parsed_json(text: str, path: str | Path) -> Any:
-    """The JSON value in the text of a file. Raises FormatError, which names the file."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as cause:  # ValueError: also an integer of thousands of digits
-        raise FormatError("path", shown(path), f"is not complete JSON ({cause})", "write the file again") from cause
-
-
-@contextmanager
-def inside(place: str | Path) -> Iterator[None]:
-    """Puts the file in front of the argument that an error names."""
-    try:
-        yield
-    except TreegenError as error:
-        raise type(error)(f"{place}: {error.argument}", error.value, error.reason, error.fix) from error
 
 
 def _selected(templates: list[Template], path: str | Path, selection: re.Match[str] | None) -> Tree:

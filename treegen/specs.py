@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treegen.files import inside, load_tree, parsed_json, read_text, shown, tree_from_argument
+from treegen.files import load_tree, tree_from_argument
 from treegen.ir.errors import FormatError
 from treegen.ir.tree import Tree
+from treegen.text_files import inside, parsed_json, read_text, shown
 from treegen.workloads import is_generated, workload_from
 
 STRIDE = 64

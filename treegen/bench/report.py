@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from treegen.bench.results import Outcome, Result, geometric_mean
-from treegen.files import parsed_json, read_text, save_text
 from treegen.ir.errors import FormatError, InputError
+from treegen.text_files import parsed_json, read_text, save_text
 
 FORMAT = "treegen bench 1"
 _NAMED = 3

@@ -10,8 +10,8 @@ import typer
 
 from treegen.cli.options import print_table
 from treegen.cli.progress_bars import progress_bar
-from treegen.files import save_text
 from treegen.target.targets import targets
+from treegen.text_files import save_text
 
 
 def list_targets() -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from treegen import generate
-from treegen.files import save_text
 from treegen.ir.tree import Tree
+from treegen.text_files import save_text
 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the tree here.", show_default="print it")
