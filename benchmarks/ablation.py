@@ -35,7 +35,6 @@ from treegen.ahead_pool import compile_all
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
 from treegen.counts import expected_compiles
 from treegen.devices import current_target, default_device
-from treegen.generate import in_shuffled_pages
 from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
@@ -49,6 +48,7 @@ from treegen.target import tile_config
 from treegen.target.targets import Target
 from treegen.timing import median_us
 from treegen.triton_backend import TritonProgram
+from treegen.workloads.generate import in_shuffled_pages
 
 OTHERS = ("cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge")
 _PAGE = 16

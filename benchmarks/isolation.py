@@ -23,9 +23,9 @@ import torch
 import treegen
 from treegen.counts import expected_compiles
 from treegen.devices import default_device
-from treegen.generate import in_shuffled_pages
 from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.timing import median_us
+from treegen.workloads.generate import in_shuffled_pages
 
 TREES = (
     "1,4,16,512/1024,256,128,32",

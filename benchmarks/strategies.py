@@ -22,9 +22,9 @@ import torch
 
 import treegen
 from treegen import oracle
-from treegen.files import load_templates
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.timing import median_us
+from treegen.workloads.tree_files import load_templates
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 USUAL_HEADS = (32, 8)

@@ -3,7 +3,7 @@
 import torch
 
 import treegen
-from treegen.generate import reasoning
+from treegen.workloads.generate import reasoning
 
 
 def main() -> None:

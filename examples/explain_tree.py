@@ -2,8 +2,8 @@
 
 from treegen import Shape
 from treegen.explain import explain
-from treegen.generate import few_shot
 from treegen.strategies import deft_node_chunk, strategy_names
+from treegen.workloads.generate import few_shot
 
 
 def main() -> None:

@@ -11,8 +11,8 @@ import time
 import treegen
 from treegen.ahead_pool import compile_all
 from treegen.devices import current_target, devices_of
-from treegen.specs import trees_of
 from treegen.warm import jobs_of, kernel_summary, kernels_of, summary, warm
+from treegen.workloads.specs import trees_of
 
 
 def main() -> None:

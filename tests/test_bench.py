@@ -20,10 +20,10 @@ from treegen.bench.results import Outcome, Result
 from treegen.bench.runs import Timers
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 from treegen.bench.torch_peers import Flex, Sdpa
-from treegen.generate import in_shuffled_pages
 from treegen.ir.errors import FormatError
 from treegen.kernel_meter import Case
 from treegen.target.targets import target_from
+from treegen.workloads.generate import in_shuffled_pages
 
 CPU = torch.device("cpu")
 SHAPE = Shape(4, 2, 16, dtype="fp32")

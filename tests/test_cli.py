@@ -12,11 +12,11 @@ import treegen
 from treegen import Shape, Tree, cli
 from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key_of
 from treegen.explain import explain
-from treegen.generate import few_shot, reasoning, speculative
 from treegen.one_loop import in_one_loop
 from treegen.strategies import strategy_names
 from treegen.target.targets import targets
 from treegen.version import VERSION
+from treegen.workloads.generate import few_shot, reasoning, speculative
 
 ROOT = Path(__file__).parent.parent
 FEW_SHOT = "1,4/100,10"

@@ -12,12 +12,12 @@ import torch
 
 from forests import obeys_law, path
 from treegen import Shape, Tree, oracle
-from treegen.files import Template, load_templates
 from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
 from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
+from treegen.workloads.tree_files import Template, load_templates
 
 H200 = target_from("h200")
 TINY = Shape(2, 1, 16, dtype="fp32")

@@ -11,8 +11,6 @@ import pytest
 from treegen import Shape, Tree, cli
 from treegen.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements
 from treegen.estimate import account
-from treegen.files import Draft
-from treegen.generate import reasoning_template
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
 from treegen.lower import lower
@@ -20,7 +18,9 @@ from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_n
 from treegen.strategies.groupings import by_node, by_row, whole_tree
 from treegen.strategies.registry import strategy_names
 from treegen.target.targets import target_from
-from treegen.workloads import Decode, Workload, few_shot, replay, verification, workload_from
+from treegen.workloads.generate import reasoning_template
+from treegen.workloads.traces import Decode, Workload, few_shot, replay, verification, workload_from
+from treegen.workloads.tree_files import Draft
 
 H200 = target_from("h200")
 PAPER = Shape(32, 32, 128, dtype="fp16")

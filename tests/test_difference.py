@@ -17,12 +17,12 @@ from treegen.comparison import Comparison, compare
 from treegen.difference import amount_text, difference
 from treegen.estimate import Estimate
 from treegen.explain import explain
-from treegen.generate import few_shot, reasoning, speculative
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.verify import verify
 from treegen.readings import reading_lines
 from treegen.strategies import Strategy, strategy_names
+from treegen.workloads.generate import few_shot, reasoning, speculative
 
 LEVELS = Tree.from_levels([1, 4, 16, 512], [1024, 256, 128, 32])
 TREES = {

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles import TABLE_2
-from treegen import division
-from treegen.division import assign, balanced_cost, borders, divide, division_bounds, longest_first
+from treegen.strategies import makespan
+from treegen.strategies.makespan import assign, balanced_cost, borders, divide, division_bounds, longest_first
 
 Array = npt.NDArray[np.float64]
 Tasks = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -49,7 +49,7 @@ def on_grid(costs: Array) -> Array:
     return np.rint(np.asarray(costs) * 2**20) / 2**20
 
 
-def makespan(tasks: Tasks, blocks: int, pieces: npt.NDArray[np.int64]) -> float:
+def busiest(tasks: Tasks, blocks: int, pieces: npt.NDArray[np.int64]) -> float:
     rows, tokens, count = tasks
     costs = np.repeat(on_grid(TABLE_2.cost(rows, tokens / pieces)), count * pieces)
     return one_by_one(costs, blocks)[1][-1]
@@ -75,7 +75,7 @@ def test_worked_example() -> None:
     assert division_bounds(*EXAMPLE, 16, TABLE_2.cost).tolist() == [4] + [1] * 20
     # 16 blocks hold 24 sub-tasks: four of 147 us, and the twenty short ones of 36 us on the other twelve.
     assert divide(*EXAMPLE, 16, TABLE_2.cost).tolist() == [4] + [1] * 20
-    assert makespan(EXAMPLE, 16, np.array([4] + [1] * 20)) == pytest.approx(147, rel=1e-6)
+    assert busiest(EXAMPLE, 16, np.array([4] + [1] * 20)) == pytest.approx(147, rel=1e-6)
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.integers(1, 40))
@@ -157,30 +157,30 @@ def test_the_search_finds_the_best_combination(seed: int, blocks: int) -> None:
     if bounds.prod() > 60 or len(set(zip(*tasks[:2], strict=True))) < len(bounds):
         return
     every = [np.array(cut) for cut in product(*(range(1, bound + 1) for bound in bounds.tolist()))]
-    best = min((makespan(tasks, blocks, cut), int((cut * tasks[2]).sum())) for cut in every)
-    assert (makespan(tasks, blocks, pieces), int((pieces * tasks[2]).sum())) == best
+    best = min((busiest(tasks, blocks, cut), int((cut * tasks[2]).sum())) for cut in every)
+    assert (busiest(tasks, blocks, pieces), int((pieces * tasks[2]).sum())) == best
 
 
 @given(seed=st.integers(0, 10**6), blocks=st.sampled_from([4, 40, 264]), most=st.sampled_from([1, 1000]))
 def test_division_is_never_worse_than_none(seed: int, blocks: int, most: int) -> None:
     tasks = some_tasks(seed, 25, 60_000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(division, "MOST_COMBINATIONS", most)  # 1: always task by task
+        patch.setattr(makespan, "MOST_COMBINATIONS", most)  # 1: always task by task
         pieces = divide(*tasks, blocks, TABLE_2.cost)
     assert (pieces <= division_bounds(*tasks, blocks, TABLE_2.cost)).all()
     assert (pieces * 16 <= np.maximum(tasks[1], 16)).all()
-    result = makespan(tasks, blocks, pieces)
-    assert result <= makespan(tasks, blocks, np.ones_like(pieces))
+    result = busiest(tasks, blocks, pieces)
+    assert result <= busiest(tasks, blocks, np.ones_like(pieces))
 
 
 def test_many_long_tasks_are_searched_one_after_another() -> None:
     rows, tokens = np.arange(1, 13) * 4, np.arange(12, 0, -1) * 3000
     count = np.full(12, 8)
     bounds = division_bounds(rows, tokens, count, 264, TABLE_2.cost)
-    assert bounds.prod() > division.MOST_COMBINATIONS
+    assert bounds.prod() > makespan.MOST_COMBINATIONS
     pieces = divide(rows, tokens, count, 264, TABLE_2.cost)
-    none = makespan((rows, tokens, count), 264, np.ones_like(pieces))
-    assert makespan((rows, tokens, count), 264, pieces) < 0.4 * none
+    none = busiest((rows, tokens, count), 264, np.ones_like(pieces))
+    assert busiest((rows, tokens, count), 264, pieces) < 0.4 * none
 
 
 @given(seed=st.integers(0, 10**6))

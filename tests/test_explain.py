@@ -9,12 +9,12 @@ import treegen
 from treegen import Shape, Tree, strategies
 from treegen.accounts import byte_text, count_text
 from treegen.explain import explain
-from treegen.generate import few_shot, reasoning, speculative
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.strategies import Strategy, strategy_names
 from treegen.target.targets import Target
+from treegen.workloads.generate import few_shot, reasoning, speculative
 
 ALL = (*strategy_names(), "auto")
 TREES = {

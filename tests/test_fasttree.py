@@ -14,7 +14,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.verify import verify, verify_schedule
 from treegen.lower import lower
 from treegen.strategies import fasttree
-from treegen.strategies.edge_assignment import Costs, FastTree, assign_edges, virtual_tree
+from treegen.strategies.fasttree import Costs, FastTree, assign_edges, virtual_tree
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from treegen.generate import few_shot, reasoning, reasoning_template, speculative
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.tree_text import draw
+from treegen.workloads.generate import few_shot, reasoning, reasoning_template, speculative
 
 
 def test_few_shot() -> None:

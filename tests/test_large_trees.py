@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from forests import examples, forests
 from treegen import Shape, Tree, cli, progress, strategies
 from treegen.explain import explain
-from treegen.generate import few_shot
 from treegen.ir.errors import StrategyError
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.search import auto as automatic
@@ -24,6 +23,7 @@ from treegen.search.search import search, time_of
 from treegen.search.size import is_too_large
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.targets import target_from
+from treegen.workloads.generate import few_shot
 
 ROOT = Path(__file__).parent.parent
 H200 = target_from("h200")

@@ -15,8 +15,9 @@ import torch
 
 import treegen
 from rejections import Make, rejected
-from treegen import KVRuns, Shape, Tree, TreeAttentionWrapper, TreegenError, cli, files, generate, strategies
+from treegen import KVRuns, Shape, Tree, TreeAttentionWrapper, TreegenError, cli, strategies
 from treegen.ir.errors import FormatError, InputError, ShapeError, StrategyError, TreeError
+from treegen.workloads import generate, tree_files
 
 Case = tuple[Make, type[TreegenError], tuple[str, ...]]
 
@@ -72,7 +73,7 @@ SIZES: dict[str, Case] = {
         ("kv_indices", "total exceeds 2^31 - 1 tokens"),
     ),
     "steps of a template": (
-        lambda: files.Template([-1], [1], [MOST]),
+        lambda: tree_files.Template([-1], [1], [MOST]),
         FormatError,
         ("end[0] = 2147483647", "outside 0..10000000"),
     ),

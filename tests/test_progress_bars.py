@@ -10,7 +10,7 @@ from treegen import cli, progress
 from treegen.cli import progress_bars
 from treegen.cli.progress_bars import activity_bar, progress_bar
 from treegen.decode_io import decode_io
-from treegen.workloads import workload_from
+from treegen.workloads.traces import workload_from
 
 
 class Terminal(io.StringIO):

@@ -17,10 +17,10 @@ from treegen.autotune_cache.policies import POLICY_CACHE, PolicyCache
 from treegen.autotune_cache.policy_file import file_text
 from treegen.bucket import policy_bucket
 from treegen.search.policies import accepts
-from treegen.specs import trees_of
 from treegen.strategies import strategy_from
 from treegen.target.targets import target_from
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
+from treegen.workloads.specs import trees_of
 
 ROOT = Path(__file__).parent.parent
 HEADS = ((32, 8), (32, 32), (16, 1), (64, 8), (28, 4))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treegen import Tree, TreegenError
-from treegen.specs import trees_of
+from treegen.workloads.specs import trees_of
 
 
 def names(spec: object, stride: int = 64) -> list[str]:

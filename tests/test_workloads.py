@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treegen import Tree, generate
-from treegen.files import Draft, Template, load_templates
+from treegen import Tree
 from treegen.ir.errors import FormatError, TreeError
-from treegen.workloads import Decode, few_shot, replay, verification, workload_from
+from treegen.workloads.traces import Decode, few_shot, generate, replay, verification, workload_from
+from treegen.workloads.tree_files import Draft, Template, load_templates
 
 TEMPLATE = {
     "parent": [-1, 0, 0, 0, 2, 2],

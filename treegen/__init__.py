@@ -12,7 +12,6 @@ if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_fi
 
 from treegen import strategies
 from treegen.counts import KernelCounts, kernel_counts
-from treegen.files import load_tree as _load_tree
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -22,6 +21,7 @@ from treegen.ir.tree.tree import use_files as _use_files
 from treegen.strategies import register_strategy
 from treegen.text_files import save_text as _save_text
 from treegen.version import VERSION
+from treegen.workloads.tree_files import load_tree as _load_tree
 
 if _TYPE_CHECKING:
     from treegen.compiler import compile

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.workloads import Segment
+from treegen.workloads.traces import Segment
 
 Floats = npt.NDArray[np.float64]
 

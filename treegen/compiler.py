@@ -19,7 +19,7 @@ from treegen.scales import Scales
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
-from treegen.strategies.invariant import BatchInvariant, invariant_strategy
+from treegen.strategies.batch_invariant import BatchInvariant, invariant_strategy
 from treegen.target.targets import Target
 from treegen.tune import check_tuning
 

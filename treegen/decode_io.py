@@ -29,12 +29,12 @@ from treegen.lower import count, lower
 from treegen.search.auto import Auto, searched
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.edge_assignment import FastTree, virtual_tree
+from treegen.strategies.fasttree import FastTree, virtual_tree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
 from treegen.target.targets import Target, target_from
-from treegen.workloads import Segment, Workload
+from treegen.workloads.traces import Segment, Workload
 
 DEFAULT_LAYERS = 32
 DEFAULT_STRIDE = 64

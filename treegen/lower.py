@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.division import assign
 from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged, ragged_ranges, ramp, zeros
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import BIT_MASKS, Plan
@@ -46,6 +45,7 @@ from treegen.pieces import (
 from treegen.profiled import task_costs, task_rows
 from treegen.runs import Runs, bit_words, masked_launches, masked_runs, runs_of_groups, runs_of_items
 from treegen.staggered import staggered
+from treegen.strategies.makespan import assign
 from treegen.target.targets import Target
 from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
 
@@ -389,8 +389,8 @@ def _results(
 
 
 def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, work: Longs, shape: Shape, target: Target) -> _Work:
-    """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first (treegen.division).
-    rows, work: rows and tokens of every item.
+    """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first
+    (treegen.strategies.makespan). rows, work: rows and tokens of every item.
 
     Raises PlanError when the plan needs several tile classes.
     """

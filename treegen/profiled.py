@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.cost import term_values
-from treegen.division import Costs, Counts
 from treegen.ir.arrays import Longs, offsets
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.launches import ItemLaunches, tile_work
+from treegen.strategies.makespan import Costs, Counts
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, lanes_of, resident_blocks, tile_class
 

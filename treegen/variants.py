@@ -15,7 +15,7 @@ from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.one_loop import can_be_one_loop
 from treegen.search.space import policies_of
-from treegen.strategies.edge_assignment import FastTree
+from treegen.strategies.fasttree import FastTree
 from treegen.target.targets import Target
 from treegen.target.tile_config import (
     BLOCK_TOKENS,

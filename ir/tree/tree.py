@@ -205,7 +205,9 @@ class Tree:
 
     @classmethod
     def load(cls, path: str | Path) -> Tree:
-        """A tree from a file in any of the forms that `treegen.files` reads. Raises FormatError, TreeError."""
+        """A tree from a file in any of the forms that `treegen.workloads.tree_files` reads. Raises FormatError,
+        TreeError.
+        """
         return _FILES["load"](path)
 
     def save(self, path: str | Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from treegen.generate import in_shuffled_pages
 from treegen.ir.tree import Tree
+from treegen.workloads.generate import in_shuffled_pages
 
 FASTTREE_HEADS = ("16:1", "32:8", "32:32")
 FASTTREE_TREES = (

@@ -10,7 +10,7 @@ import typer
 from treegen.cli.options import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError
-from treegen.specs import STRIDE, trees_of
+from treegen.workloads.specs import STRIDE, trees_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

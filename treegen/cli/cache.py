@@ -24,12 +24,12 @@ from treegen.cli.options import (
     shape_from,
     target_of,
 )
-from treegen.files import tree_from_argument
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.search.policies import accepts
 from treegen.target.targets import DEFAULT_TARGET
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
+from treegen.workloads.tree_files import tree_from_argument
 
 app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")
 

@@ -31,7 +31,6 @@ from treegen.emit import Source
 from treegen.estimate import CostModel
 from treegen.explain import explain as explained
 from treegen.explain import planned
-from treegen.files import tree_from_argument
 from treegen.ir.errors import BackendError, FormatError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
@@ -41,7 +40,8 @@ from treegen.search.auto import searched
 from treegen.strategies import Choice, named, strategy_from, strategy_names
 from treegen.target.targets import DEFAULT_TARGET, Target
 from treegen.text_files import save_text
-from treegen.workloads import workload_from
+from treegen.workloads.traces import workload_from
+from treegen.workloads.tree_files import tree_from_argument
 
 
 def explain(

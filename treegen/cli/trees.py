@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from treegen import generate
 from treegen.ir.tree import Tree
 from treegen.text_files import save_text
+from treegen.workloads import generate
 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the tree here.", show_default="print it")

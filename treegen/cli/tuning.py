@@ -16,8 +16,8 @@ from treegen.cli.options import (
     shape_from,
 )
 from treegen.cli.progress_bars import progress_bar
-from treegen.files import tree_from_argument
 from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.workloads.tree_files import tree_from_argument
 
 CandidatesOption = Annotated[int, typer.Option(min=1, help="How many of the model's best are measured.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls of every candidate.")]

@@ -13,7 +13,7 @@ from treegen.cli.progress_bars import progress_bar
 from treegen.cli.tuning import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
 from treegen.ir.errors import BackendError
 from treegen.search.policies import accepts
-from treegen.specs import STRIDE, trees_of
+from treegen.workloads.specs import STRIDE, trees_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

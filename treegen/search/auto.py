@@ -12,7 +12,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.search import Found, search
-from treegen.strategies.invariant import BatchInvariant
+from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.target.targets import Target

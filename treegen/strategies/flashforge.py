@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treegen.division import divide
 from treegen.ir.arrays import INT32_MAX, Ints, Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
@@ -18,6 +17,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.profiled import source_of_costs, task_costs, task_rows
 from treegen.strategies.groupings import SIZES, by_node
+from treegen.strategies.makespan import divide
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.target.targets import Target

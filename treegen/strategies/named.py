@@ -10,10 +10,10 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge
 from treegen.ir.scalars import is_one_of
 from treegen.strategies import groupings
+from treegen.strategies.batch_invariant import CHUNK, BatchInvariant
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.edge_assignment import FastTree
+from treegen.strategies.fasttree import FastTree
 from treegen.strategies.flashforge import FlashForge
-from treegen.strategies.invariant import CHUNK, BatchInvariant
 from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 

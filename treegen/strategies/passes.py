@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 
-from treegen.division import borders
 from treegen.ir.arrays import (
     INT32_MAX,
     Bools,
@@ -23,6 +22,7 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.tree import Tree
+from treegen.strategies.makespan import borders
 from treegen.target.tile_config import BLOCK_TOKENS
 
 _TILE_TOKENS = 64

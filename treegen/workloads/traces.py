@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from treegen import generate
-from treegen.files import Draft, Template, load_course
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import FormatError, TreeError
 from treegen.ir.tree import Tree
+from treegen.workloads import generate
+from treegen.workloads.tree_files import Draft, Template, load_course
 
 _LARGEST = 1_000_000
 _OPTIONS = {

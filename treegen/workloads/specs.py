@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from treegen.files import load_tree, tree_from_argument
 from treegen.ir.errors import FormatError
 from treegen.ir.tree import Tree
 from treegen.text_files import inside, parsed_json, read_text, shown
-from treegen.workloads import is_generated, workload_from
+from treegen.workloads.traces import is_generated, workload_from
+from treegen.workloads.tree_files import load_tree, tree_from_argument
 
 STRIDE = 64
 """Decoding steps between the trees that are taken of a decoding, by default."""

@@ -8,11 +8,11 @@ import random
 
 import numpy as np
 
-from treegen.files import Template
 from treegen.ir.arrays import check_made, frozen
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
 from treegen.ir.tree.kv import KVRuns
+from treegen.workloads.tree_files import Template
 
 _LARGEST = 1_000_000
 _DRAFT_DEPTH = 4  # Medusa's heads: tokens below the root token
