@@ -29,8 +29,7 @@ import numpy as np
 
 import treegen
 from treegen import arguments as launch_arguments
-from treegen import emit, one_loop, oracle, staggered
-from treegen import lower as lowering
+from treegen import emit, oracle
 from treegen.ahead_pool import compile_all
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
 from treegen.counts import expected_compiles
@@ -40,9 +39,11 @@ from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
 from treegen.ir.schedule import Schedule
 from treegen.kernel_meter import Case
-from treegen.lower import lower
-from treegen.pieces import Pieces, pieces_of
-from treegen.runs import Runs
+from treegen.schedule import lower as lowering
+from treegen.schedule.lower import lower
+from treegen.schedule.pack_runs import Pieces, pieces_of
+from treegen.schedule.passes import single_loop, stagger
+from treegen.schedule.segment_runs import Runs
 from treegen.strategies import Strategy, strategy_from
 from treegen.target import tile_config
 from treegen.target.targets import Target
@@ -135,7 +136,7 @@ OPTIMISATIONS = (
         "no masks where nothing is hidden", 1.02,
         ((lowering, "masked_launches", lambda runs, rows, bounds: [True] * (len(bounds) - 1)),),
     ),
-    Optimisation("one loop for short work", 1.1, ((one_loop, "MOST_TILES", 0),)),
+    Optimisation("one loop for short work", 1.1, ((single_loop, "MOST_TILES", 0),)),
     Optimisation(
         "dependent launches", 1.12,
         ((launch_arguments, "depends_on_launches", lambda capability: False),),
@@ -152,7 +153,7 @@ OPTIMISATIONS = (
         "a row's partials merged at once, against one by one", 1.1,
         ((emit, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in emit._MERGE_FORMS.items()}),),
     ),
-    Optimisation("long walks staggered", 1.12, ((staggered, "LEAST_TOKENS", 1 << 30),)),
+    Optimisation("long walks staggered", 1.12, ((stagger, "LEAST_TOKENS", 1 << 30),)),
     Optimisation(
         "rows found without a list", 1.05, ((arena, "_first_rows", listed),)
     ),

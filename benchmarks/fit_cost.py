@@ -28,8 +28,8 @@ from treegen.cost import times
 from treegen.estimate import account
 from treegen.ir.errors import FormatError
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
-from treegen.lower import lower
-from treegen.one_launch import in_one_launch, waits
+from treegen.schedule.lower import lower
+from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.search.policies import strategy_of
 from treegen.target.targets import Constants, Target, target_from
 

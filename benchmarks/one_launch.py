@@ -4,8 +4,8 @@
 
 fp16, head dim 128, on the current CUDA device: CUDA graphs, the median of three medians on a cold L2 cache
 (treegen.timing), one way after the other; every output is checked against the float64 oracle before it is timed. Plans
-with more partials or longer first items than treegen.one_launch puts into one launch are put there, too: the last
-column says what it does by itself.
+with more partials or longer first items than treegen.schedule.passes.fuse_merge puts into one launch are put there,
+too: the last column says what it does by itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import treegen
-from treegen import emit, one_launch, oracle
+from treegen import emit, oracle
 from treegen.counts import expected_compiles
 from treegen.devices import current_target, default_device
 from treegen.ir.schedule import Schedule
 from treegen.kernel_meter import Case, prepare
-from treegen.lower import lower
+from treegen.schedule.lower import lower
+from treegen.schedule.passes import fuse_merge
 from treegen.strategies import Strategy, cohort
 from treegen.timing import graph_of, median_us
 
@@ -72,8 +73,8 @@ def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]
 
 def any_in_one_launch(schedule: Schedule) -> Schedule:
     """One launch wherever there is a kernel for it."""
-    with patch.multiple(one_launch, MOST_PARTS=3, MOST_LONGER=99.0):
-        return one_launch.in_one_launch(schedule)
+    with patch.multiple(fuse_merge, MOST_PARTS=3, MOST_LONGER=99.0):
+        return fuse_merge.in_one_launch(schedule)
 
 
 def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> None:
@@ -83,14 +84,14 @@ def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> No
     for strategy in strategies:
         schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
         made = any_in_one_launch(schedule)
-        assert one_launch.waits(made), (text, str(strategy))
+        assert fuse_merge.waits(made), (text, str(strategy))
         ways = [measured(case, strategy, way) for way in (lambda two: two, any_in_one_launch)]
         rounds = [[way() for way in ways] for _ in range(ROUNDS)]
         two, one = (statistics.median(times) for times in zip(*rounds, strict=True))
         tiles, border = schedule.column("tiles") + schedule.column("block_tiles"), schedule.class_indptr[1]
-        left = "" if one_launch.waits(one_launch.in_one_launch(schedule)) else ", left as two"
+        left = "" if fuse_merge.waits(fuse_merge.in_one_launch(schedule)) else ", left as two"
         print(
-            f"{heads[0]}/{heads[1]} {text:32} {strategy!s:46} {one_launch.parts_of(made)} partials, tiles "
+            f"{heads[0]}/{heads[1]} {text:32} {strategy!s:46} {fuse_merge.parts_of(made)} partials, tiles "
             f"{tiles[:border].max():3} and {tiles[border:].max():3}: two {two:6.1f} us, one {one:6.1f} us, ratio "
             f"{one / two:.2f}{left}",
             flush=True,

@@ -34,7 +34,7 @@ if not torch.cuda.is_available():
 
 import treegen
 from treegen import Shape, Tree
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies import Strategy, cohort
 from treegen.target.targets import Target, target_from

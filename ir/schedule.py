@@ -36,7 +36,7 @@ class TileClass:
     tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
     thread blocks work off lists of items; merging: whether items join their rows' partials of earlier stages before
     they write final output; full: whether items may have full tiles; waiting: whether final items wait
-    for the partials of others in the same launch (treegen.one_launch).
+    for the partials of others in the same launch (treegen.schedule.passes.fuse_merge).
 
     A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
     """
@@ -105,7 +105,7 @@ class Schedule:
     table, it joins the slots `epilogue_slots[epilogue_indptr[e]:epilogue_indptr[e + 1]]`, in this order. Items of other
     classes on the same entries do not read the lists; without merging classes there are none, and the indptr is [0].
     Final items of a waiting class do the same with slots of items before them in their class; their lists are those
-    that its kernel counts on (treegen.one_launch).
+    that its kernel counts on (treegen.schedule.passes.fuse_merge).
 
     Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
     a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.

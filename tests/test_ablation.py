@@ -7,7 +7,7 @@ import pytest
 
 from treegen import Shape, Tree
 from treegen.emit import emit
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies.named import cohort
 from treegen.target.targets import target_from

@@ -14,7 +14,7 @@ from treegen.ahead_pool import Compiled, compile_all
 from treegen.emit import Source, emit, emit_merge, merge_key
 from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cascade, cohort, deft_flatten, flashforge, query
 from treegen.target.targets import target_from
 

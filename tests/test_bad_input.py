@@ -34,7 +34,7 @@ from treegen.ir.errors import (
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import tree_text
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
 from treegen.target.targets import target_from
 

@@ -20,7 +20,7 @@ from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, batch_invariant, deft_node
 from treegen.target.targets import Target, target_from
 

@@ -15,7 +15,7 @@ import treegen
 from treegen import Shape, Tree, counts, triton_backend
 from treegen.bound import BoundCall
 from treegen.ir.errors import InputError, PerformanceWarning
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
 from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram

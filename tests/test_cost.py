@@ -14,8 +14,8 @@ from treegen import Shape, Tree
 from treegen.cost import DEVICE_FACTS, ITEMS, MERGES, term_values, times, total_symbol
 from treegen.estimate import account, assess
 from treegen.launches import ItemLaunches, MergeLaunches, item_launches
-from treegen.lower import lower
 from treegen.profiled import item_tokens, launches_us, source_of_costs, task_costs, task_rows
+from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.targets import Constants, Target, target_from
 from treegen.target.tile_config import resident_blocks

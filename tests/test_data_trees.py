@@ -13,7 +13,7 @@ import torch
 from forests import obeys_law, path
 from treegen import Shape, Tree, oracle
 from treegen.ir.verify import verify, verify_schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
 from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram

@@ -13,7 +13,7 @@ from treegen.decode_io import decimal_bytes, decode_io, policy_of_decode, score_
 from treegen.estimate import account
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_node, fasttree, query, strategy_from
 from treegen.strategies.groupings import by_node, by_row, whole_tree
 from treegen.strategies.registry import strategy_names

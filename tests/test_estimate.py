@@ -12,7 +12,7 @@ from treegen import Shape, Tree, strategies
 from treegen.estimate import Estimate, account
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule, TileClass
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.target.targets import target_from
 

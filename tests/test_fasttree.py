@@ -12,7 +12,7 @@ from treegen import Shape, Tree
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.verify import verify, verify_schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import fasttree
 from treegen.strategies.fasttree import Costs, FastTree, assign_edges, virtual_tree
 from treegen.target.targets import target_from

@@ -24,7 +24,7 @@ from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.launches import item_launches
-from treegen.lower import count, lower
+from treegen.schedule.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.target.targets import target_from

@@ -13,7 +13,7 @@ from treegen import Shape, Tree
 from treegen.estimate import account
 from treegen.explain import explain
 from treegen.ir.verify import verify, verify_schedule
-from treegen.one_launch import in_one_launch
+from treegen.schedule.passes.fuse_merge import in_one_launch
 from treegen.search import search as searching
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.search import search, time_of

@@ -20,7 +20,7 @@ from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policies import POLICY_CACHE
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.verify import verify, verify_isolated
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.search.policies import key_of
 from treegen.search.search import search, time_of
 from treegen.strategies import (

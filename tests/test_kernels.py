@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import treegen
-from treegen import KVRuns, Shape, Tree, one_loop, oracle, triton_backend
+from treegen import KVRuns, Shape, Tree, oracle, triton_backend
 from treegen.devices import captures
 from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
+from treegen.schedule.passes import single_loop
 from treegen.strategies import (
     Strategy,
     cascade,
@@ -72,7 +73,7 @@ def test_matches_the_oracle(
 ) -> None:
     case = MATRIX.index((dtype, masked, page_size, group, head_dim))
     if case // 2 % 2:
-        monkeypatch.setattr(one_loop, "MOST_TILES", 0)
+        monkeypatch.setattr(single_loop, "MOST_TILES", 0)
     tree = Tree.from_parents([-1, 0, 0, 1, -1], [70, 17, 0, 5, 3])
     tree, pages = shuffled_pages(tree, page_size, seed=case)
     q, k, v = tensors(tree, pages, page_size, (group * 2, 2), head_dim, DTYPES[dtype], pad_pages=case % 2 == 0)

@@ -20,7 +20,7 @@ from forests import examples, forests, schedule_counts, visible_slot_counts
 from treegen import Shape, Tree, oracle, strategies
 from treegen.bucket import policy_bucket
 from treegen.ir.errors import InputError, TreeError
-from treegen.room import RESERVE, with_room
+from treegen.schedule.passes.reserve import RESERVE, with_room
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.triton_backend import TritonProgram

@@ -16,8 +16,8 @@ from treegen import Shape, Tree, oracle, strategies
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
 from treegen.ir.verify import verify
-from treegen.lower import lower
-from treegen.runs import bit_words
+from treegen.schedule.lower import lower
+from treegen.schedule.segment_runs import bit_words
 from treegen.target.targets import target_from
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram

@@ -25,8 +25,8 @@ from processes import in_background, started
 from treegen import Shape, Tree, TreegenError, kernel_meter, oracle
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
-from treegen.lower import lower
 from treegen.measure import Measurer, Outcome
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
 from treegen.target.targets import Target, target_from, targets
 from treegen.triton_backend import TritonProgram

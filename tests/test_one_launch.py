@@ -16,16 +16,17 @@ import treegen
 from ahead_kernels import compiled, suited_key
 from forests import examples, forests
 from kv_caches import in_pages, tensors
-from treegen import Shape, Tree, one_launch, one_loop, oracle
+from treegen import Shape, Tree, oracle
 from treegen.ahead import ARCHITECTURES
 from treegen.emit import emit
 from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.errors import PlanError
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
-from treegen.lower import lower
-from treegen.one_launch import in_one_launch, parts_of, waits
-from treegen.one_loop import in_one_loop
+from treegen.schedule.lower import lower
+from treegen.schedule.passes import fuse_merge, single_loop
+from treegen.schedule.passes.fuse_merge import in_one_launch, parts_of, waits
+from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.strategies import Strategy, cohort
 from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram, workspace_bytes
@@ -52,7 +53,7 @@ def scheduled(tree: Tree, strategy: Strategy, shape: Shape = SHAPE) -> Schedule:
 def test_every_schedule_stays_right(tree: Tree, head_rows: int, apart: int, split: int | None, longer: int) -> None:
     tree = Tree.from_parents(tree.parent, tree.tokens * longer)
     before = scheduled(tree, cohort(head_rows=head_rows, apart=apart, split=split, merge="final"))
-    with patch.multiple(one_launch, MOST_PARTS=9, MOST_LONGER=99.0):
+    with patch.multiple(fuse_merge, MOST_PARTS=9, MOST_LONGER=99.0):
         found = in_one_launch(before)
     if found is before:
         return
@@ -137,7 +138,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("text", [LONG, "1,2,32/8,64,70"])
 def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shape, tree = Shape(4, 1, 32, dtype=dtype, **options), Tree.parse(text)
-    monkeypatch.setattr(one_launch, "MOST_LONGER", 9.0)
+    monkeypatch.setattr(fuse_merge, "MOST_LONGER", 9.0)
     tree, pages = (tree, tree.kv.last_slot + 1) if shape.page_size == 1 else in_pages(tree, shape.page_size)
     q, *caches = tensors(tree, pages, shape)
     caches = [cache.to(KV_TORCH_DTYPES[shape.kv_dtype]) for cache in caches]
@@ -190,7 +191,7 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
 
 @pytest.mark.parametrize(("inner", "leaf", "full"), [(16, 14, False), (64, 60, True)])
 def test_rows_grow_in_place(inner: int, leaf: int, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(one_loop, "MOST_TILES", 0 if full else 16)
+    monkeypatch.setattr(single_loop, "MOST_TILES", 0 if full else 16)
     parent, tokens = [-1] + [0] * 4 + [1 + row // 8 for row in range(32)], [70] + [inner] * 4 + [leaf] * 32
     begins = np.cumsum([0, *tokens[:5], *[leaf + 64] * 31])
     slots = [np.arange(begin, begin + count) for begin, count in zip(begins, tokens, strict=True)]
@@ -208,7 +209,7 @@ def test_rows_grow_in_place(inner: int, leaf: int, full: bool, monkeypatch: pyte
 
 def test_a_call_has_room_for_flags() -> None:
     schedule = scheduled(Tree.parse(EVEN), LAST)
-    with patch.object(one_launch, "MOST_PARTS", 0):
+    with patch.object(fuse_merge, "MOST_PARTS", 0):
         without = workspace_bytes(schedule, SHAPE, 64)
     assert workspace_bytes(schedule, SHAPE, 64) - without >= 8 * 64
 

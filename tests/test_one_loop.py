@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests
-from treegen import Shape, Tree, one_loop, oracle
+from treegen import Shape, Tree, oracle
 from treegen.ir.schedule import Schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
+from treegen.schedule.passes import single_loop
 from treegen.strategies import cohort, strategy_from
 from treegen.target.targets import target_from
 
@@ -46,12 +47,12 @@ def test_items_read_the_same_in_one_loop(tree: Tree, strategy: treegen.Strategy,
     tree = Tree.from_parents(tree.parent, tree.tokens * longer)
     schedule = lower(strategy.plan(tree, SHAPE, H200), tree, SHAPE, H200)
     before = schedule.items.copy()
-    found = one_loop.in_one_loop(schedule)
+    found = single_loop.in_one_loop(schedule)
     assert np.array_equal(schedule.items, before)
     tiles = schedule.column("tiles") + schedule.column("block_tiles")
     for c, tile in enumerate(schedule.classes):
         of_class = slice(int(schedule.class_indptr[c]), int(schedule.class_indptr[c + 1]))
-        short = bool(tiles[of_class].max(initial=0) <= one_loop.MOST_TILES) and one_loop.can_be_one_loop(tile)
+        short = bool(tiles[of_class].max(initial=0) <= single_loop.MOST_TILES) and single_loop.can_be_one_loop(tile)
         assert found.classes[c] == replace(tile, full=not short)
         assert not (short and found.column("tiles")[of_class].any())
     assert np.array_equal(found.column("tiles") + found.column("block_tiles"), tiles)
@@ -65,7 +66,7 @@ def test_long_or_dealt_work_keeps_its_loops() -> None:
     long, dealt = Tree.parse("1000(5,6)"), Tree.parse("64(16,20)")
     for tree, strategy in ((long, cohort()), (dealt, strategy_from("flashforge"))):
         schedule = lower(strategy.plan(tree, SHAPE, H200), tree, SHAPE, H200)
-        assert one_loop.in_one_loop(schedule).classes == schedule.classes
+        assert single_loop.in_one_loop(schedule).classes == schedule.classes
 
 
 @pytest.mark.parametrize("most", [0, 6])
@@ -73,7 +74,7 @@ def test_long_or_dealt_work_keeps_its_loops() -> None:
 def test_kernels_are_right_with_one_loop_and_with_two(
     strategy: treegen.Strategy, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_loop, "MOST_TILES", most)
+    monkeypatch.setattr(single_loop, "MOST_TILES", most)
     tree = Tree.parse("64(32,48(16))")
     kernel = treegen.compile(tree, strategy=strategy, shape=SHAPE, backend="triton")
     assert ("Full tiles" in kernel.source) == (most == 0)

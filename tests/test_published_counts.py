@@ -6,7 +6,7 @@ import pytest
 
 from treegen import Shape, Tree, strategies
 from treegen.estimate import Estimate, account
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.targets import target_from
 

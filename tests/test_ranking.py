@@ -8,8 +8,8 @@ import pytest
 from treegen import Shape, Tree
 from treegen.cost import Times
 from treegen.estimate import Estimate, assess
-from treegen.lower import lower
 from treegen.ranking import ranked, ranking_lines
+from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.targets import target_from
 

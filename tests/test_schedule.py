@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes
-from treegen import KVRuns, Shape, Tree, pieces, strategies
+from treegen import KVRuns, Shape, Tree, strategies
 from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 from treegen.ir.verify import verify_schedule
-from treegen.lower import lower
+from treegen.schedule import pack_runs
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast
 from treegen.target.targets import target_from
@@ -148,7 +149,7 @@ def test_tables_of_many_pieces_are_those_of_few(tree: Tree, name: str) -> None:
     """Where most of many pieces are whole runs, only those of the others are gone through."""
     expected = schedule_of(tree, strategy_from(name))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pieces, "_MANY_PIECES", 0)
+        patched.setattr(pack_runs, "_MANY_PIECES", 0)
         found = schedule_of(tree, strategy_from(name))
     assert np.array_equal(found.tiles, expected.tiles)
     assert np.array_equal(found.blocks, expected.blocks)

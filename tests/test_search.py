@@ -17,7 +17,7 @@ from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge
 from treegen.ir.verify import verify
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.search import search as searching
 from treegen.search.bounds import Bounds
 from treegen.search.costs import PolicyCosts

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from treegen import Shape, Tree
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import cohort, deft_node
 from treegen.target.targets import target_from
 

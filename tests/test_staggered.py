@@ -12,7 +12,7 @@ import treegen
 from treegen import Shape, Tree, oracle
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, batch_invariant, cohort, query
 from treegen.target.targets import target_from
 from treegen.triton_backend import TritonProgram

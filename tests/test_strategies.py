@@ -30,7 +30,7 @@ from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import SplitContext, TrimRows
 from treegen.strategies.strategy import OnPass

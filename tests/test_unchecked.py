@@ -12,7 +12,7 @@ from forests import examples, forests, plan_by_row_classes
 from treegen import Shape, Tree
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, query, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast, SplitContext, StageLevels, TrimRows
 from treegen.target.targets import target_from

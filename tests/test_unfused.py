@@ -17,7 +17,7 @@ from forests import examples, forests
 from treegen import KVRuns, Shape, Tree, cli, oracle, strategies, unfused
 from treegen.emit import emit
 from treegen.ir.schedule import UNFUSED_LAUNCHES
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, groupings
 from treegen.strategies.passes import StoreMask
 from treegen.target.targets import target_from

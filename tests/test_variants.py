@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forests import KV_STYLES, ROW_STYLES, examples, forest
-from treegen import Shape, Tree, one_loop
+from treegen import Shape, Tree
 from treegen.emit import emit
 from treegen.ir.errors import ShapeError
 from treegen.ir.keys import KernelKey, MergeKey
-from treegen.lower import lower
+from treegen.schedule.lower import lower
+from treegen.schedule.passes import single_loop
 from treegen.search.policies import _MAKERS
 from treegen.search.search import candidates, search
 from treegen.search.space import policies_of
@@ -102,8 +103,8 @@ def test_some_plan_launches_each_of_them() -> None:
     }
     for tree in (*forests, *inside, Tree.parse("20000"), Tree.parse("50(10*100)"), Tree.parse("1,4,64/40,16,16")):
         for strategy in every.values():
-            for most_tiles in (0, one_loop.MOST_TILES):
-                with patch.object(one_loop, "MOST_TILES", most_tiles):
+            for most_tiles in (0, single_loop.MOST_TILES):
+                with patch.object(single_loop, "MOST_TILES", most_tiles):
                     missing -= keys_of(tree, strategy, shape, target)
     assert not missing, missing
 

@@ -25,7 +25,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.lower import count, lower
+from treegen.schedule.lower import count, lower
 from treegen.search.auto import Auto, searched
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
 from treegen.strategies.cohort import Cohort

@@ -14,8 +14,8 @@ from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import FP8, Shape
-from treegen.one_launch import in_one_launch
-from treegen.one_loop import in_one_loop
+from treegen.schedule.passes.fuse_merge import in_one_launch
+from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.target.tile_config import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
 

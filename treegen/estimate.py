@@ -13,8 +13,8 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.launches import FP32_BYTES, item_launches, merge_launches
-from treegen.one_launch import in_one_launch, waits
 from treegen.profiled import launches_us
+from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.target.targets import Target
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
@@ -67,7 +67,7 @@ def account(
     model: "analytic" (treegen.cost), or "profiled" for launches of work items (treegen.profiled; the analytic model's
     tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
     whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none waits in another's
-    place (treegen.one_launch).
+    place (treegen.schedule.passes.fuse_merge).
     """
     return assess(plan, schedule, tree, shape, target, model, fixed=fixed)[0]
 

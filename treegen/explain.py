@@ -18,10 +18,10 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.ir.verify import verify
-from treegen.lower import lower
 from treegen.profiled import source_of_costs
 from treegen.progress import now
 from treegen.ranking import Ranked, ranked, ranking_lines
+from treegen.schedule.lower import lower
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.target.targets import Target, target_from

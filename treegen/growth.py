@@ -18,7 +18,7 @@ from treegen.inputs import check_captured
 from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen
 from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree, edits
-from treegen.room import Room
+from treegen.schedule.passes.reserve import Room
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram, copied
 

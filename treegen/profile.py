@@ -21,7 +21,7 @@ from treegen.ir.errors import BackendError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.lower import lower
+from treegen.schedule.lower import lower
 from treegen.target.cost_grid import CostGrid
 from treegen.target.targets import Target
 from treegen.target.tile_config import resident_blocks, tile_class

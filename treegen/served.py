@@ -17,9 +17,9 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.limits import WantedLimits
-from treegen.lower import lower
-from treegen.room import with_room
 from treegen.scales import Scales
+from treegen.schedule.lower import lower
+from treegen.schedule.passes.reserve import with_room
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.targets import Target

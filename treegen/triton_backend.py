@@ -46,9 +46,9 @@ from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.modules import load_module
-from treegen.one_launch import parts_of, waits
 from treegen.registers import check_pairs
 from treegen.scales import Scales, placed
+from treegen.schedule.passes.fuse_merge import parts_of, waits
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import lanes_of
 from treegen.timed import stage

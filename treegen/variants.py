@@ -13,7 +13,7 @@ from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_key
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
-from treegen.one_loop import can_be_one_loop
+from treegen.schedule.passes.single_loop import can_be_one_loop
 from treegen.search.space import policies_of
 from treegen.strategies.fasttree import FastTree
 from treegen.target.targets import Target
@@ -43,14 +43,14 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
     """Every tile class of such plans, each once.
 
     Of tiles: the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
-    without a mask, with runs packed in blocks or by slot, and in two loops or one (treegen.one_loop), as trees and KV
-    locations decide. Left out are, because they cannot occur:
+    without a mask, with runs packed in blocks or by slot, and in two loops or one
+    (treegen.schedule.passes.single_loop), as trees and KV locations decide. Left out are, because they cannot occur:
 
     - row intervals where a tile holds one query row: a work item reads nothing that none of its rows sees;
     - bit masks, but for the class of single rows: SpecInfer's alone store them, and its groups are single rows;
     - dealt classes with a tile that a strategy names: FlashForge's alone are dealt, and lowering chooses its tile;
     - merging and waiting classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work is of one
-      stage; waiting ones with small tiles, by slot or without a mask (treegen.one_launch);
+      stage; waiting ones with small tiles, by slot or without a mask (treegen.schedule.passes.fuse_merge);
     - all of Medusa's: it runs unfused.
     """
     suited = [tile_class(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]

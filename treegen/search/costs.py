@@ -20,7 +20,7 @@ from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.launches import FP32_BYTES, evened_turns, tile_work
-from treegen.pieces import MOST_SPREAD
+from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.groupings import fragments_of

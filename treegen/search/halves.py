@@ -1,5 +1,5 @@
-"""Whole paths in halves that one launch merges (treegen.one_launch): outside of the space, as what they take follows
-from their schedules alone.
+"""Whole paths in halves that one launch merges (treegen.schedule.passes.fuse_merge): outside of the space, as what they
+take follows from their schedules alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.lower import lower
-from treegen.one_launch import in_one_launch, waits
+from treegen.schedule.lower import lower
+from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.search.space import heights_of
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy

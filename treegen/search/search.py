@@ -21,8 +21,8 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.plan import Merge
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.lower import lower
 from treegen.progress import now
+from treegen.schedule.lower import lower
 from treegen.search.bounds import Bounds
 from treegen.search.costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.halves import halved, large_cohorts

@@ -37,8 +37,8 @@ class Cohort(Strategy):
     apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
     results are merged. cut: the same for the nodes above these ones, which belong to one tree. merge: "reduce" merges
     in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch (or in the same
-    one, treegen.one_launch): these parts are not split. With neither apart nor cut, "final" makes the parts that
-    `split` asks for equal in whole tiles, and the last one merges.
+    one, treegen.schedule.passes.fuse_merge): these parts are not split. With neither apart nor cut, "final" makes the
+    parts that `split` asks for equal in whole tiles, and the last one merges.
     """
 
     head_rows: int = 64

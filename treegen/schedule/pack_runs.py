@@ -13,7 +13,7 @@ from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
 from treegen.ir.tree import Tree
-from treegen.runs import Runs
+from treegen.schedule.segment_runs import Runs
 
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""

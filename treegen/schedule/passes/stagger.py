@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from treegen.ir.arrays import Longs, frozen, ragged_ranges
 from treegen.ir.tree import Tree
-from treegen.pieces import Tables
+from treegen.schedule.pack_runs import Tables
 from treegen.target.targets import Target
 
 LEAST_TOKENS = 1280

@@ -1,0 +1,1 @@
+"""What rewrites schedules, each as a pass of its own."""
