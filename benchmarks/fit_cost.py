@@ -24,10 +24,10 @@ from scipy.stats import spearmanr
 from strategies import label, measured_strategies
 
 import treegen
-from treegen.cost import times
-from treegen.estimate import account
+from treegen.cost.analytic import times
+from treegen.cost.estimate import account
+from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.ir.errors import FormatError
-from treegen.launches import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.schedule.lower import lower
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.search.policies import strategy_of

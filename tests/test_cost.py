@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree
-from treegen.cost import DEVICE_FACTS, ITEMS, MERGES, term_values, times, total_symbol
-from treegen.estimate import account, assess
-from treegen.launches import ItemLaunches, MergeLaunches, item_launches
-from treegen.profiled import item_tokens, launches_us, source_of_costs, task_costs, task_rows
+from treegen.cost.analytic import terms_of, times, total_symbol
+from treegen.cost.estimate import account, assess
+from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches
+from treegen.cost.profiled import item_tokens, launches_us
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
+from treegen.target.cost_terms import DEVICE_FACTS, ITEMS, MERGES
 from treegen.target.targets import Constants, Target, target_from
+from treegen.target.task_costs import source_of_costs, task_costs, task_rows
 from treegen.target.tile_config import resident_blocks
 
 H200 = target_from("h200")
@@ -41,7 +43,7 @@ def test_values_are_those_of_the_symbols(kind: type, data: st.DataObject) -> Non
     counts = data.draw(st.fixed_dictionaries({name: st.integers(1, 10**6) for name in names}))
     values = {**counts, **{name: getattr(H200, name) for name in DEVICE_FACTS}}
     values |= {field.name: getattr(H200.constants, field.name) for field in fields(Constants)}
-    found = term_values(launches(kind, **counts), H200)
+    found = terms_of(launches(kind, **counts), H200)
     assert list(found) == list(part.terms)
     for name, term in part.symbols.items():
         known = {str(symbol) for symbol in term.free_symbols}
@@ -64,13 +66,13 @@ def test_more_work_takes_no_less(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from([name for name in counted if name != "turns"]))  # more of them share `evened`
     more = {**counts, name: counts[name] + data.draw(st.integers(1, 10**5))}
     one, other = (launches(ItemLaunches, **own) for own in (counts, more))
-    less, more_us = (float(term_values(made, H200)["items_us"][0]) for made in (one, other))
+    less, more_us = (float(terms_of(made, H200)["items_us"][0]) for made in (one, other))
     assert more_us >= less * (1 - 1e-12)
 
 
 def test_the_time_is_near_the_largest_term() -> None:
     """The soft maximum of three terms is above each of them and below 3 ** (1 / sharpness) times the largest."""
-    found = term_values(launches(ItemLaunches, full=10**6, longest_full=300, memory_bytes=10**8), H200)
+    found = terms_of(launches(ItemLaunches, full=10**6, longest_full=300, memory_bytes=10**8), H200)
     largest = max(float(found[name][0]) for name in ("chain", "throughput", "traffic"))
     assert largest <= float(found["items_us"][0]) <= largest * 3 ** (1 / H200.constants.sharpness)
 
@@ -85,7 +87,7 @@ def test_by_hand() -> None:
     assert made_of.unfused == pytest.approx(24_000_000 / (4800e3 * 0.5))
     assert made_of.total == pytest.approx(29)
     one = launches(ItemLaunches, memory_bytes=48_000_000)
-    assert term_values(one, H200, constants)["traffic"][0] == pytest.approx(20)
+    assert terms_of(one, H200, constants)["traffic"][0] == pytest.approx(20)
     assert times(one, NO_MERGES, 1, 0, H200, constants, items_us=np.array([7.0])).total == 17
 
 
@@ -168,7 +170,7 @@ def test_tasks_without_a_grid_come_from_the_analytic_model() -> None:
     schedule = lower(plan, Tree.parse("1024*528"), SHAPE, target)
     (tile,) = schedule.classes
     items = item_launches(plan, schedule, Tree.parse("1024*528"), SHAPE, target)
-    throughput = float(term_values(items, target)["throughput"][0])
+    throughput = float(terms_of(items, target)["throughput"][0])
     single = float(task_costs(SHAPE, target)(4, 1024))
     share = single / (resident_blocks(tile, SHAPE, target) * target.sms)
     assert share * 528 * 8 == pytest.approx(throughput, rel=0.01)

@@ -18,10 +18,10 @@ from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.profiled import task_costs, task_rows
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.targets import target_from
+from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import DEALT_BLOCK_TOKENS, resident_blocks
 from treegen.torch_backend import TorchProgram
 from treegen.triton_backend import TritonProgram

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from treegen import Shape, Tree, cli
+from treegen.cost.estimate import account
 from treegen.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements
-from treegen.estimate import account
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
 from treegen.schedule.lower import lower

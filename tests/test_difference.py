@@ -14,8 +14,8 @@ from forests import examples, forests, plan_by_row_classes
 from test_speed import fastest
 from treegen import Shape, Tree, cli, strategies
 from treegen.comparison import Comparison, compare
+from treegen.cost.estimate import Estimate
 from treegen.difference import amount_text, difference
-from treegen.estimate import Estimate
 from treegen.explain import explain
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment

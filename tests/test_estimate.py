@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
-from treegen.estimate import Estimate, account
+from treegen.cost.estimate import Estimate, account
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.schedule.lower import lower

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from forests import examples, forests, obeys_law
 from treegen import KVRuns, Shape, Tree, oracle, strategies
 from treegen.batch import Batch, join
-from treegen.cost import term_values
+from treegen.cost.analytic import terms_of
+from treegen.cost.estimate import account
+from treegen.cost.launch_counts import item_launches
 from treegen.emit import emit
-from treegen.estimate import account
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.launches import item_launches
 from treegen.schedule.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
@@ -462,8 +462,8 @@ def test_the_account_counts_what_epilogues_read() -> None:
     assert launches.memory_bytes[3] - launches.q_bytes[3] == 15 * SHAPE.kv_token_bytes + 3 * final + 7 * partial
     estimate = account(plan, schedule, tree, SHAPE, H200)
     assert estimate.partial_bytes == 2 * 7 * partial
-    chain = term_values(launches, H200)["chain"]
-    unmerged = term_values(dataclasses.replace(launches, longest_merges=np.zeros(4, np.int64)), H200)["chain"]
+    chain = terms_of(launches, H200)["chain"]
+    unmerged = terms_of(dataclasses.replace(launches, longest_merges=np.zeros(4, np.int64)), H200)["chain"]
     assert chain - unmerged == pytest.approx([0, 0, 0, 3 * H200.constants.merge_step_us])
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, forests
 from treegen import Shape, Tree
-from treegen.estimate import account
+from treegen.cost.estimate import account
 from treegen.explain import explain
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.passes.fuse_merge import in_one_launch

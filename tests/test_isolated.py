@@ -280,7 +280,7 @@ def test_auto_takes_the_best_of_isolated_plans(tree: Tree) -> None:
     for strategy in (fasttree(), flashforge(), deft_node(), deft_node_chunk(256), cohort(split=512)):
         divided = SeparateRows().apply(strategy.plan(tree, shape, H200), tree)
         schedule = lower(divided, tree, shape, H200)
-        assert found.time_us <= treegen.estimate.account(divided, schedule, tree, shape, H200).time_us * (1 + 1e-9)
+        assert found.time_us <= treegen.cost.estimate.account(divided, schedule, tree, shape, H200).time_us * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from treegen import Shape, Tree, strategies
-from treegen.estimate import Estimate, account
+from treegen.cost.estimate import Estimate, account
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.targets import target_from

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from treegen import Shape, Tree
-from treegen.cost import Times
-from treegen.estimate import Estimate, assess
+from treegen.cost.analytic import Times
+from treegen.cost.estimate import Estimate, assess
 from treegen.ranking import ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
-from treegen.estimate import account
+from treegen.cost.estimate import account
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Merge

@@ -5,10 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from treegen.cost import ITEMS, MERGES, WAITING, Floats, Times, total_symbol
-from treegen.estimate import CostModel, Estimate
-from treegen.profiled import source_of_costs
+from treegen.cost.analytic import WAITING, Floats, Times, total_symbol
+from treegen.cost.estimate import CostModel, Estimate
+from treegen.target.cost_terms import ITEMS, MERGES
 from treegen.target.targets import Target
+from treegen.target.task_costs import source_of_costs
 
 COLUMNS = 80
 """Columns that texts take at most, as terminals have them."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.batch import Batch, Floats, batches, join
-from treegen.estimate import account
+from treegen.cost.estimate import account
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 
 from treegen.accounts import COLUMNS, byte_text, count_text, fitted
 from treegen.comparison import Comparison, compare
-from treegen.estimate import Estimate
+from treegen.cost.estimate import Estimate
 from treegen.explain import Entry, entry_json, explain, group_text, tree_json
 from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from treegen.accounts import COLUMNS, account_lines, fitted, model_lines, time_lines
-from treegen.cost import Times
-from treegen.estimate import CostModel, Estimate, assess
+from treegen.cost.analytic import Times
+from treegen.cost.estimate import CostModel, Estimate, assess
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.plan import Group, Plan
@@ -18,13 +18,13 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.ir.verify import verify
-from treegen.profiled import source_of_costs
 from treegen.progress import now
 from treegen.ranking import Ranked, ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from
 from treegen.target.targets import Target, target_from
+from treegen.target.task_costs import source_of_costs
 
 _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 

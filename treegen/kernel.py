@@ -14,10 +14,10 @@ from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
 from treegen.copies import Copyable
+from treegen.cost.estimate import Estimate, account
 from treegen.devices import backend_for, captures, default_device
 from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
-from treegen.estimate import Estimate, account
 from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
 from treegen.ir.errors import InputError

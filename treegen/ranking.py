@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from treegen.accounts import COLUMNS, byte_text, time_text
-from treegen.cost import Times
-from treegen.estimate import Estimate
+from treegen.cost.analytic import Times
+from treegen.cost.estimate import Estimate
 
 _CLOSE = 1.02  # within 2 % of the fastest counts as equal: the model does not know better
 

@@ -18,7 +18,6 @@ from treegen.ir.positions import Positions
 from treegen.ir.schedule import Schedule, TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.profiled import task_costs, task_rows
 from treegen.schedule.merge_lists import (
     NO_EPILOGUE,
     Epilogue,
@@ -47,6 +46,7 @@ from treegen.schedule.passes.stagger import staggered
 from treegen.schedule.segment_runs import Runs, bit_words, masked_launches, masked_runs, runs_of_groups, runs_of_items
 from treegen.strategies.makespan import assign
 from treegen.target.targets import Target
+from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
 
 

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.cost import ITEMS, MERGES, facts_of
 from treegen.ir.arrays import INT32_MAX, Longs, frozen
 from treegen.ir.plan import Merge
 from treegen.ir.schedule import UNFUSED_LAUNCHES, TileClass
 from treegen.ir.shape import Shape
-from treegen.launches import tile_work
 from treegen.search.costs import PolicyCosts
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
+from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, wanted_class
+from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
 
 Floats = npt.NDArray[np.float64]
 _STEPS = 16  # mixtures of walked and cut edges for which a FastTree plan is bounded

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.cost import ITEMS, MERGES, facts_of
+from treegen.cost.launch_counts import FP32_BYTES, evened_turns
 from treegen.ir.arrays import INT32_MAX, Ints, Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.launches import FP32_BYTES, evened_turns, tile_work
 from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.groupings import fragments_of
+from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.targets import Target
-from treegen.target.tile_config import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, wanted_class
+from treegen.target.tile_config import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
 
 Floats = npt.NDArray[np.float64]
 MOST_PAIRS = 1 << 21

@@ -14,8 +14,8 @@ from typing import NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from treegen.cost import WAITING
-from treegen.estimate import account
+from treegen.cost.analytic import WAITING
+from treegen.cost.estimate import account
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import ShapeError
 from treegen.ir.plan import Merge

@@ -15,12 +15,12 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.profiled import source_of_costs, task_costs, task_rows
 from treegen.strategies.groupings import SIZES, by_node
 from treegen.strategies.makespan import divide
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.target.targets import Target
+from treegen.target.task_costs import source_of_costs, task_costs, task_rows
 from treegen.target.tile_config import lanes_of, resident_blocks, rows_per_tile, tile_class
 
 

@@ -8,18 +8,14 @@ microseconds; schedules round them to multiples of 2**-20, so that loads are exa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heappop, heappush, heapreplace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.ir.arrays import Longs, ragged
+from treegen.target.task_costs import Costs, Counts, Floats
 
-Floats: TypeAlias = npt.NDArray[np.float64]
-Counts: TypeAlias = npt.NDArray[Any]
-Costs: TypeAlias = Callable[[Counts, Counts], Floats]
 Runs: TypeAlias = list[tuple[float, int]]  # (cost, how many sub-tasks have it), falling
 
 # No piece is shorter than the narrowest KV tile.

@@ -16,7 +16,9 @@ from treegen.target.cost_grid import CostGrid
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants of the analytic model (treegen.cost). "lone": one thread block on an SM; "full": as many as fit."""
+    """Constants of the analytic model (treegen.target.cost_terms). "lone": one thread block on an SM; "full": as many
+    as fit.
+    """
 
     launch_us: float  # microseconds; the first launch, whatever it does
     next_launch_us: float  # microseconds; every further launch

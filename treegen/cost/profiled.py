@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from functools import partial
-
 import numpy as np
 import numpy.typing as npt
 
-from treegen.cost import term_values
+from treegen.cost.launch_counts import ItemLaunches
 from treegen.ir.arrays import Longs, offsets
-from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.launches import ItemLaunches, tile_work
-from treegen.strategies.makespan import Costs, Counts
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, lanes_of, resident_blocks, tile_class
+from treegen.target.task_costs import task_costs, task_rows
+from treegen.target.tile_config import lanes_of, resident_blocks
 
 Floats = npt.NDArray[np.float64]
-_GRID_TOKEN_BYTES = 2 * 128 * 2
-"""Bytes of a token's keys and values per KV head in the shape that grids are measured with."""
-
-
-def task_costs(shape: Shape, target: Target) -> Costs:
-    """What one thread block takes for tasks of so many query head rows and KV tokens of one KV head, in microseconds.
-
-    From the target's grid, which is measured in fp16 at head_dim 128: other shapes cost in proportion to the bytes of a
-    token. The analytic model stands in where a target has none.
-    """
-    if target.grid is None:
-        return partial(_analytic_task_us, shape=shape, target=target)
-    scale, cost = shape.kv_token_bytes / shape.num_kv_heads / _GRID_TOKEN_BYTES, target.grid.cost
-    return lambda rows, tokens: cost(rows, tokens) * scale
-
-
-def task_rows(rows: Counts, tile: TileClass, shape: Shape) -> Longs:
-    """Query head rows with which items of `rows` rows enter the grid.
-
-    Few rows in a large tile cost what the fewest do that a large tile is chosen for.
-    """
-    least = 1 if tile.rows <= SMALL_ROWS else SMALL_ROWS + 1
-    return np.clip(np.asarray(rows, np.int64) * shape.group, least, tile.rows)
-
-
-def source_of_costs(target: Target) -> str:
-    """Where `task_costs` come from, for explanations."""
-    if target.grid is None:
-        return f"analytic: {target.name} has no measured grid"
-    return target.grid.source
-
-
-def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target) -> Floats:
-    """A task's share of an SM that is full of tasks like it."""
-    tile = tile_class(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
-    flops, loaded = tile_work(tile, shape)
-    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
-    idle = ItemLaunches(*[none] * len(fields(ItemLaunches)))
-    work = {"tile_flops": flops * one, "tile_bytes": loaded * one, "tile_rows": tile.rows * one}
-    turn = replace(idle, turns=one, evened=one, **work)
-    values = term_values(turn, target)
-    start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
-    whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)
-    return whole
 
 
 def item_tokens(schedule: Schedule) -> Longs:

@@ -7,13 +7,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from treegen.cost import Times, times
+from treegen.cost.analytic import Times, times
+from treegen.cost.launch_counts import FP32_BYTES, item_launches, merge_launches
+from treegen.cost.profiled import launches_us
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.launches import FP32_BYTES, item_launches, merge_launches
-from treegen.profiled import launches_us
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.target.targets import Target
 
@@ -64,10 +64,10 @@ def account(
 ) -> Estimate:
     """The account of a plan and of its schedule, for an attention shape, and its time on a target.
 
-    model: "analytic" (treegen.cost), or "profiled" for launches of work items (treegen.profiled; the analytic model's
-    tasks where the target has no measured grid). Two matrix products are counted, and every load that a work item does,
-    whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none waits in another's
-    place (treegen.schedule.passes.fuse_merge).
+    model: "analytic" (treegen.cost.analytic), or "profiled" for launches of work items (treegen.cost.profiled; the
+    analytic model's tasks where the target has no measured grid). Two matrix products are counted, and every load that
+    a work item does, whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none
+    waits in another's place (treegen.schedule.passes.fuse_merge).
     """
     return assess(plan, schedule, tree, shape, target, model, fixed=fixed)[0]
 

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from treegen.ir.arrays import INT32_MAX, Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
-from treegen.ir.shape import FP8, Shape
+from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.target.targets import Target
-from treegen.target.tile_config import key_pieces, padded, reads_words, resident_blocks
+from treegen.target.tile_config import resident_blocks, tile_operations, tile_work
 
 FP32_BYTES = 4
 
@@ -85,7 +85,7 @@ def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, targ
                 int(packed.sum()) * lanes,
                 *longest,
                 longest_merges,
-                int((full + packed).sum()) * lanes * _operations(tile, shape),
+                int((full + packed).sum()) * lanes * tile_operations(tile, shape),
                 *tile_work(tile, shape),
                 tile.rows,
                 resident_blocks(tile, shape, target),
@@ -126,22 +126,6 @@ def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Lon
         return 0, 0
     counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
     return int(counts.max()), int(counts.sum())
-
-
-def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
-    """Floating-point operations that one tile takes as long as, and the bytes of its keys and values.
-
-    Where these are converted from 8 bits on their way through shared memory operations count three times: on an H200
-    such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
-    """
-    converted = shape.kv_dtype in FP8 and not reads_words(tile.rows, shape)
-    work = _operations(tile, shape) * (3 if converted else 1)
-    return work, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
-
-
-def _operations(tile: TileClass, shape: Shape) -> int:
-    """Floating-point operations of one tile, padding included."""
-    return 2 * tile.rows * tile.tokens * (sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v))
 
 
 def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:

@@ -1,4 +1,4 @@
-"""The analytic cost model: how long a schedule's launches take on a target, written symbolically.
+"""The terms of the analytic cost model: how long a launch takes on a target, written symbolically.
 
 A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
 tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory, the last
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.launches import ItemLaunches, MergeLaunches
 from treegen.target.targets import Constants, Target
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 DEVICE_FACTS = ("sms", "sm_flops_per_us", "memory_bytes_per_us")
-WAITING = 1.08
-"""Time of a launch in which some items wait for others, over that of the same items in a launch where none does:
-measured on an H200 (fp16, head dim 128), 266 plans of FastTree's 45 cases took 1.077 times what the terms give them.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +49,7 @@ class Part:
     @property
     def symbols(self) -> Mapping[str, sympy.Expr]:
         """The terms as expressions of symbols; imports sympy."""
-        symbols = _Symbols()
+        symbols = Symbols()
         return {name: term(symbols) for name, term in self.terms.items()}
 
 
@@ -105,27 +100,13 @@ MERGES = Part(
 )
 
 
-def _total(v: Any) -> Any:
-    """Of the launches' summed times, the traffic of unfused operations, the number of launches, and WAITING where items
-    wait for others, else 1.
-    """
-    launching = v.launch_us + (v.launches - 1) * v.next_launch_us
-    unfused = v.unfused_bytes / (v.memory_bytes_per_us * v.memory_fraction)
-    return launching + v.items_us * v.waiting + v.merge_us + unfused
-
-
-class _Symbols:
+class Symbols:
     """A namespace in which every name is a symbol."""
 
     def __getattr__(self, name: str) -> sympy.Symbol:
         import sympy
 
         return sympy.Symbol(name, positive=True)
-
-
-def total_symbol() -> sympy.Expr:
-    """The time of all launches as an expression of symbols; imports sympy."""
-    return _total(_Symbols())
 
 
 @cache
@@ -136,65 +117,12 @@ def facts_of(target: Target, constants: Constants | None = None) -> Mapping[str,
 
 
 def term_values(
-    launches: ItemLaunches | MergeLaunches, target: Target, constants: Constants | None = None
+    part: Part, counts: Mapping[str, Floats], target: Target, constants: Constants | None = None
 ) -> dict[str, Floats]:
     """The values of all terms of one kind of launches in microseconds, an entry for each launch.
 
-    constants: the target's by default.
+    counts: the part's, by name. constants: the target's by default.
     """
-    part = ITEMS if isinstance(launches, ItemLaunches) else MERGES
-    counts = {name: getattr(launches, name).astype(np.float64) for name in part.counts}
     values = part.values(SimpleNamespace(**counts, **facts_of(target, constants)))
     length = len(next(iter(counts.values())))
     return {name: np.broadcast_to(value, length) for name, value in values.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """What an estimated time is made of, in microseconds.
-
-    launch_terms, merge_terms: the values of the model's terms, an entry for each launch.
-    """
-
-    launching: float
-    items: float
-    merges: float
-    unfused: float
-    launch_terms: Mapping[str, Floats]
-    merge_terms: Mapping[str, Floats]
-
-    @property
-    def total(self) -> float:
-        """Microseconds from the first launch's start to the last one's end."""
-        return self.launching + self.items + self.merges + self.unfused
-
-
-def times(
-    items: ItemLaunches,
-    merges: MergeLaunches,
-    launches: int,
-    unfused_bytes: int,
-    target: Target,
-    constants: Constants | None = None,
-    items_us: Floats | None = None,
-    *,
-    waiting: bool = False,
-) -> Times:
-    """The times of all launches.
-
-    unfused_bytes: traffic of unfused operations, which are not among `items`. items_us: the times of `items`, by
-    default this model's. waiting: whether some of them wait for others.
-    """
-    chosen = constants or target.constants
-    launch_terms = term_values(items, target, constants) if len(items.turns) else {}
-    merge_terms = term_values(merges, target, constants) if len(merges.rows) else {}
-    if items_us is None:
-        items_us = launch_terms.get("items_us", np.zeros(0))
-    return Times(
-        launching=chosen.launch_us + (launches - 1) * chosen.next_launch_us if launches else 0.0,
-        items=float(items_us.sum()) * (WAITING if waiting else 1.0),
-        merges=float(merge_terms.get("merge_us", np.zeros(0)).sum()),
-        unfused=unfused_bytes / (target.memory_bytes_per_us * chosen.memory_fraction),
-        launch_terms=launch_terms,
-        merge_terms=merge_terms,
-    )

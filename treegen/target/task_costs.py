@@ -1,0 +1,66 @@
+"""What tasks of a thread block cost on a target: its measured grid (FlashForge, section 5.2), or the analytic model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Longs
+from treegen.ir.schedule import TileClass
+from treegen.ir.shape import Shape
+from treegen.target.cost_terms import ITEMS, term_values
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, resident_blocks, tile_class, tile_work
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Counts: TypeAlias = npt.NDArray[Any]
+Costs: TypeAlias = Callable[[Counts, Counts], Floats]
+_GRID_TOKEN_BYTES = 2 * 128 * 2
+"""Bytes of a token's keys and values per KV head in the shape that grids are measured with."""
+
+
+def task_costs(shape: Shape, target: Target) -> Costs:
+    """What one thread block takes for tasks of so many query head rows and KV tokens of one KV head, in microseconds.
+
+    From the target's grid, which is measured in fp16 at head_dim 128: other shapes cost in proportion to the bytes of a
+    token. The analytic model stands in where a target has none.
+    """
+    if target.grid is None:
+        return partial(_analytic_task_us, shape=shape, target=target)
+    scale, cost = shape.kv_token_bytes / shape.num_kv_heads / _GRID_TOKEN_BYTES, target.grid.cost
+    return lambda rows, tokens: cost(rows, tokens) * scale
+
+
+def task_rows(rows: Counts, tile: TileClass, shape: Shape) -> Longs:
+    """Query head rows with which items of `rows` rows enter the grid.
+
+    Few rows in a large tile cost what the fewest do that a large tile is chosen for.
+    """
+    least = 1 if tile.rows <= SMALL_ROWS else SMALL_ROWS + 1
+    return np.clip(np.asarray(rows, np.int64) * shape.group, least, tile.rows)
+
+
+def source_of_costs(target: Target) -> str:
+    """Where `task_costs` come from, for explanations."""
+    if target.grid is None:
+        return f"analytic: {target.name} has no measured grid"
+    return target.grid.source
+
+
+def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target) -> Floats:
+    """A task's share of an SM that is full of tasks like it."""
+    tile = tile_class(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
+    flops, loaded = tile_work(tile, shape)
+    counts = dict.fromkeys(ITEMS.counts, np.zeros(1))
+    for name in ("turns", "evened"):
+        counts[name] = np.ones(1)
+    for name, value in (("tile_flops", flops), ("tile_bytes", loaded), ("tile_rows", tile.rows)):
+        counts[name] = np.full(1, float(value))
+    values = term_values(ITEMS, counts, target)
+    start, each = float(values["throughput"][0]) * target.sms, float(values["full_tile"][0])
+    whole: Floats = (start + np.ceil(tokens / tile.tokens) * each + 0.0 * rows) * resident_blocks(tile, shape, target)
+    return whole
