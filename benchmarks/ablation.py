@@ -28,11 +28,12 @@ import jinja2
 import numpy as np
 
 import treegen
-from treegen import arguments as launch_arguments
-from treegen import emit, oracle
+from treegen import oracle
 from treegen.ahead_pool import compile_all
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
-from treegen.counts import expected_compiles
+from treegen.codegen import emit
+from treegen.codegen import kernel_signature as launch_arguments
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import current_target, default_device
 from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs

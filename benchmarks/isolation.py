@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import treegen
-from treegen.counts import expected_compiles
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import default_device
 from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.timing import median_us

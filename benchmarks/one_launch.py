@@ -15,8 +15,9 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import treegen
-from treegen import emit, oracle
-from treegen.counts import expected_compiles
+from treegen import oracle
+from treegen.codegen import emit
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import current_target, default_device
 from treegen.ir.schedule import Schedule
 from treegen.kernel_meter import Case, prepare

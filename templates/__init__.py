@@ -1,1 +1,1 @@
-"""Jinja templates of the emitted kernels. They decide nothing: `treegen.emit` passes one frozen context."""
+"""Jinja templates of the emitted kernels. They decide nothing: `treegen.codegen.emit` passes one frozen context."""

@@ -9,8 +9,8 @@ from itertools import repeat
 from multiprocessing import get_context
 
 from treegen import Shape
-from treegen.ahead import Resources, compile_ahead
-from treegen.emit import emit_partial, kernel_key
+from treegen.codegen.aot import Resources, compile_ahead
+from treegen.codegen.emit import emit_partial, kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.target.targets import Target, targets
 from treegen.target.tile_config import tile_class

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from treegen import Shape, Tree
-from treegen.emit import emit
+from treegen.codegen.emit import emit
 from treegen.schedule.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies.named import cohort

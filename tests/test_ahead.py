@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from treegen import Shape
-from treegen.ahead import ARCHITECTURES, Resources, compile_ahead
-from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
+from treegen.codegen.aot import ARCHITECTURES, Resources, compile_ahead
+from treegen.codegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import TileMask
 from treegen.scoring.options import ScoreOptions, Scoring

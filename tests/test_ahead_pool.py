@@ -11,7 +11,7 @@ import pytest
 
 from treegen import Shape, Tree, ahead_pool
 from treegen.ahead_pool import Compiled, compile_all
-from treegen.emit import Source, emit, emit_merge, merge_key
+from treegen.codegen.emit import Source, emit, emit_merge, merge_key
 from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
@@ -32,7 +32,7 @@ LAUNCHES = """
 import json, sys, torch
 from triton.runtime.jit import JITFunction
 import treegen
-from treegen.ahead import _device_of
+from treegen.codegen.aot import _device_of
 from treegen.triton_backend import TritonProgram
 from test_ahead_pool import SHAPES, STRATEGIES, TREE, schedule_of
 
@@ -145,7 +145,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from dataclasses import replace\n"
         "from treegen import Shape\n"
         "from treegen.ahead_pool import compile_all\n"
-        "from treegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge, merge_key\n"
         "from treegen.target.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
         "key = merge_key(shape, staged=False, rows=512, longest=9)\n"

@@ -12,8 +12,9 @@ import torch
 from triton.runtime import driver
 
 import treegen
-from treegen import Shape, Tree, counts, triton_backend
+from treegen import Shape, Tree, triton_backend
 from treegen.bound import BoundCall
+from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
@@ -241,8 +242,8 @@ def test_few_forms_are_kept(launched: list[Launched]) -> None:
 def test_a_compilation_warns_where_the_kernel_is_called(
     launched: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "_warned", False)
-    monkeypatch.setattr(counts, "_surprises", [("merge of 0123", 2.0)])
+    monkeypatch.setattr(compile_counter, "_warned", False)
+    monkeypatch.setattr(compile_counter, "_surprises", [("merge of 0123", 2.0)])
     kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

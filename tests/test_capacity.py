@@ -72,7 +72,7 @@ def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     assert isinstance(program, TritonProgram)
     q, k, v = tensors(FIRST, 16)
     made: list[tuple[object, ...]] = []
-    from treegen.arguments import Tensors
+    from treegen.codegen.kernel_signature import Tensors
 
     for launched, grid, arguments, options in program._launches(
         Tensors(q, k, v, q, q, *program._partials(q.device)), (k, v), 0.25, 1.0

@@ -10,8 +10,9 @@ import torch
 from triton import knobs
 
 import treegen
-from treegen import Shape, Tree, counts, modules
-from treegen.emit import emit_merge, merge_key
+from treegen import Shape, Tree
+from treegen.codegen import compile_counter, load
+from treegen.codegen.emit import emit_merge, merge_key
 from treegen.ir.errors import PerformanceWarning
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parent.parent
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has loaded and compiled nothing, and in which nobody listens to Triton."""
     for name, value in {"_loaded": 0, "_compiled": 0, "_watching": False, "_warned": False, "_surprises": []}.items():
-        monkeypatch.setattr(counts, name, value)
+        monkeypatch.setattr(compile_counter, name, value)
     monkeypatch.setattr(knobs.compilation, "listener", None)
 
 
@@ -33,21 +34,21 @@ def report(module: str = "treegen_kernel_0123", cache_hit: bool = False, seconds
 
 
 def test_modules_are_counted_once(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_loaded", {})
+    monkeypatch.setattr(load, "_loaded", {})
     for staged in (False, True, False):
-        modules.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=staged, rows=512, longest=9)))
+        load.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=staged, rows=512, longest=9)))
     assert treegen.kernel_counts() == treegen.KernelCounts(loaded=2, compiled=0)
 
 
 def test_the_interpreter_counts_modules_and_no_compilations(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_loaded", {})
+    monkeypatch.setattr(load, "_loaded", {})
     kernel = treegen.compile(Tree.parse("40(5,7)"), strategy="deft-node", backend="triton")
     kernel(torch.randn(2, 2, 64), *torch.randn(2, 52, 1, 64))
     assert treegen.kernel_counts() == treegen.KernelCounts(loaded=2, compiled=0)
 
 
 def test_only_our_own_cold_compilations_count(fresh: None) -> None:
-    counts.count_loaded()
+    compile_counter.count_loaded()
     report()
     report(cache_hit=True)
     report(module="someone.else")
@@ -60,8 +61,8 @@ def test_only_our_own_cold_compilations_count(fresh: None) -> None:
 def test_a_listener_that_was_there_hears_all_once(fresh: None) -> None:
     heard: list[bool] = []
     knobs.compilation.listener = lambda *, cache_hit, **_: heard.append(cache_hit)
-    counts.count_loaded()
-    counts.count_loaded()
+    compile_counter.count_loaded()
+    compile_counter.count_loaded()
     report()
     report(module="someone.else", cache_hit=True)
     assert heard == [False, True]
@@ -69,27 +70,27 @@ def test_a_listener_that_was_there_hears_all_once(fresh: None) -> None:
 
 
 def test_the_first_launch_that_compiled_warns_once_and_names_kernel_time_and_cure(fresh: None) -> None:
-    counts.count_loaded()
-    counts.warn_of_compiles()  # nothing compiled: a warning would be an error
+    compile_counter.count_loaded()
+    compile_counter.warn_of_compiles()  # nothing compiled: a warning would be an error
     report(seconds=2.0)
     report(seconds=1.5)
     with pytest.warns(PerformanceWarning, match=r"3\.5 s .*merge of 0123 and 1 more.*treegen warm") as caught:
-        counts.warn_of_compiles()
+        compile_counter.warn_of_compiles()
     assert caught[0].filename == __file__
     report()
-    counts.warn_of_compiles()
+    compile_counter.warn_of_compiles()
     assert treegen.kernel_counts().compiled == 3
 
 
 def test_compilations_on_purpose_count_and_do_not_warn(fresh: None) -> None:
-    counts.count_loaded()
-    with counts.expected_compiles():
+    compile_counter.count_loaded()
+    with compile_counter.expected_compiles():
         report()
-    counts.warn_of_compiles()
+    compile_counter.warn_of_compiles()
     assert treegen.kernel_counts().compiled == 1
     report()
     with pytest.warns(PerformanceWarning):
-        counts.warn_of_compiles()
+        compile_counter.warn_of_compiles()
 
 
 def test_counting_imports_neither_triton_nor_emission() -> None:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from forests import examples, forests, obeys_law
 from treegen import KVRuns, Shape, Tree, oracle, strategies
 from treegen.batch import Batch, join
+from treegen.codegen.emit import emit
 from treegen.cost.analytic import terms_of
 from treegen.cost.estimate import account
 from treegen.cost.launch_counts import item_launches
-from treegen.emit import emit
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule

@@ -16,9 +16,9 @@ from ahead_kernels import compiled, suited_key, target_of
 from forests import examples, forests
 from kv_caches import INSIDE, MERGING, SMALL, in_pages, normal, tensors
 from treegen import Shape, Tree, oracle, strategies
-from treegen.ahead import ARCHITECTURES
 from treegen.autotune_cache.key import shape_text
-from treegen.emit import emit_partial, kernel_key, reads_bits
+from treegen.codegen.aot import ARCHITECTURES
+from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
 from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8

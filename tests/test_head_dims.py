@@ -14,8 +14,8 @@ from ahead_kernels import compiled, suited_key, target_of
 from forests import examples, forests
 from kv_caches import DTYPES, INSIDE, MERGING, SMALL, in_pages, normal, tensors
 from treegen import Shape, Tree, oracle, strategies
-from treegen.ahead import ARCHITECTURES
-from treegen.emit import emit_partial, merge_keys
+from treegen.codegen.aot import ARCHITECTURES
+from treegen.codegen.emit import emit_partial, merge_keys
 from treegen.ir.errors import InputError
 from treegen.kernel_meter import Case
 from treegen.op import attention

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import get_args
 
 from treegen import Shape
-from treegen.emit import Source
+from treegen.codegen.emit import Source
 from treegen.ir.plan import Merge
 from treegen.search import space
 from treegen.target.targets import target_from

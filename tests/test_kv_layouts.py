@@ -14,7 +14,7 @@ import treegen
 from forests import examples, forests
 from kv_caches import INSIDE, SMALL, by_slot, in_pages, tensors
 from treegen import Shape, Tree, oracle, strategies
-from treegen.arguments import cache_strides
+from treegen.codegen.kernel_signature import cache_strides
 from treegen.ir.errors import InputError, ShapeError
 from treegen.kernel_meter import Case
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from treegen.codegen.kernel_usage import accesses_in_loops, usage
 from treegen.ir.errors import BackendError
-from treegen.machine_code import accesses_in_loops, usage
 
 OUTER = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;     /* 0x00000a00ff017b82 */

@@ -12,9 +12,9 @@ import treegen
 from ahead_kernels import compiled, suited_key, target_of
 from kv_caches import INSIDE, MERGING, SMALL, in_pages, normal, tensors
 from treegen import Shape, Tree, oracle, strategies
-from treegen.ahead import ARCHITECTURES
-from treegen.arguments import in_same_place
-from treegen.emit import emit_partial, kernel_key
+from treegen.codegen.aot import ARCHITECTURES
+from treegen.codegen.emit import emit_partial, kernel_key
+from treegen.codegen.kernel_signature import in_same_place
 from treegen.inputs import form_of
 from treegen.ir.errors import InputError, ShapeError
 from treegen.kernel_meter import Case

@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import treegen
-from treegen import Shape, modules
+from treegen import Shape
 from treegen.autotune_cache import folders
-from treegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.codegen import load
+from treegen.codegen.emit import emit_merge, emit_partial, kernel_key, merge_key
 from treegen.ir.errors import CacheWarning
 from treegen.ir.schedule import TileClass
 
@@ -40,7 +41,7 @@ PARTIAL = {
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and a process that has loaded nothing yet."""
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(modules, "_loaded", {})
+    monkeypatch.setattr(load, "_loaded", {})
     return tmp_path / "cache"
 
 
@@ -75,10 +76,10 @@ def test_nothing_of_a_tree_and_everything_of_a_key_enters_the_source() -> None:
 
 
 def test_a_module_is_a_file_named_by_its_digest(cache: Path) -> None:
-    module = modules.load_module(MERGE)
+    module = load.load_module(MERGE)
     assert module.__file__ == str(cache / "kernels" / f"{MERGE.digest}.py")
     assert Path(module.__file__).read_text() == MERGE.text
-    assert modules.load_module(MERGE) is module
+    assert load.load_module(MERGE) is module
 
 
 @pytest.mark.parametrize("damage", [b"", b"raise SystemExit", b"\xff\xfe"])
@@ -86,7 +87,7 @@ def test_a_damaged_file_is_rewritten_and_never_run(cache: Path, damage: bytes) -
     path = cache / "kernels" / f"{MERGE.digest}.py"
     path.parent.mkdir(parents=True)
     path.write_bytes(damage)
-    modules.load_module(MERGE)
+    load.load_module(MERGE)
     assert path.read_text() == MERGE.text
     assert [file for file in path.parent.iterdir() if file.suffix != ".py" and file.is_file()] == []
 
@@ -111,7 +112,7 @@ def test_bytecode_beside_a_module_is_neither_run_nor_written(cache: Path, kind: 
     path.write_text(MERGE.text)
     planted = PLANTED[kind](path, marshal.dumps(compile("raise SystemExit('planted')", str(path), "exec")))
     bytecode.write_bytes(planted)
-    assert callable(getattr(modules.load_module(MERGE), MERGE.kernel))
+    assert callable(getattr(load.load_module(MERGE), MERGE.kernel))
     assert bytecode.read_bytes() == planted
     assert list(bytecode.parent.iterdir()) == [bytecode]
 
@@ -120,7 +121,7 @@ def test_bytecode_beside_a_module_is_neither_run_nor_written(cache: Path, kind: 
 def test_a_file_that_is_swapped_after_the_check_is_not_read(
     cache: Path, monkeypatch: pytest.MonkeyPatch, swapped: str | None
 ) -> None:
-    written = modules.write_text
+    written = load.write_text
 
     def write_and_swap(folder: str, name: str, text: str) -> Path:
         path = written(folder, name, text)
@@ -129,8 +130,8 @@ def test_a_file_that_is_swapped_after_the_check_is_not_read(
             path.write_text(swapped)
         return path
 
-    monkeypatch.setattr(modules, "write_text", write_and_swap)
-    module = modules.load_module(MERGE)
+    monkeypatch.setattr(load, "write_text", write_and_swap)
+    module = load.load_module(MERGE)
     kernel = getattr(module, MERGE.kernel)
     traceback.format_list(traceback.extract_stack())  # compares what is kept of files with what lies there
     assert "".join(inspect.getsourcelines(kernel.fn)[0]) in MERGE.text
@@ -143,7 +144,7 @@ def test_what_triton_compiles_is_what_was_emitted(cache: Path) -> None:
     program = (
         "from pathlib import Path\n"
         "from treegen import Shape, modules\n"
-        "from treegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge, merge_key\n"
         "source = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))\n"
         "write = modules.write_text\n"
         "def swapped(*names):\n"
@@ -162,7 +163,7 @@ def test_what_triton_compiles_is_what_was_emitted(cache: Path) -> None:
 
 
 def test_a_traceback_in_a_kernel_shows_its_lines(cache: Path) -> None:
-    function: Any = getattr(modules.load_module(MERGE), MERGE.kernel).fn
+    function: Any = getattr(load.load_module(MERGE), MERGE.kernel).fn
     with pytest.raises(Exception) as raised:  # noqa: PT011 (whatever the first line makes of None)
         function(*[None] * len(inspect.signature(function).parameters))
     (frame,) = [
@@ -180,11 +181,11 @@ def test_an_unwritable_cache_means_a_private_folder_and_one_warning(
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(blocked))
-    monkeypatch.setattr(modules, "_loaded", {})
+    monkeypatch.setattr(load, "_loaded", {})
     monkeypatch.setattr(folders, "_warned", set())
     with pytest.warns(CacheWarning, match="TREEGEN_CACHE_DIR"):
-        module = modules.load_module(MERGE)
-    modules.load_module(emit_partial(kernel_key(MASKED, SHAPE)))  # a second warning would be an error
+        module = load.load_module(MERGE)
+    load.load_module(emit_partial(kernel_key(MASKED, SHAPE)))  # a second warning would be an error
     assert module.__file__ is not None
     assert not module.__file__.startswith(str(tmp_path))
 
@@ -192,7 +193,7 @@ def test_an_unwritable_cache_means_a_private_folder_and_one_warning(
 def test_processes_that_emit_the_same_module_agree(cache: Path) -> None:
     program = (
         "from treegen import Shape, modules\n"
-        "from treegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge, merge_key\n"
         "key = merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9)\n"
         "print(modules.load_module(emit_merge(key)).__file__)\n"
     )

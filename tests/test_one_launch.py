@@ -17,8 +17,8 @@ from ahead_kernels import compiled, suited_key
 from forests import examples, forests
 from kv_caches import in_pages, tensors
 from treegen import Shape, Tree, oracle
-from treegen.ahead import ARCHITECTURES
-from treegen.emit import emit
+from treegen.codegen.aot import ARCHITECTURES
+from treegen.codegen.emit import emit
 from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.errors import PlanError
 from treegen.ir.schedule import Schedule

@@ -69,12 +69,12 @@ def test_an_editable_install_runs_the_checkouts_files(checkout: Path) -> None:
     for package in ("treegen", "ir"):
         (checkout / package / "written_later.py").write_text("HERE = __file__\n")
     program = (
-        "import treegen, treegen.emit\n"
+        "import treegen, treegen.codegen.emit\n"
         "from treegen import ir, written_later\n"
         "from treegen.ir import written_later as below\n"
         "from treegen.autotune_cache.policies import POLICY_CACHE\n"
         "assert POLICY_CACHE.entries()\n"
-        "print(treegen.__version__, written_later.HERE, below.HERE, treegen.emit.__file__, sep='\\n')\n"
+        "print(treegen.__version__, written_later.HERE, below.HERE, treegen.codegen.emit.__file__, sep='\\n')\n"
     )
     done = run(sys.executable, "-c", program, cwd=checkout.parent, PYTHONPATH=str(links))
     assert done.returncode == 0, done.stderr

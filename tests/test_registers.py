@@ -2,8 +2,8 @@
 
 import pytest
 
+from treegen.codegen.register_layout import check_pairs
 from treegen.ir.errors import BackendError
-from treegen.registers import check_pairs
 
 INSTRUCTION = (
     '%1 = tt.elementwise_inline_asm "@p st.global.v2.f32 [$2], {$4, $5};" {packed_element = 2 : i32} %a, %b, %c'

@@ -12,7 +12,7 @@ import torch
 import treegen
 from test_kernels import tensors
 from treegen import KVRuns, Shape, Tree, oracle
-from treegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key
+from treegen.codegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key
 from treegen.softmax import LEAST_SCORE
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
 from treegen.target.targets import target_from

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, forests
 from treegen import KVRuns, Shape, Tree, cli, oracle, strategies, unfused
-from treegen.emit import emit
+from treegen.codegen.emit import emit
 from treegen.ir.schedule import UNFUSED_LAUNCHES
 from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, groupings

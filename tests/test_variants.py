@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forests import KV_STYLES, ROW_STYLES, examples, forest
 from treegen import Shape, Tree
-from treegen.emit import emit
+from treegen.codegen.emit import emit
 from treegen.ir.errors import ShapeError
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule.lower import lower

@@ -15,7 +15,7 @@ from treegen import Shape, Tree, cli, strategies
 from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policies import POLICY_CACHE
-from treegen.emit import Source
+from treegen.codegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.search.policies import key_of
 from treegen.target.targets import Target, target_from

@@ -11,7 +11,7 @@ if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_fi
     __path__[:] = [str(_root / "treegen"), str(_root)]
 
 from treegen import strategies
-from treegen.counts import KernelCounts, kernel_counts
+from treegen.codegen.compile_counter import KernelCounts, kernel_counts
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree

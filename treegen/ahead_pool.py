@@ -20,9 +20,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from treegen.ahead import compile_for
-from treegen.counts import kernel_counts
-from treegen.emit import Source
+from treegen.codegen.aot import compile_for
+from treegen.codegen.compile_counter import kernel_counts
+from treegen.codegen.emit import Source
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape

@@ -8,8 +8,8 @@ from dataclasses import fields
 
 import torch
 
-from treegen.arguments import cache_strides
 from treegen.caches import slots_of, token_major, tokens_at
+from treegen.codegen.kernel_signature import cache_strides
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 
 from treegen import inputs, op, oracle
-from treegen.arguments import in_same_place
 from treegen.bound import Call, unbound
 from treegen.bucket import policy_bucket
+from treegen.codegen.emit import emit, reads_bits
+from treegen.codegen.kernel_signature import in_same_place
 from treegen.copies import Copyable
 from treegen.cost.estimate import Estimate, account
 from treegen.devices import backend_for, captures, default_device
-from treegen.emit import emit, reads_bits
 from treegen.environment import checks_inputs
 from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike

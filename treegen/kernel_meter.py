@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from treegen import oracle
-from treegen.counts import expected_compiles
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import default_device
 from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.ir.arrays import Ints, frozen

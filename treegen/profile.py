@@ -14,7 +14,7 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import torch
 
-from treegen.counts import expected_compiles
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import current_target
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import BackendError

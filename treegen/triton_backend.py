@@ -12,7 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from treegen.arguments import (
+from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
+from treegen.caches import in_words
+from treegen.codegen.compile_counter import warn_of_compiles
+from treegen.codegen.emit import (
+    Source,
+    compile_templates,
+    emit_merge,
+    emit_partial,
+    kernel_key,
+    launched,
+    merge_key_of,
+    reads_bits,
+)
+from treegen.codegen.kernel_signature import (
     NO_EXTRA,
     Extra,
     MergeTables,
@@ -25,28 +38,15 @@ from treegen.arguments import (
     partial_options,
     shared_kv,
 )
-from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
-from treegen.caches import in_words
-from treegen.counts import warn_of_compiles
+from treegen.codegen.load import load_module
+from treegen.codegen.register_layout import check_pairs
 from treegen.devices import capability_of, interpreted
-from treegen.emit import (
-    Source,
-    compile_templates,
-    emit_merge,
-    emit_partial,
-    kernel_key,
-    launched,
-    merge_key_of,
-    reads_bits,
-)
 from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
-from treegen.modules import load_module
-from treegen.registers import check_pairs
 from treegen.scales import Scales, placed
 from treegen.schedule.passes.fuse_merge import parts_of, waits
 from treegen.scoring.options import Scoring

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from treegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_keys, reads_bits
+from treegen.codegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_keys, reads_bits
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape

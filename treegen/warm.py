@@ -18,7 +18,7 @@ from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policies import Where
 from treegen.bucket import policy_bucket
-from treegen.emit import Source
+from treegen.codegen.emit import Source
 from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree

@@ -15,7 +15,7 @@ import torch
 from treegen import oracle
 from treegen.bench.providers import Call, Provider, UnavailableError
 from treegen.bench.results import Outcome, Result
-from treegen.counts import expected_compiles
+from treegen.codegen.compile_counter import expected_compiles
 from treegen.devices import default_device
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree

@@ -10,7 +10,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from treegen import emit as emission
 from treegen.accounts import fitted
 from treegen.cli.options import (
     DtypeOption,
@@ -25,10 +24,11 @@ from treegen.cli.options import (
     target_of,
 )
 from treegen.cli.progress_bars import activity_bar, progress_bar
+from treegen.codegen import emit as emission
+from treegen.codegen.emit import Source
 from treegen.cost.estimate import CostModel
 from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.difference import DEFAULT_GROUPS, difference
-from treegen.emit import Source
 from treegen.explain import explain as explained
 from treegen.explain import planned
 from treegen.ir.errors import BackendError, FormatError, StrategyError

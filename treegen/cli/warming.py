@@ -18,7 +18,7 @@ from treegen.workloads.specs import STRIDE, trees_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from treegen.emit import Source
+    from treegen.codegen.emit import Source
     from treegen.ir.shape import Shape
     from treegen.target.targets import Target
     from treegen.tune import Tuning

@@ -8,8 +8,8 @@ from threading import Lock
 from types import ModuleType
 
 from treegen.autotune_cache.store import write_text
-from treegen.counts import MODULE_PREFIX, count_loaded
-from treegen.emit import Source
+from treegen.codegen.compile_counter import MODULE_PREFIX, count_loaded
+from treegen.codegen.emit import Source
 
 _loaded: dict[str, ModuleType] = {}
 _lock = Lock()

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from treegen.arguments import (
+from treegen.codegen.compile_counter import expected_compiles
+from treegen.codegen.emit import Source
+from treegen.codegen.kernel_signature import (
     Extra,
     MergeTables,
     Tables,
@@ -21,14 +23,12 @@ from treegen.arguments import (
     partial_arguments,
     partial_options,
 )
-from treegen.counts import expected_compiles
-from treegen.emit import Source
+from treegen.codegen.kernel_usage import stack_accesses_in_loops, usage
+from treegen.codegen.load import load_module
+from treegen.codegen.register_layout import check_pairs
 from treegen.ir.errors import BackendError
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
-from treegen.machine_code import stack_accesses_in_loops, usage
-from treegen.modules import load_module
-from treegen.registers import check_pairs
 from treegen.target.targets import Target
 from treegen.target.tile_config import ELEMENTS_PER_WORD
 
