@@ -28,13 +28,14 @@ import jinja2
 import numpy as np
 
 import treegen
-from treegen import oracle
 from treegen.ahead_pool import compile_all
+from treegen.backends import oracle
+from treegen.backends.devices import current_target, default_device
+from treegen.backends.triton_program import TritonProgram
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
 from treegen.codegen import emit
 from treegen.codegen import kernel_signature as launch_arguments
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import current_target, default_device
 from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
@@ -49,7 +50,6 @@ from treegen.strategies import Strategy, strategy_from
 from treegen.target import tile_config
 from treegen.target.targets import Target
 from treegen.timing import median_us
-from treegen.triton_backend import TritonProgram
 from treegen.workloads.generate import in_shuffled_pages
 
 OTHERS = ("cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge")

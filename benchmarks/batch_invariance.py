@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import treegen
-from treegen.devices import current_target, default_device
+from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.backends.devices import current_target, default_device
 from treegen.explain import explain
-from treegen.inputs import TORCH_DTYPES
 from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import Strategy, batch_invariant, strategy_from
 from treegen.target.targets import Target

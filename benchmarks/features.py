@@ -23,8 +23,8 @@ from typing import Any
 import torch
 
 import treegen
-from treegen import oracle
-from treegen.devices import default_device
+from treegen.backends import oracle
+from treegen.backends.devices import default_device
 from treegen.kernel_meter import checked_rows
 from treegen.scoring.options import ScoreOptions
 from treegen.timing import copy_gbps, median_us

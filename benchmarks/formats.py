@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 import treegen
-from treegen.devices import current_target
+from treegen.backends.devices import current_target
 from treegen.ir.tree.kv import KVRuns
 from treegen.kernel_meter import KernelMeter
 from treegen.strategies import strategy_from

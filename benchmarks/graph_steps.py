@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 import treegen
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
 from treegen.ir.errors import InputError
 
 ROWS, PROMPT, FIRST_TAIL = 64, 2000, 30

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 import treegen
+from treegen.backends.check_inputs import KV_TORCH_DTYPES, TORCH_DTYPES
+from treegen.backends.devices import default_device
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import default_device
-from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.timing import median_us
 from treegen.workloads.generate import in_shuffled_pages
 

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import treegen
-from treegen import oracle
+from treegen.backends import oracle
+from treegen.backends.devices import current_target, default_device
 from treegen.codegen import emit
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import current_target, default_device
 from treegen.ir.schedule import Schedule
 from treegen.kernel_meter import Case, prepare
 from treegen.schedule.lower import lower

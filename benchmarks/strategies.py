@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 import treegen
-from treegen import oracle
+from treegen.backends import oracle
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.timing import median_us
 from treegen.workloads.tree_files import load_templates

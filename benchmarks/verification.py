@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import geometric_mean
 
 import treegen
-from treegen import oracle
+from treegen.backends import oracle
+from treegen.backends.devices import default_device
 from treegen.bench.flashinfer_peer import FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Provider, Treegen, UnavailableError
 from treegen.bench.torch_peers import Flex
-from treegen.devices import default_device
 from treegen.kernel_meter import Case
 from treegen.timing import median_us
 

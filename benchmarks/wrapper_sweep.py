@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import treegen
-from treegen import oracle
+from treegen.backends import oracle
 
 PAGE_SIZES = (1, 16, 32, 64)
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64

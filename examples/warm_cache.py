@@ -10,7 +10,7 @@ import time
 
 import treegen
 from treegen.ahead_pool import compile_all
-from treegen.devices import current_target, devices_of
+from treegen.backends.devices import current_target, devices_of
 from treegen.warm import jobs_of, kernel_summary, kernels_of, summary, warm
 from treegen.workloads.specs import trees_of
 

@@ -33,7 +33,7 @@ import json, sys, torch
 from triton.runtime.jit import JITFunction
 import treegen
 from treegen.codegen.aot import _device_of
-from treegen.triton_backend import TritonProgram
+from treegen.backends.triton_program import TritonProgram
 from test_ahead_pool import SHAPES, STRATEGIES, TREE, schedule_of
 
 name, strategy_name = sys.argv[1:]

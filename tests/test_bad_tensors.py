@@ -10,7 +10,7 @@ import torch
 
 import treegen
 from treegen import Shape, Tree, TreegenError
-from treegen.inputs import check_strides
+from treegen.backends.check_inputs import check_strides
 from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
 
 TREE = Tree.parse("10(5,3)")
@@ -93,7 +93,7 @@ def test_tokens_of_a_tile_and_of_a_page_lie_within_int32(
 def test_a_kernel_refuses_tokens_of_full_tiles_too_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     long, tensors = Tree.parse("70(5,3)"), good()
     caches = {name: torch.randn(78, 2, 16) for name in ("k_cache", "v_cache")}
-    monkeypatch.setattr("treegen.inputs.INT32_MAX", 32 * 16 - 1)
+    monkeypatch.setattr("treegen.backends.check_inputs.INT32_MAX", 32 * 16 - 1)
     kernel = treegen.compile(long, backend="triton")
     with pytest.raises(InputError, match=r"k_cache = a token stride of 32: puts .* apart or more; lay tokens closer"):
         kernel(tensors["q"], **caches)

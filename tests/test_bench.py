@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from forests import forest
-from treegen import Shape, Tree, cli, oracle
+from treegen import Shape, Tree, cli
+from treegen.backends import oracle
 from treegen.bench import report, runs
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError

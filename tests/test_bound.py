@@ -12,14 +12,15 @@ import torch
 from triton.runtime import driver
 
 import treegen
-from treegen import Shape, Tree, triton_backend
-from treegen.bound import BoundCall
+from treegen import Shape, Tree
+from treegen.backends import triton_program
+from treegen.backends.bound_call import BoundCall
+from treegen.backends.triton_program import TritonProgram
 from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
 from treegen.target.targets import target_from
-from treegen.triton_backend import TritonProgram
 
 STREAM = 77
 SHAPE = Shape(4, 2, 16, dtype="fp32", page_size=4)
@@ -80,13 +81,13 @@ def launched(monkeypatch: pytest.MonkeyPatch, stream: list[int]) -> list[Launche
     """All launches of a test, which compute nothing, on a device of which the CPU plays the part."""
     launched: list[Launched] = []
     kernels: dict[Any, RecordingKernel] = {}
-    load = triton_backend._module
+    load = triton_program._module
 
     def recording(source: Any) -> SimpleNamespace:
         kernel = kernels.setdefault(source, RecordingKernel(getattr(load(source), source.kernel), launched))
         return SimpleNamespace(**{source.kernel: kernel})
 
-    monkeypatch.setattr(triton_backend, "_module", recording)
+    monkeypatch.setattr(triton_program, "_module", recording)
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: stream[index]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return launched

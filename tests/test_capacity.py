@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests, schedule_counts, visible_slot_counts
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.capacity import layout_of
 from treegen.ir.arena import SURPLUS_MERGE
 from treegen.ir.errors import InputError, PlanError, StrategyError
@@ -23,8 +26,6 @@ from treegen.limits import WantedLimits
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.target.targets import target_from
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests, token_slots, visible, visible_slots
-from treegen import Tree, oracle
+from treegen import Tree
+from treegen.backends import oracle
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import custom_masks
 

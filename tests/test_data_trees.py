@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from forests import obeys_law, path
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
 from treegen.target.targets import target_from
-from treegen.torch_backend import TorchProgram
 from treegen.workloads.tree_files import Template, load_templates
 
 H200 = target_from("h200")

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import Schedule
@@ -23,8 +26,6 @@ from treegen.strategies import Strategy, strategy_from
 from treegen.target.targets import target_from
 from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import DEALT_BLOCK_TOKENS, resident_blocks
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 
 SHAPES = {
     "mha": Shape(4, 4, 128, dtype="fp16"),

@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forests import examples, forests, obeys_law
-from treegen import KVRuns, Shape, Tree, oracle, strategies
+from treegen import KVRuns, Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.batch import Batch, join
 from treegen.codegen.emit import emit
 from treegen.cost.analytic import terms_of
@@ -28,8 +31,6 @@ from treegen.schedule.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.target.targets import target_from
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 
 H200 = target_from("h200")
 SHAPE = Shape(4, 2, 16, dtype="fp32")

@@ -15,15 +15,16 @@ import treegen
 from ahead_kernels import compiled, suited_key, target_of
 from forests import examples, forests
 from kv_caches import INSIDE, MERGING, SMALL, in_pages, normal, tensors
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
 from treegen.autotune_cache.key import shape_text
+from treegen.backends import oracle
+from treegen.backends.check_inputs import KV_TORCH_DTYPES
+from treegen.backends.kv_scales import Scales
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
-from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8
 from treegen.kernel_meter import Case
-from treegen.scales import Scales
 from treegen.strategies import Strategy
 from treegen.target.tile_config import tile_class
 from treegen.variants import kernel_sources

@@ -13,7 +13,8 @@ import treegen
 from ahead_kernels import compiled, suited_key, target_of
 from forests import examples, forests
 from kv_caches import DTYPES, INSIDE, MERGING, SMALL, in_pages, normal, tensors
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, merge_keys
 from treegen.ir.errors import InputError

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import treegen
-from treegen import KVRuns, Shape, Tree, oracle, triton_backend
-from treegen.devices import captures
+from treegen import KVRuns, Shape, Tree
+from treegen.backends import oracle, triton_program
+from treegen.backends.devices import captures
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
 from treegen.schedule.passes import single_loop
@@ -29,7 +31,6 @@ from treegen.strategies import (
     query,
     specinfer,
 )
-from treegen.triton_backend import TritonProgram
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 UNMASKED = (query(), deft_node(), deft_node_chunk(64), fasttree(), cascade())
@@ -188,7 +189,7 @@ def test_surplus_blocks_of_a_larger_capacity_do_nothing(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["query", "deft-node"])
 def test_padded_and_unaligned_strides_are_right_and_said_once(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_backend, "_warned_unaligned", False)
+    monkeypatch.setattr(triton_program, "_warned_unaligned", False)
     tree = Tree.parse("40(20,9*3)")
     q, k, v = tensors(tree, 87, 1, (2, 1), 67 - 3, torch.float32, pad_pages=False)
     wide = torch.zeros(87, 1, 67)

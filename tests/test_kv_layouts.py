@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, forests
 from kv_caches import INSIDE, SMALL, by_slot, in_pages, tensors
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
 from treegen.codegen.kernel_signature import cache_strides
 from treegen.ir.errors import InputError, ShapeError
 from treegen.kernel_meter import Case

@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests, schedule_counts, visible_slot_counts
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.triton_program import TritonProgram
 from treegen.bucket import policy_bucket
 from treegen.ir.errors import InputError, TreeError
 from treegen.schedule.passes.reserve import RESERVE, with_room
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
-from treegen.triton_backend import TritonProgram
 from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes, schedule_counts, visible_slot_counts
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
 from treegen.schedule.segment_runs import bit_words
 from treegen.target.targets import target_from
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 
 H200 = target_from("h200")
 SHAPE = Shape(2, 2, 16, dtype="fp16")  # a head row per query row: 64 rows in the large tile

@@ -22,14 +22,15 @@ import treegen
 from forests import examples, forests
 from meters import Deed, Unpicklable
 from processes import in_background, started
-from treegen import Shape, Tree, TreegenError, kernel_meter, oracle
+from treegen import Shape, Tree, TreegenError, kernel_meter
+from treegen.backends import oracle
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
 from treegen.measure import Measurer, Outcome
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
 from treegen.target.targets import Target, target_from, targets
-from treegen.triton_backend import TritonProgram
 
 TREE = Tree.parse("40(20,9*3)")
 SHAPE = Shape(4, 2, 64, dtype="fp16")
@@ -288,8 +289,8 @@ def test_devices_that_cannot_be_measured_are_errors(monkeypatch: pytest.MonkeyPa
     with pytest.raises(BackendError, match="TRITON_INTERPRET"):  # which is set in tests
         measure(TREE, [query()], SHAPE, H200, device=1)
     monkeypatch.setattr(kernel_meter, "KernelMeter", None)
-    monkeypatch.setattr("treegen.devices.interpreted", lambda: False)
-    monkeypatch.setattr("treegen.devices.backend_for", lambda *arguments: "triton")
+    monkeypatch.setattr("treegen.backends.devices.interpreted", lambda: False)
+    monkeypatch.setattr("treegen.backends.devices.backend_for", lambda *arguments: "triton")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     with pytest.raises(BackendError, match="was changed after CUDA started"):
         measure(TREE, [query()], SHAPE, H200, device=1)
@@ -302,8 +303,8 @@ def test_the_process_sees_the_chosen_device_alone(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr("treegen.devices.interpreted", lambda: False)
-    monkeypatch.setattr("treegen.devices.backend_for", lambda *arguments: "triton")
+    monkeypatch.setattr("treegen.backends.devices.interpreted", lambda: False)
+    monkeypatch.setattr("treegen.backends.devices.backend_for", lambda *arguments: "triton")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -11,11 +11,12 @@ import torch
 import treegen
 from ahead_kernels import compiled, suited_key, target_of
 from kv_caches import INSIDE, MERGING, SMALL, in_pages, normal, tensors
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.check_inputs import form_of
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, kernel_key
 from treegen.codegen.kernel_signature import in_same_place
-from treegen.inputs import form_of
 from treegen.ir.errors import InputError, ShapeError
 from treegen.kernel_meter import Case
 from treegen.strategies import Strategy
@@ -111,7 +112,7 @@ def test_the_tensors_decide_what_is_loaded_once(monkeypatch: pytest.MonkeyPatch)
         loaded.append(key.shared_kv)  # type: ignore[attr-defined]
         return emitted(key)
 
-    monkeypatch.setattr("treegen.triton_backend.emit_partial", recorded)
+    monkeypatch.setattr("treegen.backends.triton_program.emit_partial", recorded)
     q, k, v = latent(SMALL, LIKE)
     own = normal(*k.shape, seed=7)[..., :32]
     assert form_of(q, k, v, None) != form_of(q, k, own, None)

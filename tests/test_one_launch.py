@@ -16,10 +16,12 @@ import treegen
 from ahead_kernels import compiled, suited_key
 from forests import examples, forests
 from kv_caches import in_pages, tensors
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
+from treegen.backends.check_inputs import KV_TORCH_DTYPES
+from treegen.backends.triton_program import TritonProgram, workspace_bytes
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit
-from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.errors import PlanError
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
@@ -29,7 +31,6 @@ from treegen.schedule.passes.fuse_merge import in_one_launch, parts_of, waits
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.strategies import Strategy, cohort
 from treegen.target.targets import target_from
-from treegen.triton_backend import TritonProgram, workspace_bytes
 from treegen.tune import proposals
 
 H200 = target_from("h200")
@@ -179,7 +180,7 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
     expected, _ = oracle.reference(tree, q, *cache)
     for _ in range(2):
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
-        with patch("treegen.triton_backend.torch.empty", garbage):
+        with patch("treegen.backends.triton_program.torch.empty", garbage):
             program(q, cache[0], cache[1], out, lse, 32**-0.5, 1.0)
         assert oracle.error(out, expected) < 1e-5
     _, flags_at, lse_at, _ = program._scratch(tree.num_rows)

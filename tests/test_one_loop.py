@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop

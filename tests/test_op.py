@@ -9,7 +9,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import treegen
-from treegen import Shape, Tree, op, oracle
+from treegen import Shape, Tree, op
+from treegen.backends import oracle
 from treegen.ir.errors import InputError
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")

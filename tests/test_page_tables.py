@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples, visible_slots
 from page_requests import Requests, blocks, csr, requests, slots
-from treegen import Shape, Tree, TreegenError, oracle
+from treegen import Shape, Tree, TreegenError
+from treegen.backends import oracle
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import page_order
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import treegen
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
 from treegen.autotune_cache.key import shape_text
+from treegen.backends import oracle
 from treegen.ir.errors import ShapeError
 from treegen.strategies import cohort
 

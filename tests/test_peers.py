@@ -13,7 +13,8 @@ import torch
 from hypothesis import given
 
 from forests import examples, forests, visible_slots
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
 from treegen.bench.fasttree_peer import FastTreeArtifact, query_tiles
 from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Call, Provider, UnavailableError

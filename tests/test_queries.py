@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests, path, token_slots, visible_slots
-from treegen import Tree, oracle
+from treegen import Tree
+from treegen.backends import oracle
 from treegen.ir.errors import TreeError
 
 # The first choices of Medusa's mc_sim_7b_63, shortened.

@@ -11,9 +11,10 @@ import torch
 
 import treegen
 from test_kernels import tensors
-from treegen import KVRuns, Shape, Tree, oracle
+from treegen import KVRuns, Shape, Tree
+from treegen.backends import oracle
+from treegen.backends.softmax import LEAST_SCORE
 from treegen.codegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key
-from treegen.softmax import LEAST_SCORE
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
 from treegen.target.targets import target_from
 from treegen.target.tile_config import tile_class

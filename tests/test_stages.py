@@ -15,7 +15,10 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests, plan_by_row_classes
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
@@ -25,8 +28,6 @@ from treegen.schedule.merge_lists import kept_between_stages, merge_lists
 from treegen.strategies import Pipeline, Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import StoreMask
 from treegen.target.targets import target_from
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 
 H200 = target_from("h200")
 SHAPE = Shape(4, 2, 16, dtype="fp32")

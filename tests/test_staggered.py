@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import treegen
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, batch_invariant, cohort, query
 from treegen.target.targets import target_from
-from treegen.triton_backend import TritonProgram
 
 H200 = target_from("h200")
 SHAPE = Shape(16, 1, 128, dtype="fp16")

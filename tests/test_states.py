@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests
-from treegen import KVRuns, Tree, oracle
+from treegen import KVRuns, Tree
+from treegen.backends import oracle
 from treegen.ir.errors import InputError
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16

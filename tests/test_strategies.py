@@ -25,7 +25,9 @@ from forests import (
     visible,
     visible_slot_counts,
 )
-from treegen import Shape, Tree, oracle, strategies
+from treegen import Shape, Tree, strategies
+from treegen.backends import oracle
+from treegen.backends.torch_program import TorchProgram
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
@@ -35,7 +37,6 @@ from treegen.strategies import Strategy, groupings, strategy_from, strategy_name
 from treegen.strategies.passes import SplitContext, TrimRows
 from treegen.strategies.strategy import OnPass
 from treegen.target.targets import Target, target_from, targets
-from treegen.torch_backend import TorchProgram
 
 SMALL = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import treegen
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 TREES = (Tree.parse("1,4/70,3"), Tree.parse("20(9,5,7)+40"))

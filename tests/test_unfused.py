@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import treegen
 from forests import examples, forests
-from treegen import KVRuns, Shape, Tree, cli, oracle, strategies, unfused
+from treegen import KVRuns, Shape, Tree, cli, strategies
+from treegen.backends import oracle, unfused
 from treegen.codegen.emit import emit
 from treegen.ir.schedule import UNFUSED_LAUNCHES
 from treegen.schedule.lower import lower

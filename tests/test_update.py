@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import treegen
-from treegen import Shape, Tree, oracle
+from treegen import Shape, Tree
+from treegen.backends import oracle
 from treegen.search import auto as searching
 from treegen.strategies import Choice, cohort, strategy_from
 from treegen.target.targets import target_from

@@ -189,7 +189,7 @@ def test_the_command_s_summary_and_exit_code(
 
     monkeypatch.setattr("treegen.ahead_pool.compile_all", compiled)
     monkeypatch.setattr("treegen.warm.warm", measured)
-    monkeypatch.setattr("treegen.devices.devices_of", lambda target: [0, 1])
+    monkeypatch.setattr("treegen.backends.devices.devices_of", lambda target: [0, 1])
     code = cli.main(["warm", "1,8/500,20", "64*300"])
     printed = capsys.readouterr().out
     kernels = len(kernels_of([Shape(32, 8, 128)], H200))

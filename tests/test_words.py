@@ -11,10 +11,10 @@ import treegen
 from ahead_kernels import compiled, suited_key, target_of
 from kv_caches import INSIDE, SMALL, in_pages, tensors
 from treegen import Shape, Tree
-from treegen.caches import in_words
+from treegen.backends.check_inputs import KV_TORCH_DTYPES
+from treegen.backends.kv_views import in_words
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
-from treegen.inputs import KV_TORCH_DTYPES
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy, cohort
 from treegen.target.tile_config import reads_words, tile_class

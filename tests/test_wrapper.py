@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import treegen
 from forests import examples
 from page_requests import Requests, csr, requests, slots
-from treegen import Tree, oracle
+from treegen import Tree
+from treegen.backends import oracle
 from treegen.ir.errors import InputError, ShapeError, TreeError
 from treegen.wrapper import TreeAttentionWrapper
 

@@ -13,10 +13,10 @@ from forests import examples
 from page_requests import Requests, csr, requests
 from test_wrapper import DIM, HEADS, KV_HEADS, POOL, check, pages, queries
 from treegen import strategies
+from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import InputError
 from treegen.limits import PageBounds
 from treegen.strategies import Strategy, cohort
-from treegen.triton_backend import TritonProgram
 from treegen.wrapper import TreeAttentionWrapper
 
 BOUNDED: tuple[Strategy | str, ...] = (

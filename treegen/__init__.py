@@ -24,10 +24,10 @@ from treegen.version import VERSION
 from treegen.workloads.tree_files import load_tree as _load_tree
 
 if _TYPE_CHECKING:
+    from treegen.backends.merge_state import merge_state, merge_states
     from treegen.compiler import compile
     from treegen.kernel import Kernel
     from treegen.scoring.masked_tree import masked_tree
-    from treegen.states import merge_state, merge_states
     from treegen.wrapper import TreeAttentionWrapper
 
 __version__ = VERSION
@@ -70,9 +70,9 @@ def __getattr__(name: str) -> object:
 
         return masked_tree
     if name in ("merge_state", "merge_states"):
-        from treegen import states
+        from treegen.backends import merge_state
 
-        return getattr(states, name)
+        return getattr(merge_state, name)
     if name == "TreeAttentionWrapper":
         from treegen.wrapper import TreeAttentionWrapper
 

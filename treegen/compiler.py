@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from treegen.devices import resolve_target
+from treegen.backends.devices import resolve_target
+from treegen.backends.kv_scales import Scales
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_tree
 from treegen.kernel import Kernel
 from treegen.limits import WantedLimits
-from treegen.scales import Scales
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from

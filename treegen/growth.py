@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from treegen.inputs import check_captured
+from treegen.backends.check_inputs import check_captured
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram, copied
 from treegen.ir.arrays import INT32_MAX, IntsLike, Longs, frozen
 from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree, edits
 from treegen.schedule.passes.reserve import Room
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram, copied
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 

@@ -9,14 +9,18 @@ from typing import Any, Literal, overload
 import numpy.typing as npt
 import torch
 
-from treegen import inputs, op, oracle
-from treegen.bound import Call, unbound
+from treegen import op
+from treegen.backends import check_inputs, oracle
+from treegen.backends.bound_call import Call, unbound
+from treegen.backends.devices import backend_for, captures, default_device
+from treegen.backends.kv_scales import Scales
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import workspace_bytes
 from treegen.bucket import policy_bucket
 from treegen.codegen.emit import emit, reads_bits
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.copies import Copyable
 from treegen.cost.estimate import Estimate, account
-from treegen.devices import backend_for, captures, default_device
 from treegen.environment import checks_inputs
 from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
@@ -26,7 +30,6 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_tree
 from treegen.limits import Limits, WantedLimits
-from treegen.scales import Scales
 from treegen.scoring.options import Scoring
 from treegen.search.auto import searched
 from treegen.search.policies import serves_any_tree, suits_fixed_launches
@@ -34,8 +37,6 @@ from treegen.served import KeptCall, Program, Served
 from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.timed import stage
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import workspace_bytes
 from treegen.tune import tuned
 from treegen.view import View
 
@@ -196,7 +197,7 @@ class Kernel(Copyable):
         in out and lse is left as it is. Raises InputError before any launch.
         """
         if torch.compiler.is_compiling():
-            gradients = inputs.needing_gradients(self._named(q, k_cache, v_cache, out))
+            gradients = check_inputs.needing_gradients(self._named(q, k_cache, v_cache, out))
             result, sums = op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base, gradients)
         else:
             result, sums = self.attend(q, k_cache, v_cache, out, return_lse, lse_base)
@@ -213,7 +214,7 @@ class Kernel(Copyable):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A call outside of compiled code: out, and the lse or None."""
         served = self._served
-        form = inputs.form_of(q, k_cache, v_cache, out, self._read)
+        form = check_inputs.form_of(q, k_cache, v_cache, out, self._read)
         try:
             kept = served.calls.get((form, lse_base))
         except TypeError:  # no hash: `_prepared` says what is wrong with lse_base
@@ -222,14 +223,14 @@ class Kernel(Copyable):
             served, kept = self._prepared(form, q, k_cache, v_cache, out, lse_base)
         call, slots = kept
         if served.last_slot >= slots:
-            inputs.check_slots(served.last_slot, k_cache, self._shape.kv_layout)
+            check_inputs.check_slots(served.last_slot, k_cache, self._shape.kv_layout)
         if served.layout is not None:
-            inputs.check_rows(served.tree, q)
+            check_inputs.check_rows(served.tree, q)
         if captures(q):
             for program in tuple(served.programs.values()):
                 self._captured[program] = min(slots, self._captured.get(program, slots))
         if checks_inputs():
-            inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
+            check_inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
         if out is None:
             out = self._empty_out(q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
@@ -247,7 +248,7 @@ class Kernel(Copyable):
         lse_base: str,
     ) -> tuple[Served, KeptCall]:
         """Checks tensors, and settles what calls with all tensors of their form have in common."""
-        inputs.lse_scale(lse_base)
+        check_inputs.lse_scale(lse_base)
         with self._lock:
             before = self._shape, self._shape_is_assumed, self._served
             try:
@@ -284,10 +285,10 @@ class Kernel(Copyable):
         scale = self._shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
         program = self._program(served, q.device)
         if isinstance(program, TorchProgram):
-            return unbound(program, scale, inputs.lse_scale(lse_base))
-        inputs.check_strides(served.neighbours, k_cache, v_cache, self._shape.kv_layout)
+            return unbound(program, scale, check_inputs.lse_scale(lse_base))
+        check_inputs.check_strides(served.neighbours, k_cache, v_cache, self._shape.kv_layout)
         with stage("bind"):
-            return program.bind(q, k_cache, v_cache, out, scale, inputs.lse_scale(lse_base))
+            return program.bind(q, k_cache, v_cache, out, scale, check_inputs.lse_scale(lse_base))
 
     def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
         return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
@@ -296,7 +297,7 @@ class Kernel(Copyable):
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None
     ) -> tuple[Shape, int]:
         """The shape of tensors that fit the kernel, and the slots of their caches. Raises InputError or ShapeError."""
-        found = inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
+        found = check_inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
         shared = in_same_place(k_cache, v_cache)
         if self._shape.shared_kv and not shared:
             fix = f"give k_cache[..., :{self._shape.head_dim_v}], or compile for a shape without shared_kv"
@@ -306,13 +307,13 @@ class Kernel(Copyable):
         found = replace(found, partial_dtype=self._shape.partial_dtype, shared_kv=shares)
         served = self._served
         most_rows = None if served.layout is None else served.layout.limits.max_rows
-        inputs.check_fits(served.grown, found if self._shape_is_assumed else self._shape, q, found, most_rows)
+        check_inputs.check_fits(served.grown, found if self._shape_is_assumed else self._shape, q, found, most_rows)
         if self._scoring is not None:
             self._scoring.check(found, q.device)
         if out is not None:
-            inputs.check_output(out, q, found.head_dim_v)
-        inputs.refuse_gradients(inputs.needing_gradients(self._named(q, k_cache, v_cache, out)))
-        return found, inputs.check_slots(served.last_slot, k_cache, found.kv_layout)
+            check_inputs.check_output(out, q, found.head_dim_v)
+        check_inputs.refuse_gradients(check_inputs.needing_gradients(self._named(q, k_cache, v_cache, out)))
+        return found, check_inputs.check_slots(served.last_slot, k_cache, found.kv_layout)
 
     def _named(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
@@ -353,7 +354,7 @@ class Kernel(Copyable):
             choice = self._choice_for(tree) or self._chosen(tree)
             self._served = Served.of(tree, choice, self._shape, self._target, self._scoring, grows=grows)
         else:
-            inputs.check_captured(tree.kv.last_slot, self._captured_slots())
+            check_inputs.check_captured(tree.kv.last_slot, self._captured_slots())
             self._served = served.successor(tree, self._shape, self._target, grows=grows)
         self._grows = grows
 
@@ -437,7 +438,7 @@ class Kernel(Copyable):
         """
         with self._lock:
             self._checked(q, k_cache, v_cache)
-        inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
+        check_inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""

@@ -10,10 +10,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from treegen import oracle
+from treegen.backends import oracle
+from treegen.backends.check_inputs import KV_TORCH_DTYPES, TORCH_DTYPES
+from treegen.backends.devices import default_device
+from treegen.backends.triton_program import TritonProgram
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import default_device
-from treegen.inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
@@ -24,7 +25,6 @@ from treegen.schedule.lower import lower
 from treegen.strategies import Strategy
 from treegen.target.targets import Target
 from treegen.timing import median_us
-from treegen.triton_backend import TritonProgram
 
 Timer: TypeAlias = Callable[[Callable[[], object], int], float]
 

@@ -49,7 +49,9 @@ class Outcome:
     strategy: str  # the candidate's text
     microseconds: float | None  # median on a cold L2; None with a problem
     problem: str | None  # one line: wrong output, failed, timed out, process died
-    out_error: float | None  # the larger error of out and lse, as in treegen.oracle; None where nothing was computed
+    out_error: (
+        float | None
+    )  # the larger error of out and lse, as in treegen.backends.oracle; None where nothing was computed
 
 
 class Measurer:
@@ -100,7 +102,7 @@ class Measurer:
         check_tree(tree)
         self._process.load(_pickled_job(Job(self._meter, tree, shape, target)))
 
-        from treegen.oracle import TOLERANCE
+        from treegen.backends.oracle import TOLERANCE
 
         self._tolerance = TOLERANCE[shape.dtype]
         return self.again(candidates, on_candidate)
@@ -271,7 +273,7 @@ def _checked_device(device: int | None) -> int:
     """The index of a CUDA device on which emitted kernels run. Raises BackendError."""
     import torch
 
-    from treegen.devices import backend_for, interpreted
+    from treegen.backends.devices import backend_for, interpreted
 
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "has no CUDA device to measure", "run it on a machine with a GPU")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from treegen.inputs import refuse_gradients
+from treegen.backends.check_inputs import refuse_gradients
 from treegen.ir.errors import InputError
 
 

@@ -14,8 +14,9 @@ from dataclasses import asdict, fields, replace
 import numpy as np
 import torch
 
+from treegen.backends.devices import current_target
+from treegen.backends.triton_program import TritonProgram
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import current_target
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import BackendError
 from treegen.ir.plan import Plan
@@ -26,7 +27,6 @@ from treegen.target.cost_grid import CostGrid
 from treegen.target.targets import Target
 from treegen.target.tile_config import resident_blocks, tile_class
 from treegen.timing import median_us
-from treegen.triton_backend import TritonProgram
 
 ROWS = (1, 4, 16, 17, 32, 64)
 """Knots in query head rows; 17 is the first that takes the larger of two tiles."""

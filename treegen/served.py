@@ -8,7 +8,10 @@ from typing import TypeAlias
 import numpy.typing as npt
 import torch
 
-from treegen.bound import Call
+from treegen.backends.bound_call import Call
+from treegen.backends.kv_scales import Scales
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import TritonProgram
 from treegen.capacity import Layout, layout_of
 from treegen.growth import Growth
 from treegen.ir.arrays import IntsLike
@@ -17,15 +20,12 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.limits import WantedLimits
-from treegen.scales import Scales
 from treegen.schedule.lower import lower
 from treegen.schedule.passes.reserve import with_room
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.targets import Target
 from treegen.timed import stage
-from treegen.torch_backend import TorchProgram
-from treegen.triton_backend import TritonProgram
 from treegen.view import View
 
 Program: TypeAlias = "TritonProgram | TorchProgram"

@@ -12,7 +12,7 @@ import torch
 
 from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.policies import POLICY_CACHE, Found
-from treegen.devices import current_target
+from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import torch
 
+from treegen.backends.check_inputs import overlaps
+from treegen.backends.devices import resolve_target
 from treegen.compiler import compile as compile_tree
 from treegen.compiler import in_isolation
 from treegen.copies import Copyable
-from treegen.devices import resolve_target
-from treegen.inputs import overlaps
 from treegen.ir.arrays import host_array
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of

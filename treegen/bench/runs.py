@@ -12,11 +12,11 @@ from typing import TypeAlias
 
 import torch
 
-from treegen import oracle
+from treegen.backends import oracle
+from treegen.backends.devices import default_device
 from treegen.bench.providers import Call, Provider, UnavailableError
 from treegen.bench.results import Outcome, Result
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.devices import default_device
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.kernel_meter import Case

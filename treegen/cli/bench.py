@@ -108,8 +108,8 @@ def _measured(
 ) -> tuple[dict[str, Any], list[Result]]:
     import torch
 
+    from treegen.backends.devices import current_target
     from treegen.bench import runs
-    from treegen.devices import current_target
     from treegen.timing import copy_gbps
 
     if not torch.cuda.is_available():

@@ -136,7 +136,7 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
         warnings.simplefilter("ignore")  # of drivers that are too old: no GPU is listed then
         if not torch.cuda.is_available():
             return []
-    from treegen.devices import target_of_device
+    from treegen.backends.devices import target_of_device
 
     current, devices = torch.cuda.current_device(), []
     for index in sorted(range(torch.cuda.device_count()), key=lambda index: (index != current, index)):
@@ -160,7 +160,7 @@ def _backend(torch: Any, problem: str) -> dict[str, str | None]:
     """The backend that kernels take by default, and why."""
     if torch is None:
         return {"name": None, "why": f"{problem}: plans can be made and explained, kernels cannot run"}
-    from treegen.devices import backend_for, default_device, obstacle_to_triton
+    from treegen.backends.devices import backend_for, default_device, obstacle_to_triton
 
     device = default_device()
     reason = obstacle_to_triton(device)

@@ -70,7 +70,7 @@ def target_of(text: str) -> Target:
     """The target of a name or in a file; `current` is this machine's GPU. Raises BackendError."""
     if text != "current":
         return target_from(text)
-    from treegen.devices import current_target
+    from treegen.backends.devices import current_target
 
     return current_target()
 

@@ -42,7 +42,7 @@ def tune(
 
     `auto` takes what is kept for all trees of the same bucket (`treegen cache why TREE`).
     """
-    from treegen.devices import current_target
+    from treegen.backends.devices import current_target
     from treegen.strategies import auto
     from treegen.tune import Tuning, check_tuning, tuned
 

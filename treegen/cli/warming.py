@@ -56,7 +56,7 @@ def warm(
 
     A run that was interrupted goes on where it was. The exit code is 1 when anything failed, 130 after Ctrl-C.
     """
-    from treegen.devices import current_target, devices_of
+    from treegen.backends.devices import current_target, devices_of
     from treegen.tune import Tuning
     from treegen.warm import jobs_of, kernels_of
 

@@ -94,7 +94,7 @@ def assess(
     unfused = 0
     if plan.mask == "dense":
         # PyTorch reads queries once and computes without tiles; what it materialises comes on top. KV is gathered (read
-        # and written), made float32 (read and written) and read for the product (treegen.unfused).
+        # and written), made float32 (read and written) and read for the product (treegen.backends.unfused).
         rows = int(plan.group_rows.sum())
         loads, q_bytes = unique, rows * heads * shape.head_dim * shape.dtype_bytes
         flops = rows * unique * heads * 2 * (shape.head_dim + shape.head_dim_v)

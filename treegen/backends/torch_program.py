@@ -16,15 +16,15 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from treegen.caches import token_major, tokens_at
-from treegen.inputs import TORCH_DTYPES
+from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.backends.kv_scales import Scales, placed
+from treegen.backends.kv_views import token_major, tokens_at
+from treegen.backends.softmax import least_score, softmax, unseen_as_zero, with_sinks
+from treegen.backends.unfused import unfused_parts
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
-from treegen.scales import Scales, placed
 from treegen.scoring.options import Scoring
-from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
-from treegen.unfused import unfused_parts
 
 _OF_ROWS = ("row", "live", "slot", "position", "sees", "earlier")
 _BATCH_ELEMENTS = 1 << 22

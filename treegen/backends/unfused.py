@@ -10,13 +10,13 @@ import math
 import numpy as np
 import torch
 
-from treegen.caches import token_major, tokens_at
+from treegen.backends.kv_scales import HeadScales
+from treegen.backends.kv_views import token_major, tokens_at
+from treegen.backends.softmax import least_score, softmax, unseen_as_zero, with_sinks
 from treegen.ir.arrays import ragged, ragged_ranges
 from treegen.ir.schedule import Schedule, TileClass, WorkItem
 from treegen.ir.shape import Shape
-from treegen.scales import HeadScales
 from treegen.scoring.options import Scoring
-from treegen.softmax import least_score, softmax, unseen_as_zero, with_sinks
 
 _MOST_SCORES = 1 << 30
 """Scores that are materialised at a time, at most, unless one KV head alone has more."""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from treegen.caches import token_major, tokens_at
+from treegen.backends.kv_views import token_major, tokens_at
+from treegen.backends.softmax import LEAST_SCORE, softmax, unseen_as_zero, with_sinks
 from treegen.ir.arrays import IntsLike, int32_array
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
 from treegen.scoring.indices import ClampedIndices
 from treegen.scoring.options import ScoreOptions
-from treegen.softmax import LEAST_SCORE, softmax, unseen_as_zero, with_sinks
 
 
 def reference(

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from treegen.bound import BoundCall, Call, Launch, Scratch, unbound
-from treegen.caches import in_words
+from treegen.backends.bound_call import BoundCall, Call, Launch, Scratch, unbound
+from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.backends.devices import capability_of, interpreted
+from treegen.backends.kv_scales import Scales, placed
+from treegen.backends.kv_views import in_words
+from treegen.backends.unfused import unfused_parts
 from treegen.codegen.compile_counter import warn_of_compiles
 from treegen.codegen.emit import (
     Source,
@@ -40,19 +44,15 @@ from treegen.codegen.kernel_signature import (
 )
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
-from treegen.devices import capability_of, interpreted
-from treegen.inputs import TORCH_DTYPES
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
-from treegen.scales import Scales, placed
 from treegen.schedule.passes.fuse_merge import parts_of, waits
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import lanes_of
 from treegen.timed import stage
-from treegen.unfused import unfused_parts
 
 _ALIGNED_BYTES = 16
 _LAUNCHING = Lock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from treegen.inputs import TORCH_DTYPES, lse_scale
+from treegen.backends.check_inputs import TORCH_DTYPES, lse_scale
 from treegen.ir.errors import InputError
 
 

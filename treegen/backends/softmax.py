@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from treegen.scales import HeadScales
+from treegen.backends.kv_scales import HeadScales
 from treegen.scoring.options import Scoring
 
 LEAST_SCORE = -1.0e24

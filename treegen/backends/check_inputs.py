@@ -8,7 +8,7 @@ from dataclasses import fields
 
 import torch
 
-from treegen.caches import slots_of, token_major, tokens_at
+from treegen.backends.kv_views import slots_of, token_major, tokens_at
 from treegen.codegen.kernel_signature import cache_strides
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
