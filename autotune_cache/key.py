@@ -28,7 +28,7 @@ class PolicyKey:
     with another, so they are recorded in the entry (Entry.made_with) and a difference is reported.
     """
 
-    bucket: str  # the tree, coarsely (treegen.bucket.policy_bucket)
+    bucket: str  # the tree, coarsely (treegen.search.bucket.policy_bucket)
     shape: str  # heads, head dims, types and pages (shape_text)
     target: str  # the device (target_text)
     kernels: int  # treegen.version.KERNEL_VERSION

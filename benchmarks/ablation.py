@@ -5,8 +5,8 @@
 Every case of FastTree's kernel benchmark (fp16, three settings of heads) and unshared batches in pages of 16 tokens
 (bf16, 32:8 and 8:1 heads), on the current CUDA device. A plan is that of `auto`; one thing at a time is taken away from
 it or from its kernels, and all the rest stays. Cases in which that changes neither kernels nor tables are left out.
-Programs are made anew in every round, in random order; a time is the mean over rounds, without the extremes, of
-medians on a cold L2 cache (treegen.timing). Every output is checked against the float64 oracle before it is timed.
+Programs are made anew in every round, in random order; a time is the mean over rounds, without the extremes, of medians
+on a cold L2 cache (treegen.tuning.timing). Every output is checked against the float64 oracle before it is timed.
 
 `predicted` is the largest gain that was expected, written down before the first run.
 """
@@ -28,7 +28,6 @@ import jinja2
 import numpy as np
 
 import treegen
-from treegen.ahead_pool import compile_all
 from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram
@@ -40,7 +39,6 @@ from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
 from treegen.ir.schedule import Schedule
-from treegen.kernel_meter import Case
 from treegen.schedule import lower as lowering
 from treegen.schedule.lower import lower
 from treegen.schedule.pack_runs import Pieces, pieces_of
@@ -49,7 +47,9 @@ from treegen.schedule.segment_runs import Runs
 from treegen.strategies import Strategy, strategy_from
 from treegen.target import tile_config
 from treegen.target.targets import Target
-from treegen.timing import median_us
+from treegen.tuning.compile_pool import compile_all
+from treegen.tuning.kernel_meter import Case
+from treegen.tuning.timing import median_us
 from treegen.workloads.generate import in_shuffled_pages
 
 OTHERS = ("cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge")

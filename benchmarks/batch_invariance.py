@@ -6,8 +6,8 @@ Some rows (the probes) are computed in random batches: among other rows that sha
 another order, in other trees and other places of the cache, grouped for machines of any size; by kernels that are
 updated, and by one of fixed capacity. All bits of out and lse are compared with those of every probe alone, and errors
 with the float64 oracle. The same is then counted without the mode. Last come the times of trees, by default and in the
-mode: medians on a cold L2 cache (treegen.timing), each output checked. Without a CUDA device the torch backend is
-compared, and nothing timed.
+mode: medians on a cold L2 cache (treegen.tuning.timing), each output checked. Without a CUDA device the torch backend
+is compared, and nothing timed.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def main() -> None:
         print(compare(shape, strategy, arguments.block, arguments.batches, target))
     if not torch.cuda.is_available():
         return
-    from treegen.kernel_meter import KernelMeter
+    from treegen.tuning.kernel_meter import KernelMeter
 
     meter = KernelMeter(arguments.repeats)
     for text in arguments.trees:

@@ -4,8 +4,8 @@
 
 Every option is compiled with several strategies for every tree, and some rows of its output are compared with the
 float64 oracle; on a CUDA device it is then timed beside the plain kernel of the same strategy, tree and run (medians on
-a cold L2 cache, treegen.timing). A second table times fp8 caches beside fp16 ones on trees that memory bounds. Without
-a CUDA device the torch backend is checked, and nothing timed.
+a cold L2 cache, treegen.tuning.timing). A second table times fp8 caches beside fp16 ones on trees that memory bounds.
+Without a CUDA device the torch backend is checked, and nothing timed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torch
 import treegen
 from treegen.backends import oracle
 from treegen.backends.devices import default_device
-from treegen.kernel_meter import checked_rows
 from treegen.scoring.options import ScoreOptions
-from treegen.timing import copy_gbps, median_us
+from treegen.tuning.kernel_meter import checked_rows
+from treegen.tuning.timing import copy_gbps, median_us
 
 TREES = ("1,64/4096,256", "1,4,16,512/1024,256,128,32", "1024*256")
 BOUND_TREES = (

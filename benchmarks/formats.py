@@ -4,9 +4,9 @@ slots and 32:8 heads, scaled by the bytes that have to move.
     python benchmarks/formats.py [--tune] [TREE ...]
 
 A ratio of 1 is a time that grows and shrinks as its bytes do. All runs are in one process on the current CUDA device:
-medians on a cold L2 cache (treegen.timing), every output checked against the float64 oracle before it is timed. Pages
-lie in random order. What a call takes whatever its bytes (launches, merges: some 15 us) makes ratios of shorter work
-larger: these trees take 250 us and more.
+medians on a cold L2 cache (treegen.tuning.timing), every output checked against the float64 oracle before it is timed.
+Pages lie in random order. What a call takes whatever its bytes (launches, merges: some 15 us) makes ratios of shorter
+work larger: these trees take 250 us and more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 import treegen
 from treegen.backends.devices import current_target
 from treegen.ir.tree.kv import KVRuns
-from treegen.kernel_meter import KernelMeter
 from treegen.strategies import strategy_from
-from treegen.tune import tuned
+from treegen.tuning.kernel_meter import KernelMeter
+from treegen.tuning.tune import tuned
 
 TREES = (
     "1,4,16,64,256,1024/256,8,256,64,32,256",

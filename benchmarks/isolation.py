@@ -5,8 +5,8 @@
 Random trees in random pages, for every format and way to hide tokens: a row's out and lse are compared, bit for bit,
 with those of the same call after K and V of every token that the row does not see were overwritten with infinity, and
 with NaN. Outputs are checked against the float64 oracle. Then come times of trees without isolation and with it, plain
-and with a window: medians on a cold L2 cache (treegen.timing). Without a CUDA device the torch backend is checked, and
-nothing timed. Exits with 1 when a row changes or an output is wrong.
+and with a window: medians on a cold L2 cache (treegen.tuning.timing). Without a CUDA device the torch backend is
+checked, and nothing timed. Exits with 1 when a row changes or an output is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import treegen
 from treegen.backends.check_inputs import KV_TORCH_DTYPES, TORCH_DTYPES
 from treegen.backends.devices import default_device
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.timing import median_us
+from treegen.tuning.timing import median_us
 from treegen.workloads.generate import in_shuffled_pages
 
 TREES = (

@@ -3,9 +3,9 @@
     python benchmarks/one_launch.py
 
 fp16, head dim 128, on the current CUDA device: CUDA graphs, the median of three medians on a cold L2 cache
-(treegen.timing), one way after the other; every output is checked against the float64 oracle before it is timed. Plans
-with more partials or longer first items than treegen.schedule.passes.fuse_merge puts into one launch are put there,
-too: the last column says what it does by itself.
+(treegen.tuning.timing), one way after the other; every output is checked against the float64 oracle before it is timed.
+Plans with more partials or longer first items than treegen.schedule.passes.fuse_merge puts into one launch are put
+there, too: the last column says what it does by itself.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from treegen.backends.devices import current_target, default_device
 from treegen.codegen import emit
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.schedule import Schedule
-from treegen.kernel_meter import Case, prepare
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import fuse_merge
 from treegen.strategies import Strategy, cohort
-from treegen.timing import graph_of, median_us
+from treegen.tuning.kernel_meter import Case, prepare
+from treegen.tuning.timing import graph_of, median_us
 
 REPEATS, ROUNDS = 15, 3
 SMALL, WIDE = "1,4,8,256/8,256,256,32", "1,4,16,512/1024,256,128,32"

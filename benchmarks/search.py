@@ -6,7 +6,7 @@
 Choices: for every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are
 measured in two rounds; each output is checked against the float64 oracle on up to 64 rows. "searched" is what the
 model takes, "tuned" the fastest of the model's first few in the first round; both are compared with the fastest of all
-by their times in the second round. Times are medians on a cold L2 (treegen.timing).
+by their times in the second round. Times are medians on a cold L2 (treegen.tuning.timing).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ import torch
 from strategies import Case, cases
 
 from treegen import Shape, Tree
-from treegen.kernel_meter import KernelMeter
 from treegen.search.auto import searched
 from treegen.search.policies import policy_of
 from treegen.search.search import candidates, search
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.target.targets import target_from
-from treegen.timing import median_us
-from treegen.tune import DEFAULT_CANDIDATES, proposals
+from treegen.tuning.kernel_meter import KernelMeter
+from treegen.tuning.timing import median_us
+from treegen.tuning.tune import DEFAULT_CANDIDATES, proposals
 
 TIMED_TREES = (
     "1,256/256,32",

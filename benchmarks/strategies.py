@@ -5,7 +5,7 @@
 Arguments are a table of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`),
 speculative token trees (`{"paths": [...]}`), or files of reasoning templates, some of which are taken in the middle of
 their decoding. A time is the median of `--repeats` calls on a cold L2 cache, without the host's launch time
-(treegen.timing).
+(treegen.tuning.timing).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 import treegen
 from treegen.backends import oracle
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
-from treegen.timing import median_us
+from treegen.tuning.timing import median_us
 from treegen.workloads.tree_files import load_templates
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -5,7 +5,8 @@ with a custom mask.
 
 FILE: JSON with `paths`, Medusa's child ranks, and the number of tokens follows from them. Every provider's output is
 checked against the float64 oracle, and then timed in the same process on the current CUDA device: medians on a cold L2
-cache (treegen.timing). A provider that is not there is named with the reason. Without a CUDA device nothing is timed.
+cache (treegen.tuning.timing). A provider that is not there is named with the reason. Without a CUDA device nothing is
+timed.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from treegen.backends.devices import default_device
 from treegen.bench.flashinfer_peer import FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Provider, Treegen, UnavailableError
 from treegen.bench.torch_peers import Flex
-from treegen.kernel_meter import Case
-from treegen.timing import median_us
+from treegen.tuning.kernel_meter import Case
+from treegen.tuning.timing import median_us
 
 PROVIDERS: tuple[Provider, ...] = (Treegen("auto"), Flex(), FlashInferPrefill(), FlashInferDecode())
 

@@ -9,9 +9,9 @@ trace, which it takes, too: `print(tree.to_json(), file=trace)` for each, into a
 import time
 
 import treegen
-from treegen.ahead_pool import compile_all
 from treegen.backends.devices import current_target, devices_of
-from treegen.warm import jobs_of, kernel_summary, kernels_of, summary, warm
+from treegen.tuning.compile_pool import compile_all
+from treegen.tuning.warm import jobs_of, kernel_summary, kernels_of, summary, warm
 from treegen.workloads.specs import trees_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from treegen.autotune_cache.policies import PolicyCache
+    from treegen.autotune_cache.policy_cache import PolicyCache
 
 # Read when Triton and torch are first imported, which is after this file. Each worker has a core to itself.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -37,7 +37,7 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Points the kernel and policy cache at a folder of this worker's session, and leaves shipped policies out, so that
     tests see what the model chooses.
     """
-    from treegen.autotune_cache.policies import POLICY_CACHE
+    from treegen.autotune_cache.policy_cache import POLICY_CACHE
 
     os.environ["TREEGEN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     POLICY_CACHE._given_shipped = tmp_path_factory.mktemp("shipped")
@@ -64,7 +64,7 @@ def policies_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def policy_cache(policies_folder: Path, tmp_path: Path) -> PolicyCache:
     """A policy cache in `policies_folder`, with nothing in memory and `tmp_path / "shipped"` for shipped entries."""
-    from treegen.autotune_cache.policies import PolicyCache
+    from treegen.autotune_cache.policy_cache import PolicyCache
 
     (tmp_path / "shipped").mkdir()
     return PolicyCache(tmp_path / "shipped")

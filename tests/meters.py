@@ -11,10 +11,10 @@ from pathlib import Path
 
 from treegen import Shape, Tree
 from treegen.ir.plan import Plan
-from treegen.meter import DeviceLostError
 from treegen.strategies import Strategy
 from treegen.strategies.strategy import OnPass
 from treegen.target.targets import Target
+from treegen.tuning.worker import DeviceLostError
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from treegen import Shape, Tree, ahead_pool
-from treegen.ahead_pool import Compiled, compile_all
+from treegen import Shape, Tree
 from treegen.codegen.emit import Source, emit, emit_merge, merge_key
 from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cascade, cohort, deft_flatten, flashforge, query
 from treegen.target.targets import target_from
+from treegen.tuning import compile_pool
+from treegen.tuning.compile_pool import Compiled, compile_all
 
 ROOT = Path(__file__).parent.parent
 TARGET = target_from("h200")
@@ -122,7 +123,7 @@ def test_launches_of_all_kinds_find_what_was_compiled_ahead(name: str) -> None:
 
 
 def test_a_kernel_that_fails_or_dies_or_hangs_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead_pool, "TIMEOUT_S", 8.0)
+    monkeypatch.setattr(compile_pool, "TIMEOUT_S", 8.0)
     texts = {
         "fails": "raise RuntimeError('no such\\nkernel')",
         "dies": "import os\nprint('last words', flush=True)\nos._exit(3)",
@@ -144,7 +145,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script.write_text(
         "from dataclasses import replace\n"
         "from treegen import Shape\n"
-        "from treegen.ahead_pool import compile_all\n"
+        "from treegen.tuning.compile_pool import compile_all\n"
         "from treegen.codegen.emit import emit_merge, merge_key\n"
         "from treegen.target.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"

@@ -22,8 +22,8 @@ from treegen.bench.runs import Timers
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.ir.errors import FormatError
-from treegen.kernel_meter import Case
 from treegen.target.targets import target_from
+from treegen.tuning.kernel_meter import Case
 from treegen.workloads.generate import in_shuffled_pages
 
 CPU = torch.device("cpu")

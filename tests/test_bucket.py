@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests, path, visible
 from treegen import KVRuns, Tree
-from treegen.bucket import policy_bucket
+from treegen.search.bucket import policy_bucket
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from treegen import Shape, Tree, cli
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import key_for
-from treegen.autotune_cache.policies import POLICY_CACHE
-from treegen.bucket import policy_bucket
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.search.bucket import policy_bucket
 from treegen.target.targets import target_from
 
 TREE = "1,4/100,10"

@@ -13,7 +13,7 @@ import treegen
 from policies import ENTRY, KEY, accept, cache_warnings, file_of
 from treegen import cli
 from treegen.autotune_cache import folders
-from treegen.autotune_cache.policies import PolicyCache, policies_folder
+from treegen.autotune_cache.policy_cache import PolicyCache, policies_folder
 from treegen.autotune_cache.store import write_text
 from treegen.environment import cache_root
 from treegen.ir.errors import CacheWarning, FormatError

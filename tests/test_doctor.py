@@ -15,7 +15,7 @@ import torch
 from test_cache_cli import ENTRY
 from treegen import cli
 from treegen.autotune_cache.key import target_text
-from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.target.targets import target_from
 from treegen.version import VERSION
 

@@ -24,10 +24,10 @@ from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8
-from treegen.kernel_meter import Case
 from treegen.strategies import Strategy
 from treegen.target.tile_config import tile_class
-from treegen.variants import kernel_sources
+from treegen.tuning.kernel_meter import Case
+from treegen.tuning.kernel_variants import kernel_sources
 
 NAMES = (*strategies.strategy_names(), "auto")
 SCALES = (

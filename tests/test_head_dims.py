@@ -18,9 +18,9 @@ from treegen.backends import oracle
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, merge_keys
 from treegen.ir.errors import InputError
-from treegen.kernel_meter import Case
 from treegen.op import attention
 from treegen.target.tile_config import key_pieces
+from treegen.tuning.kernel_meter import Case
 
 NAMES = (*strategies.strategy_names(), "auto")
 PAIRS = ((192, 128), (64, 128), (80, 48), (16, 40), (128, 256))

@@ -17,7 +17,7 @@ from page_requests import csr, requests
 from test_kernels import tensors
 from treegen import Kernel, Shape, Tree, TreeAttentionWrapper
 from treegen.autotune_cache.entry import Entry
-from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.verify import verify, verify_isolated
 from treegen.schedule.lower import lower

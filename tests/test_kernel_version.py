@@ -14,7 +14,7 @@ from treegen.codegen.emit import Source
 from treegen.ir.plan import Merge
 from treegen.search import space
 from treegen.target.targets import target_from
-from treegen.variants import kernel_sources
+from treegen.tuning.kernel_variants import kernel_sources
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 SHAPES = (

@@ -17,7 +17,7 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.codegen.kernel_signature import cache_strides
 from treegen.ir.errors import InputError, ShapeError
-from treegen.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case
 
 NAMES = (*strategies.strategy_names(), "auto")
 HND = Shape(4, 2, 16, dtype="fp32", page_size=4, kv_layout="HND")

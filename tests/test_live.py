@@ -20,10 +20,10 @@ from forests import examples, forests, schedule_counts, visible_slot_counts
 from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.triton_program import TritonProgram
-from treegen.bucket import policy_bucket
 from treegen.ir.errors import InputError, TreeError
 from treegen.schedule.passes.reserve import RESERVE, with_room
 from treegen.search import auto as searching
+from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.view import View
 

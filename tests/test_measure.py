@@ -22,15 +22,16 @@ import treegen
 from forests import examples, forests
 from meters import Deed, Unpicklable
 from processes import in_background, started
-from treegen import Shape, Tree, TreegenError, kernel_meter
+from treegen import Shape, Tree, TreegenError
 from treegen.backends import oracle
 from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import BackendError, InputError, TreeError
-from treegen.kernel_meter import Case, KernelMeter, checked_rows, prepare
-from treegen.measure import Measurer, Outcome
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
 from treegen.target.targets import Target, target_from, targets
+from treegen.tuning import kernel_meter
+from treegen.tuning.kernel_meter import Case, KernelMeter, checked_rows, prepare
+from treegen.tuning.measurer import Measurer, Outcome
 
 TREE = Tree.parse("40(20,9*3)")
 SHAPE = Shape(4, 2, 64, dtype="fp16")
@@ -153,7 +154,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     script.write_text(
         f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]\n"
         "import meters, treegen\n"
-        "from treegen.measure import Measurer\n"
+        "from treegen.tuning.measurer import Measurer\n"
         "from treegen.target.targets import target_from\n"
         "class Mine(meters.Deed): pass\n"
         "print('script')\n"
@@ -214,7 +215,7 @@ def test_one_process_serves_trees_one_after_another() -> None:
 
 INTERRUPTED = """
 import meters, sys, treegen
-from treegen.measure import Measurer
+from treegen.tuning.measurer import Measurer
 from treegen.target.targets import target_from
 tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)
 with Measurer(meter=meters.perform) as measurer:
@@ -344,7 +345,7 @@ def test_a_tree_without_rows_and_no_candidates() -> None:
 
 
 def test_measuring_is_imported_without_torch() -> None:
-    program = "import sys, treegen.measure, treegen.meter; sys.exit('torch' in sys.modules)"
+    program = "import sys, treegen.tuning.measurer, treegen.tuning.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=TESTS.parent, timeout=60).returncode == 0
 
 

@@ -18,11 +18,11 @@ from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, kernel_key
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.errors import InputError, ShapeError
-from treegen.kernel_meter import Case
 from treegen.strategies import Strategy
 from treegen.target.targets import targets
 from treegen.target.tile_config import key_pieces, shared_bytes, tile_class, value_is_piece
-from treegen.variants import kernel_sources
+from treegen.tuning.kernel_meter import Case
+from treegen.tuning.kernel_variants import kernel_sources
 
 NAMES = (*strategies.strategy_names(), "auto")
 MLA = Shape(16, 1, 576, 512, dtype="fp16", shared_kv=True)

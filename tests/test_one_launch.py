@@ -31,7 +31,7 @@ from treegen.schedule.passes.fuse_merge import in_one_launch, parts_of, waits
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.strategies import Strategy, cohort
 from treegen.target.targets import target_from
-from treegen.tune import proposals
+from treegen.tuning.tune import proposals
 
 H200 = target_from("h200")
 SHAPE = Shape(4, 1, 32, dtype="fp32")

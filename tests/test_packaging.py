@@ -72,7 +72,7 @@ def test_an_editable_install_runs_the_checkouts_files(checkout: Path) -> None:
         "import treegen, treegen.codegen.emit\n"
         "from treegen import ir, written_later\n"
         "from treegen.ir import written_later as below\n"
-        "from treegen.autotune_cache.policies import POLICY_CACHE\n"
+        "from treegen.autotune_cache.policy_cache import POLICY_CACHE\n"
         "assert POLICY_CACHE.entries()\n"
         "print(treegen.__version__, written_later.HERE, below.HERE, treegen.codegen.emit.__file__, sep='\\n')\n"
     )

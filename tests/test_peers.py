@@ -19,7 +19,7 @@ from treegen.bench.fasttree_peer import FastTreeArtifact, query_tiles
 from treegen.bench.flashinfer_peer import FlashInferCascade, FlashInferDecode, FlashInferPrefill
 from treegen.bench.providers import Call, Provider, UnavailableError
 from treegen.ir.tree.kv import KVRuns
-from treegen.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case
 
 CPU = torch.device("cpu")
 SHAPE = Shape(4, 2, 64, dtype="fp16")

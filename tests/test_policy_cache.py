@@ -14,12 +14,12 @@ import pytest
 
 from policies import ENTRY, KEY, POLICY, accept, cache_warnings, file_of, ship
 from treegen import Shape, Tree
-from treegen.autotune_cache import policies as policies_module
+from treegen.autotune_cache import policy_cache as policies_module
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import FORMAT, key_for
-from treegen.autotune_cache.policies import PolicyCache
-from treegen.bucket import policy_bucket
+from treegen.autotune_cache.policy_cache import PolicyCache
 from treegen.ir.errors import FormatError
+from treegen.search.bucket import policy_bucket
 from treegen.target.targets import target_from
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from treegen.autotune_cache import entry as entry_module
 from treegen.autotune_cache import folders
 from treegen.autotune_cache.entry import MAX_BYTES, Entry
 from treegen.autotune_cache.key import FORMAT
-from treegen.autotune_cache.policies import PolicyCache
+from treegen.autotune_cache.policy_cache import PolicyCache
 from treegen.ir.errors import CacheWarning
 
 ROOT = Path(__file__).parent.parent

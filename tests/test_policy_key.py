@@ -92,7 +92,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "    str(explain(Tree.parse('1,4/100,10'), ['query']))\n"
         "    import triton\n"
         "from treegen.autotune_cache.key import key_for\n"
-        "from treegen.bucket import policy_bucket\n"
+        "from treegen.search.bucket import policy_bucket\n"
         "from treegen.target.targets import target_from\n"
         "tree = Tree.from_levels([1, 4], [100, 10])\n"
         "print(key_for(policy_bucket(tree), Shape(32, 8, 128), target_from(None)).digest)\n"

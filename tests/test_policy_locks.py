@@ -16,7 +16,7 @@ import pytest
 from policies import ENTRY, KEY, accept, file_of
 from treegen.autotune_cache import lock
 from treegen.autotune_cache.entry import Entry
-from treegen.autotune_cache.policies import PolicyCache
+from treegen.autotune_cache.policy_cache import PolicyCache
 from treegen.ir.errors import CacheWarning, FormatError
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +29,7 @@ from pathlib import Path
 from treegen.autotune_cache import store
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import PolicyKey
-from treegen.autotune_cache.policies import PolicyCache
+from treegen.autotune_cache.policy_cache import PolicyCache
 
 how, calls, ready, go = sys.argv[1:]
 key = PolicyKey("rows 2^3", "32:8 heads", "h200", 1, 3, 2)

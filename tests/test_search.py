@@ -20,8 +20,8 @@ from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
 from treegen.search import search as searching
 from treegen.search.bounds import Bounds
-from treegen.search.costs import PolicyCosts
 from treegen.search.halves import Lowered
+from treegen.search.policy_costs import PolicyCosts
 from treegen.search.search import as_named, candidates, search, time_of
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import strategy_from, strategy_names

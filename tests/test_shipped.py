@@ -13,9 +13,9 @@ import pytest
 from treegen import Shape, Tree
 from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.key import shape_text, target_text
-from treegen.autotune_cache.policies import POLICY_CACHE, PolicyCache
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
 from treegen.autotune_cache.policy_file import file_text
-from treegen.bucket import policy_bucket
+from treegen.search.bucket import policy_bucket
 from treegen.search.policies import accepts
 from treegen.strategies import strategy_from
 from treegen.target.targets import target_from

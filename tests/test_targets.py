@@ -12,9 +12,9 @@ from treegen import Tree, cli
 from treegen.explain import explain
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
-from treegen.profile import measure_grid, target_object
 from treegen.target.targets import DEFAULT_TARGET, Target, target_from, targets
 from treegen.target.tile_config import resident_blocks, tile_class
+from treegen.tuning.profile import measure_grid, target_object
 
 FEW_SHOT = "1,4/100,10"
 OWN = {**target_object(targets()["h100"]), "name": "own", "sms": 100}

@@ -9,16 +9,16 @@ import torch
 import treegen
 from meters import Favourite, Wavering
 from treegen import Shape, Tree, cli, strategies
-from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.explain import explain
 from treegen.ir.errors import BackendError, CacheWarning, InputError, StrategyError
-from treegen.measure import Outcome
 from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
 from treegen.strategies import cohort, strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort
 from treegen.target.targets import target_from
-from treegen.tune import Tuning, proposals, tuned
+from treegen.tuning.measurer import Outcome
+from treegen.tuning.tune import Tuning, proposals, tuned
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")

@@ -21,7 +21,7 @@ from treegen.search.search import candidates, search
 from treegen.search.space import policies_of
 from treegen.strategies import Strategy, cohort, fasttree
 from treegen.target.targets import Target, target_from
-from treegen.variants import kernel_sources
+from treegen.tuning.kernel_variants import kernel_sources
 
 HEADS = ((32, 8), (32, 32), (16, 1), (64, 8), (28, 4), (64, 1))
 TARGETS = ("h200", "a100", "b200")

@@ -12,16 +12,16 @@ import torch
 from meters import Favourite
 from processes import in_background, started
 from treegen import Shape, Tree, cli, strategies
-from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.entry import Entry
-from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.codegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.search.policies import key_of
 from treegen.target.targets import Target, target_from
-from treegen.tune import Tuning, proposals
-from treegen.variants import kernel_sources
-from treegen.warm import Job, Warmed, jobs_of, kernels_of, summary, warm
+from treegen.tuning.compile_pool import Compiled
+from treegen.tuning.kernel_variants import kernel_sources
+from treegen.tuning.tune import Tuning, proposals
+from treegen.tuning.warm import Job, Warmed, jobs_of, kernels_of, summary, warm
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")
@@ -187,8 +187,8 @@ def test_the_command_s_summary_and_exit_code(
             raise KeyboardInterrupt
         return found
 
-    monkeypatch.setattr("treegen.ahead_pool.compile_all", compiled)
-    monkeypatch.setattr("treegen.warm.warm", measured)
+    monkeypatch.setattr("treegen.tuning.compile_pool.compile_all", compiled)
+    monkeypatch.setattr("treegen.tuning.warm.warm", measured)
     monkeypatch.setattr("treegen.backends.devices.devices_of", lambda target: [0, 1])
     code = cli.main(["warm", "1,8/500,20", "64*300"])
     printed = capsys.readouterr().out

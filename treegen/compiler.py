@@ -21,7 +21,7 @@ from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.batch_invariant import BatchInvariant, invariant_strategy
 from treegen.target.targets import Target
-from treegen.tune import check_tuning
+from treegen.tuning.tune import check_tuning
 
 
 def compile(
@@ -56,7 +56,7 @@ def compile(
     heads before absorption: give it). k_scale, v_scale: what keys and values are multiplied by, above 0, as fp8 caches
     need it: a number, or a float32 tensor [num_kv_heads] on the tensors' device, which every launch reads, so that it
     may be overwritten. autotune: `auto` measures its best candidates on the current GPU, with plain scores, for every
-    bucket of trees that the cache does not know, as soon as the shape is known (treegen.tune).
+    bucket of trees that the cache does not know, as soon as the shape is known (treegen.tuning.tune).
 
     score_mod(score, b, h, q_idx, kv_idx) returns what becomes of a score (already times sm_scale), and mask_mod(b, h,
     q_idx, kv_idx) whether a row sees a token, as in PyTorch's FlexAttention: b is the row's number, h the query head,

@@ -16,7 +16,6 @@ from treegen.backends.devices import backend_for, captures, default_device
 from treegen.backends.kv_scales import Scales
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import workspace_bytes
-from treegen.bucket import policy_bucket
 from treegen.codegen.emit import emit, reads_bits
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.copies import Copyable
@@ -32,12 +31,13 @@ from treegen.ir.tree import Tree, check_is_tree
 from treegen.limits import Limits, WantedLimits
 from treegen.scoring.options import Scoring
 from treegen.search.auto import searched
+from treegen.search.bucket import policy_bucket
 from treegen.search.policies import serves_any_tree, suits_fixed_launches
 from treegen.served import KeptCall, Program, Served
 from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.timed import stage
-from treegen.tune import tuned
+from treegen.tuning.tune import tuned
 from treegen.view import View
 
 _KEPT = "kept from an earlier tree of the same bucket: "

@@ -17,7 +17,7 @@ import torch
 from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import INT32_MAX, offsets, ragged_ranges
 from treegen.ir.tree import Tree
-from treegen.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case
 
 # What kernel_bench/benchmark.py takes by default: alpha, beta and gamma, tiles, splits and thresholds of the planner.
 _COSTS = (0.66, 0.33, 0.1)

@@ -18,7 +18,7 @@ from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
 from treegen.ir.tree import Tree
-from treegen.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case
 
 _Table = TypeVar("_Table")
 

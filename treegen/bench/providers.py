@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 import torch
 
 from treegen.compiler import compile as compile_tree
-from treegen.kernel_meter import Case
+from treegen.tuning.kernel_meter import Case
 
 Call: TypeAlias = Callable[[], torch.Tensor]
 """One attention on the current stream, which a CUDA graph can capture: out [rows, num_qo_heads, head_dim_v] in the

@@ -19,10 +19,10 @@ from treegen.bench.results import Outcome, Result
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.kernel_meter import Case
-from treegen.meter import problem_of
 from treegen.target.targets import Target
-from treegen.timing import graph_of, median_us
+from treegen.tuning.kernel_meter import Case
+from treegen.tuning.timing import graph_of, median_us
+from treegen.tuning.worker import problem_of
 from treegen.version import VERSION
 
 Timer: TypeAlias = Callable[[Callable[[], object], int], float]

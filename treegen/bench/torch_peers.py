@@ -10,7 +10,7 @@ import torch
 
 from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import offsets, ragged, ragged_ranges
-from treegen.kernel_meter import Case, free_bytes
+from treegen.tuning.kernel_meter import Case, free_bytes
 
 _MASK_COPIES = 4
 """Bytes that a mask's entry takes, as bool and as the bias that PyTorch makes of it."""

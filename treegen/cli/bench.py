@@ -110,7 +110,7 @@ def _measured(
 
     from treegen.backends.devices import current_target
     from treegen.bench import runs
-    from treegen.timing import copy_gbps
+    from treegen.tuning.timing import copy_gbps
 
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")

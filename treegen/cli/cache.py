@@ -11,8 +11,7 @@ import typer
 
 from treegen.autotune_cache.entry import Entry, differing_versions, policy_text
 from treegen.autotune_cache.key import PolicyKey, key_for
-from treegen.autotune_cache.policies import POLICY_CACHE, Listed, policies_folder
-from treegen.bucket import policy_bucket
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, Listed, policies_folder
 from treegen.cli.options import (
     DtypeOption,
     HeadDimOption,
@@ -26,6 +25,7 @@ from treegen.cli.options import (
 )
 from treegen.ir.errors import CacheWarning
 from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.search.bucket import policy_bucket
 from treegen.search.policies import accepts
 from treegen.target.targets import DEFAULT_TARGET
 from treegen.version import KERNEL_VERSION, SPACE_VERSION

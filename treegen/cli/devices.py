@@ -41,7 +41,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Timed calls of every task.")] = 30,
 ) -> None:
     """Measure what tasks of many sizes cost on this machine's GPU, and write it down as a target for `--target`."""
-    from treegen.profile import ROWS, TOKENS, profiled_target, target_object
+    from treegen.tuning.profile import ROWS, TOKENS, profiled_target, target_object
 
     with progress_bar(len(ROWS) * len(TOKENS)) as on_task:
         text = json.dumps(target_object(profiled_target(repeats, on_task)), indent=1)

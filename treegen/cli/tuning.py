@@ -44,7 +44,7 @@ def tune(
     """
     from treegen.backends.devices import current_target
     from treegen.strategies import auto
-    from treegen.tune import Tuning, check_tuning, tuned
+    from treegen.tuning.tune import Tuning, check_tuning, tuned
 
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
     tuning = Tuning(candidates, repeats, timeout)

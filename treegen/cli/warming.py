@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treegen.autotune_cache.policies import POLICY_CACHE, Where
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, Where
 from treegen.cli.options import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.tuning import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from treegen.codegen.emit import Source
     from treegen.ir.shape import Shape
     from treegen.target.targets import Target
-    from treegen.tune import Tuning
-    from treegen.warm import Job
+    from treegen.tuning.tune import Tuning
+    from treegen.tuning.warm import Job
 
 
 def warm(
@@ -57,8 +57,8 @@ def warm(
     A run that was interrupted goes on where it was. The exit code is 1 when anything failed, 130 after Ctrl-C.
     """
     from treegen.backends.devices import current_target, devices_of
-    from treegen.tune import Tuning
-    from treegen.warm import jobs_of, kernels_of
+    from treegen.tuning.tune import Tuning
+    from treegen.tuning.warm import jobs_of, kernels_of
 
     shapes = shapes_from(heads or (), head_dim or (), dtype or (), page_size or ())
     tuning = Tuning(candidates, repeats, timeout)
@@ -91,16 +91,16 @@ def _warm(
     again: bool,
 ) -> int:
     """Compiles, measures, prints what was done, and returns the exit code."""
-    from treegen import ahead_pool, warm
+    from treegen.tuning import compile_pool, warm
 
-    compiled: list[ahead_pool.Compiled] = []
+    compiled: list[compile_pool.Compiled] = []
     measured: list[warm.Warmed] = []
     code = 0
     begin = compiled_at = time.perf_counter()
     try:
         with progress_bar(len(kernels) + len(jobs)) as on_step:
 
-            def finish_kernel(outcome: ahead_pool.Compiled) -> None:
+            def finish_kernel(outcome: compile_pool.Compiled) -> None:
                 compiled.append(outcome)
                 on_step()
 
@@ -108,7 +108,7 @@ def _warm(
                 measured.append(outcome)
                 on_step()
 
-            ahead_pool.compile_all(kernels, target, on_variant=finish_kernel)
+            compile_pool.compile_all(kernels, target, on_variant=finish_kernel)
             compiled_at = time.perf_counter()
             warm.warm(jobs, target, devices, tuning, again=again, on_job=finish_job)
     except KeyboardInterrupt:

@@ -63,9 +63,9 @@ def compile_for(source: Source, shape: Shape, target: Target) -> None:
     """Compiles a kernel as launches on a target with contiguous tensors of this shape will ask for it, into Triton's
     cache (TRITON_CACHE_DIR).
 
-    Meanwhile no other thread may launch kernels: Triton takes the stand-in for its device. `treegen.ahead_pool` does it
-    in processes of their own. Raises BackendError for a target without a GPU, and under TRITON_INTERPRET=1, where
-    kernels are not compiled; otherwise what Triton raises.
+    Meanwhile no other thread may launch kernels: Triton takes the stand-in for its device.
+    `treegen.tuning.compile_pool` does it in processes of their own. Raises BackendError for a target without a GPU, and
+    under TRITON_INTERPRET=1, where kernels are not compiled; otherwise what Triton raises.
     """
     if not target.capability:
         raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from treegen.accounts import time_text
-from treegen.autotune_cache.policies import POLICY_CACHE
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
@@ -20,8 +20,8 @@ from treegen.target.targets import Target
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Picks the policy of the cache, where the tree's bucket has been tuned (treegen.tune), else the policy or named
-    strategy with the least estimated time (treegen.search).
+    """Picks the policy of the cache, where the tree's bucket has been tuned (treegen.tuning.tune), else the policy or
+    named strategy with the least estimated time (treegen.search).
 
     isolated: only isolated plans are taken, and a policy of the cache, which was measured without isolation, where its
     plan for the tree is isolated.

@@ -18,7 +18,7 @@ from treegen.ir.arrays import INT32_MAX, Longs, frozen
 from treegen.ir.plan import Merge
 from treegen.ir.schedule import UNFUSED_LAUNCHES, TileClass
 from treegen.ir.shape import Shape
-from treegen.search.costs import PolicyCosts
+from treegen.search.policy_costs import PolicyCosts
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of

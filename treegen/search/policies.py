@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
-from treegen.bucket import policy_bucket
 from treegen.ir.errors import StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.search.bucket import policy_bucket
 from treegen.strategies import named
 from treegen.strategies.isolated import without_isolation
 from treegen.strategies.strategy import Strategy

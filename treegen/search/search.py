@@ -1,6 +1,6 @@
 """The search behind `auto`: the policy with the least estimated time, exact on small trees.
 
-Plans are counted, not made (treegen.search.costs), and only those that a lower bound does not rule out
+Plans are counted, not made (treegen.search.policy_costs), and only those that a lower bound does not rule out
 (treegen.search.bounds). Every step is deterministic.
 """
 
@@ -24,8 +24,8 @@ from treegen.ir.tree import Tree
 from treegen.progress import now
 from treegen.schedule.lower import lower
 from treegen.search.bounds import Bounds
-from treegen.search.costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.halves import halved, large_cohorts
+from treegen.search.policy_costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.size import is_large, is_too_large, most_counted
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.search.walks import Lines, Walks, highest

@@ -43,7 +43,7 @@ class Target:
     """A device. capability: compute capability times ten (0: no GPU); shared_bytes: shared memory of one block, at
     most; memory_gbps: GB/s of device memory; tensor_tflops: dense fp16 rate with float32 sums; constants_of: the target
     whose measurements the constants come from; grid: measured times of single tasks, if there are any
-    (treegen.profile).
+    (treegen.tuning.profile).
     """
 
     name: str

@@ -26,7 +26,7 @@ from treegen.schedule.lower import lower
 from treegen.target.cost_grid import CostGrid
 from treegen.target.targets import Target
 from treegen.target.tile_config import resident_blocks, tile_class
-from treegen.timing import median_us
+from treegen.tuning.timing import median_us
 
 ROWS = (1, 4, 16, 17, 32, 64)
 """Knots in query head rows; 17 is the first that takes the larger of two tiles."""

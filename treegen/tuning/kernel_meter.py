@@ -20,11 +20,11 @@ from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.meter import DeviceLostError
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy
 from treegen.target.targets import Target
-from treegen.timing import median_us
+from treegen.tuning.timing import median_us
+from treegen.tuning.worker import DeviceLostError
 
 Timer: TypeAlias = Callable[[Callable[[], object], int], float]
 

@@ -11,14 +11,12 @@ from statistics import median
 import torch
 
 from treegen.autotune_cache.entry import Entry, installed_versions
-from treegen.autotune_cache.policies import POLICY_CACHE, Found
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, Found
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.measure import Measurer, Outcome, check_tree
-from treegen.meter import Meter
 from treegen.search.auto import Auto
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
@@ -28,6 +26,8 @@ from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.targets import Target
+from treegen.tuning.measurer import Measurer, Outcome, check_tree
+from treegen.tuning.worker import Meter
 
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
@@ -45,7 +45,7 @@ _MORE_ROUNDS = 2
 class Tuning:
     """How to tune: candidates of the model, timed calls of each, seconds for one with compiling and checking it.
 
-    meter: measures in place of the device (treegen.meter).
+    meter: measures in place of the device (treegen.tuning.worker).
     """
 
     most: int = DEFAULT_CANDIDATES

@@ -1,7 +1,7 @@
 """Compilation ahead of time in several processes: one failing kernel harms neither the others nor the caller.
 
-Processes are fresh interpreters, as those of `treegen.measure`: multiprocessing would import the caller's `__main__`
-again.
+Processes are fresh interpreters, as those of `treegen.tuning.measurer`: multiprocessing would import the caller's
+`__main__` again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from treegen.codegen.emit import Source
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
-from treegen.meter import LEAVING_S, problem_of
 from treegen.target.targets import Target
+from treegen.tuning.worker import LEAVING_S, problem_of
 
 TIMEOUT_S = 300.0
 """Seconds for one kernel, with the start of its process."""
@@ -99,8 +99,9 @@ class _Worker:
         self._kernel: tuple[Source, Shape] | None = None
         self._begun = 0.0
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
-        path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parent.parent)]
-        program = f"import sys; sys.path[:] = {path!r}; from treegen.ahead_pool import serve; serve({other.fileno()})"
+        path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parents[2])]
+        begin = f"import sys; sys.path[:] = {path!r}; from treegen.tuning.compile_pool import serve"
+        program = f"{begin}; serve({other.fileno()})"
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],

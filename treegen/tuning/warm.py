@@ -14,18 +14,18 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import TypeAlias
 
-from treegen.ahead_pool import Compiled
 from treegen.autotune_cache.key import PolicyKey, key_for
-from treegen.autotune_cache.policies import Where
-from treegen.bucket import policy_bucket
+from treegen.autotune_cache.policy_cache import Where
 from treegen.codegen.emit import Source
 from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.measure import Measurer
+from treegen.search.bucket import policy_bucket
 from treegen.target.targets import Target
-from treegen.tune import Tuning, tuned
-from treegen.variants import kernel_sources
+from treegen.tuning.compile_pool import Compiled
+from treegen.tuning.kernel_variants import kernel_sources
+from treegen.tuning.measurer import Measurer
+from treegen.tuning.tune import Tuning, tuned
 
 _POLL_S = 0.2
 
@@ -56,7 +56,7 @@ class Warmed:
 
 
 def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Shape]]:
-    """Every kernel that plans of `auto` can launch for these shapes, for `treegen.ahead_pool.compile_all`.
+    """Every kernel that plans of `auto` can launch for these shapes, for `treegen.tuning.compile_pool.compile_all`.
 
     Raises ShapeError for a shape that no tile fits.
     """

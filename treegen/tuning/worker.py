@@ -1,8 +1,9 @@
 """The measuring process: loads a meter, then measures the candidates that it is sent, one after another.
 
-`treegen.measure` starts it and talks to it over one socket. It sends a job (a pickled Job), which is answered with a
-Reply without a time; then pickled strategies, each answered with a Reply; then the next job. The process ends when the
-other side closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs it does.
+`treegen.tuning.measurer` starts it and talks to it over one socket. It sends a job (a pickled Job), which is answered
+with a Reply without a time; then pickled strategies, each answered with a Reply; then the next job. The process ends
+when the other side closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs
+it does.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.meter import LEAVING_S, Job, Meter, Reply
 from treegen.strategies import Strategy
 from treegen.target.targets import Target
+from treegen.tuning.worker import LEAVING_S, Job, Meter, Reply
 
 _START_S = 120.0  # until a process has imported what its meter needs; torch from a cold disk takes long
 _DYING_S = 5.0
@@ -73,7 +73,7 @@ class Measurer:
         if meter is None:
             index = _checked_device(device)
             environment["CUDA_VISIBLE_DEVICES"] = _name_of_device(index, environment.get("CUDA_VISIBLE_DEVICES"))
-            from treegen.kernel_meter import KernelMeter
+            from treegen.tuning.kernel_meter import KernelMeter
 
             meter = KernelMeter(repeats)
         self._meter = meter
@@ -195,8 +195,10 @@ class _Process:
         self._connection, other = Pipe()
         with other:
             # The caller's own search path, and behind it the place of this package, however it was found.
-            path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parent.parent)]
-            program = f"import sys; sys.path[:] = {path!r}; from treegen.meter import serve; serve({other.fileno()})"
+            path = [*(entry for entry in sys.path if isinstance(entry, str)), str(Path(__file__).parents[2])]
+            program = (
+                f"import sys; sys.path[:] = {path!r}; from treegen.tuning.worker import serve; serve({other.fileno()})"
+            )
             self._output = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
