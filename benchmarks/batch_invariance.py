@@ -24,8 +24,8 @@ import torch
 import treegen
 from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.devices import current_target, default_device
-from treegen.explain import explain
 from treegen.ir.tree.kv import KVRuns
+from treegen.report.explain import explain
 from treegen.strategies import Strategy, batch_invariant, strategy_from
 from treegen.target.targets import Target
 

@@ -1,7 +1,7 @@
 """Compares all strategies on a few-shot batch, without torch and without a GPU."""
 
 from treegen import Shape
-from treegen.explain import explain
+from treegen.report.explain import explain
 from treegen.strategies import deft_node_chunk, strategy_names
 from treegen.workloads.generate import few_shot
 

@@ -11,7 +11,7 @@ import pytest
 import treegen
 from treegen import Shape, Tree, cli
 from treegen.codegen.emit import emit_merge, emit_partial, kernel_key, merge_key_of
-from treegen.explain import explain
+from treegen.report.explain import explain
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.strategies import strategy_names
 from treegen.target.targets import targets

@@ -10,9 +10,9 @@ import pytest
 
 from treegen import Shape, Tree, cli
 from treegen.cost.estimate import account
-from treegen.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
+from treegen.report.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements
 from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_node, fasttree, query, strategy_from
 from treegen.strategies.groupings import by_node, by_row, whole_tree
@@ -153,9 +153,9 @@ def test_strategies_of_users() -> None:
 
 def test_long_courses_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode_io(SMALL, ALL, PAPER, stride=5)
-    monkeypatch.setattr("treegen.batch._LARGEST_BATCH", 3)
+    monkeypatch.setattr("treegen.report.forest_counts._LARGEST_BATCH", 3)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
-    monkeypatch.setattr("treegen.batch._MOST_TOKENS", 700)
+    monkeypatch.setattr("treegen.report.forest_counts._MOST_TOKENS", 700)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
 
 

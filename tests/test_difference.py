@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from forests import examples, forests, plan_by_row_classes
 from test_speed import fastest
 from treegen import Shape, Tree, cli, strategies
-from treegen.comparison import Comparison, compare
 from treegen.cost.estimate import Estimate
-from treegen.difference import amount_text, difference
-from treegen.explain import explain
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.verify import verify
-from treegen.readings import reading_lines
+from treegen.report.explain import explain
+from treegen.report.plan_diff import Comparison, compare
+from treegen.report.plan_diff_text import reading_lines
+from treegen.report.strategy_diff import amount_text, difference
 from treegen.strategies import Strategy, strategy_names
 from treegen.workloads.generate import few_shot, reasoning, speculative
 

@@ -18,7 +18,6 @@ from treegen import KVRuns, Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import TritonProgram
-from treegen.batch import Batch, join
 from treegen.codegen.emit import emit
 from treegen.cost.analytic import terms_of
 from treegen.cost.estimate import account
@@ -27,6 +26,7 @@ from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
+from treegen.report.forest_counts import Batch, join
 from treegen.schedule.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows

@@ -11,8 +11,8 @@ import treegen
 from forests import examples, forests
 from treegen import Shape, Tree
 from treegen.cost.estimate import account
-from treegen.explain import explain
 from treegen.ir.verify import verify, verify_schedule
+from treegen.report.explain import explain
 from treegen.schedule.passes.fuse_merge import in_one_launch
 from treegen.search import search as searching
 from treegen.search.halves import Lowered, halved, large_cohorts

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree, cli, progress, strategies
-from treegen.explain import explain
 from treegen.ir.errors import StrategyError
 from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.report.explain import explain
 from treegen.search import auto as automatic
 from treegen.search import search as searching
 from treegen.search.search import search, time_of

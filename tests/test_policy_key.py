@@ -88,7 +88,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
         "import sys\n"
         "from treegen import Shape, Tree\n"
         "if len(sys.argv) > 1:\n"
-        "    from treegen.explain import explain\n"
+        "    from treegen.report.explain import explain\n"
         "    str(explain(Tree.parse('1,4/100,10'), ['query']))\n"
         "    import triton\n"
         "from treegen.autotune_cache.key import key_for\n"

@@ -9,7 +9,7 @@ import pytest
 from treegen import cli, progress
 from treegen.cli import progress_bars
 from treegen.cli.progress_bars import activity_bar, progress_bar
-from treegen.decode_io import decode_io
+from treegen.report.decode_io import decode_io
 from treegen.workloads.traces import workload_from
 
 

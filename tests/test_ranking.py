@@ -8,7 +8,7 @@ import pytest
 from treegen import Shape, Tree
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import Estimate, assess
-from treegen.ranking import ranked, ranking_lines
+from treegen.report.ranking import ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.targets import target_from

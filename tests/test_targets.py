@@ -9,9 +9,9 @@ import torch
 
 from profiles import TABLE_2
 from treegen import Tree, cli
-from treegen.explain import explain
 from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
+from treegen.report.explain import explain
 from treegen.target.targets import DEFAULT_TARGET, Target, target_from, targets
 from treegen.target.tile_config import resident_blocks, tile_class
 from treegen.tuning.profile import measure_grid, target_object

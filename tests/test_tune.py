@@ -10,8 +10,8 @@ import treegen
 from meters import Favourite, Wavering
 from treegen import Shape, Tree, cli, strategies
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.explain import explain
 from treegen.ir.errors import BackendError, CacheWarning, InputError, StrategyError
+from treegen.report.explain import explain
 from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
 from treegen.strategies import cohort, strategy_from, strategy_names

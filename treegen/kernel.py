@@ -21,7 +21,6 @@ from treegen.codegen.kernel_signature import in_same_place
 from treegen.copies import Copyable
 from treegen.cost.estimate import Estimate, account
 from treegen.environment import checks_inputs
-from treegen.explain import Entry, Explanation, explain
 from treegen.ir.arrays import IntsLike
 from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
@@ -29,6 +28,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_tree
 from treegen.limits import Limits, WantedLimits
+from treegen.report.explain import Entry, Explanation, explain
 from treegen.scoring.options import Scoring
 from treegen.search.auto import searched
 from treegen.search.bucket import policy_bucket

@@ -10,7 +10,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from treegen.accounts import fitted
 from treegen.cli.options import (
     DtypeOption,
     HeadDimOption,
@@ -27,15 +26,16 @@ from treegen.cli.progress_bars import activity_bar, progress_bar
 from treegen.codegen import emit as emission
 from treegen.codegen.emit import Source
 from treegen.cost.estimate import CostModel
-from treegen.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
-from treegen.difference import DEFAULT_GROUPS, difference
-from treegen.explain import explain as explained
-from treegen.explain import planned
 from treegen.ir.errors import BackendError, FormatError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.progress import now
+from treegen.report.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
+from treegen.report.estimate_text import fitted
+from treegen.report.explain import explain as explained
+from treegen.report.explain import planned
+from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
 from treegen.search.auto import searched
 from treegen.strategies import Choice, named, strategy_from, strategy_names
 from treegen.target.targets import DEFAULT_TARGET, Target

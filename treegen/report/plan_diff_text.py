@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from treegen.comparison import Comparison, Readings
 from treegen.ir.arrays import Longs
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.tree import Tree
+from treegen.report.plan_diff import Comparison, Readings
 
 _MOST_LISTED = 4  # pieces, row sets, other nodes
 _ALONE, _ABOVE, _BELOW, _ELSEWHERE = 1, 2, 4, 8  # what a group reads beside a node

@@ -16,7 +16,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from treegen.batch import Batch, Floats, batches, join
 from treegen.cost.estimate import account
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
@@ -25,6 +24,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
+from treegen.report.forest_counts import Batch, Floats, batches, join
 from treegen.schedule.lower import count, lower
 from treegen.search.auto import Auto, searched
 from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from treegen.accounts import COLUMNS, byte_text, time_text
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import Estimate
+from treegen.report.estimate_text import COLUMNS, byte_text, time_text
 
 _CLOSE = 1.02  # within 2 % of the fastest counts as equal: the model does not know better
 

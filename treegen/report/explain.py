@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from treegen.accounts import COLUMNS, account_lines, fitted, model_lines, time_lines
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import CostModel, Estimate, assess
 from treegen.ir.errors import StrategyError
@@ -19,7 +18,8 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.ir.verify import verify
 from treegen.progress import now
-from treegen.ranking import Ranked, ranked, ranking_lines
+from treegen.report.estimate_text import COLUMNS, account_lines, fitted, model_lines, time_lines
+from treegen.report.ranking import Ranked, ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from

@@ -1,0 +1,1 @@
+"""What is told of plans: explanations, differences, and the IO of whole decodings."""
