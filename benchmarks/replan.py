@@ -34,11 +34,11 @@ if not torch.cuda.is_available():
 
 import treegen
 from treegen import Shape, Tree
+from treegen.api.wrapper import TreeAttentionWrapper
 from treegen.schedule.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies import Strategy, cohort
 from treegen.target.targets import Target, target_from
-from treegen.wrapper import TreeAttentionWrapper
 
 TREES = ("1,256/256,32", "1,4,16,64,256,1024/256,8,256,64,32,256")
 PAGE_SIZE = 16

@@ -18,15 +18,15 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import TritonProgram
-from treegen.capacity import layout_of
 from treegen.ir.arena import SURPLUS_MERGE
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.schedule import Schedule
-from treegen.limits import WantedLimits
+from treegen.runtime.graph_layout import layout_of
+from treegen.runtime.limits import WantedLimits
+from treegen.runtime.window import View
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.target.targets import target_from
-from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")
@@ -253,7 +253,7 @@ def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(for_any_tree)
         return Choice(cohort(split=128), "of any tree")
 
-    monkeypatch.setattr("treegen.kernel.searched", searched)
+    monkeypatch.setattr("treegen.runtime.kernel.searched", searched)
     kernel = compiled(strategy="auto")
     for tree in TREES:
         kernel.update(tree)

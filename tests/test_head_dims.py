@@ -18,7 +18,7 @@ from treegen.backends import oracle
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial, merge_keys
 from treegen.ir.errors import InputError
-from treegen.op import attention
+from treegen.runtime.torch_op import attention
 from treegen.target.tile_config import key_pieces
 from treegen.tuning.kernel_meter import Case
 

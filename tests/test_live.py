@@ -21,11 +21,11 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import InputError, TreeError
+from treegen.runtime.window import View
 from treegen.schedule.passes.reserve import RESERVE, with_room
 from treegen.search import auto as searching
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy, cohort
-from treegen.view import View
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 CPU = torch.device("cpu")

@@ -9,9 +9,10 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import treegen
-from treegen import Shape, Tree, op
+from treegen import Shape, Tree
 from treegen.backends import oracle
 from treegen.ir.errors import InputError
+from treegen.runtime import torch_op
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 TREE, OTHER = Tree.parse("1,4/30,3"), Tree.parse("20(9,5,7)+40")
@@ -90,8 +91,8 @@ def test_the_rows_of_a_graph_may_change() -> None:
 def test_operators_pass_pytorchs_checks() -> None:
     kernel, (q, k, v) = compiled_kernel(), tensors()
     for return_lse in (False, True):
-        torch.library.opcheck(op.attention, (q, k, v, kernel._handle, return_lse, "ln"))
-        torch.library.opcheck(op.attention_out, (q, k, v, torch.empty_like(q), kernel._handle, return_lse, "ln"))
+        torch.library.opcheck(torch_op.attention, (q, k, v, kernel._handle, return_lse, "ln"))
+        torch.library.opcheck(torch_op.attention_out, (q, k, v, torch.empty_like(q), kernel._handle, return_lse, "ln"))
 
 
 def test_a_handle_keeps_no_kernel_alive() -> None:
@@ -100,7 +101,7 @@ def test_a_handle_keeps_no_kernel_alive() -> None:
     del kernel
     gc.collect()
     with pytest.raises(InputError, match="no longer alive"):
-        op.attention(q, k, v, handle, False, "ln")
+        torch_op.attention(q, k, v, handle, False, "ln")
     assert compiled_kernel()._handle > handle
 
 

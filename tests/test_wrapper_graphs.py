@@ -13,11 +13,11 @@ from forests import examples
 from page_requests import Requests, csr, requests
 from test_wrapper import DIM, HEADS, KV_HEADS, POOL, check, pages, queries
 from treegen import strategies
+from treegen.api.wrapper import TreeAttentionWrapper
 from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import InputError
-from treegen.limits import PageBounds
+from treegen.runtime.limits import PageBounds
 from treegen.strategies import Strategy, cohort
-from treegen.wrapper import TreeAttentionWrapper
 
 BOUNDED: tuple[Strategy | str, ...] = (
     "auto", "query", cohort(), cohort(head_rows=4), cohort(head_rows=16, tile=(16, 16)),
@@ -92,7 +92,7 @@ def test_launches_find_the_latest_batch_where_the_first_one_was(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the interpreter: the tables stay where a captured graph reads them."""
-    monkeypatch.setattr("treegen.kernel.backend_for", lambda device, wanted: "triton")
+    monkeypatch.setattr("treegen.runtime.kernel.backend_for", lambda device, wanted: "triton")
     made = batches(3, 3, 6, 16, 4, 0.8)
     wrapper = graphed(6, max(map(total, made)), strategy)
     k, v = pages(16)

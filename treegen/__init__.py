@@ -24,11 +24,11 @@ from treegen.version import VERSION
 from treegen.workloads.tree_files import load_tree as _load_tree
 
 if _TYPE_CHECKING:
+    from treegen.api.compile import compile
+    from treegen.api.wrapper import TreeAttentionWrapper
     from treegen.backends.merge_state import merge_state, merge_states
-    from treegen.compiler import compile
-    from treegen.kernel import Kernel
+    from treegen.runtime.kernel import Kernel
     from treegen.scoring.masked_tree import masked_tree
-    from treegen.wrapper import TreeAttentionWrapper
 
 __version__ = VERSION
 
@@ -58,11 +58,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # torch is imported when the first kernel is built, so that planning and explaining stay light.
     if name == "compile":
-        from treegen.compiler import compile
+        from treegen.api.compile import compile
 
         return compile
     if name == "Kernel":
-        from treegen.kernel import Kernel
+        from treegen.runtime.kernel import Kernel
 
         return Kernel
     if name == "masked_tree":
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
 
         return getattr(merge_state, name)
     if name == "TreeAttentionWrapper":
-        from treegen.wrapper import TreeAttentionWrapper
+        from treegen.api.wrapper import TreeAttentionWrapper
 
         return TreeAttentionWrapper
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -82,7 +82,7 @@ class TritonProgram:
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
     good: `load` gives it other schedules. scales: of keys and values; scoring: what is done to scores. `table` is the
-    arena on the device; treegen.growth makes runs longer there.
+    arena on the device; treegen.runtime.append makes runs longer there.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 
-from treegen.compiler import compile as compile_tree
+from treegen.api.compile import compile as compile_tree
 from treegen.tuning.kernel_meter import Case
 
 Call: TypeAlias = Callable[[], torch.Tensor]

@@ -12,21 +12,21 @@ from treegen.backends.bound_call import Call
 from treegen.backends.kv_scales import Scales
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import TritonProgram
-from treegen.capacity import Layout, layout_of
-from treegen.growth import Growth
 from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.limits import WantedLimits
+from treegen.runtime.append import Growth
+from treegen.runtime.graph_layout import Layout, layout_of
+from treegen.runtime.limits import WantedLimits
+from treegen.runtime.window import View
 from treegen.schedule.lower import lower
 from treegen.schedule.passes.reserve import with_room
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.targets import Target
 from treegen.timed import stage
-from treegen.view import View
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 KeptCall: TypeAlias = "tuple[Call, int]"

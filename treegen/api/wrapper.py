@@ -11,18 +11,18 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import torch
 
+from treegen.api.compile import compile as compile_tree
+from treegen.api.compile import in_isolation
 from treegen.backends.check_inputs import overlaps
 from treegen.backends.devices import resolve_target
-from treegen.compiler import compile as compile_tree
-from treegen.compiler import in_isolation
-from treegen.copies import Copyable
 from treegen.ir.arrays import host_array
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
-from treegen.kernel import Kernel
-from treegen.limits import PageBounds, WantedLimits
+from treegen.runtime.copies import Copyable
+from treegen.runtime.kernel import Kernel
+from treegen.runtime.limits import PageBounds, WantedLimits
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 

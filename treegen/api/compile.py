@@ -14,8 +14,8 @@ from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_tree
-from treegen.kernel import Kernel
-from treegen.limits import WantedLimits
+from treegen.runtime.kernel import Kernel
+from treegen.runtime.limits import WantedLimits
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
@@ -71,8 +71,8 @@ def compile(
     max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
     fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that
     was captured from a call replays with the plan of the latest `update`. What is not given follows from `tree`, with
-    room for twice as much; treegen.capacity.Layout says how tables are sized, `Kernel.capacity` what came of it. `auto`
-    chooses once, for `tree`.
+    room for twice as much; treegen.runtime.graph_layout.Layout says how tables are sized, `Kernel.capacity` what came
+    of it. `auto` chooses once, for `tree`.
 
     batch_invariant: a row's bits do not depend on the other rows of the batch, the tree that it hangs in, or where its
     KV lies in the cache: `treegen.strategies.batch_invariant()` plans, for `auto`; give this strategy itself to set its

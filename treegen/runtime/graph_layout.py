@@ -17,14 +17,14 @@ from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.plan import BIT_MASKS, Mask, Merge, Plan
 from treegen.ir.schedule import Schedule, TileMask
 from treegen.ir.shape import Shape
-from treegen.limits import Limits, WantedLimits
+from treegen.runtime.limits import Limits, WantedLimits
+from treegen.runtime.window import View
 from treegen.schedule.lower import Frame, lower
 from treegen.schedule.passes.empty_rows import with_unseeing_items
 from treegen.schedule.segment_runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.target.tile_config import lanes_of
-from treegen.view import View
 
 _HEADROOM = 2
 """What a limit that is not given leaves room for: so many times what the first tree needs."""

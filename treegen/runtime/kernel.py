@@ -9,7 +9,6 @@ from typing import Any, Literal, overload
 import numpy.typing as npt
 import torch
 
-from treegen import op
 from treegen.backends import check_inputs, oracle
 from treegen.backends.bound_call import Call, unbound
 from treegen.backends.devices import backend_for, captures, default_device
@@ -18,7 +17,6 @@ from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import workspace_bytes
 from treegen.codegen.emit import emit, reads_bits
 from treegen.codegen.kernel_signature import in_same_place
-from treegen.copies import Copyable
 from treegen.cost.estimate import Estimate, account
 from treegen.environment import checks_inputs
 from treegen.ir.arrays import IntsLike
@@ -27,18 +25,20 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_tree
-from treegen.limits import Limits, WantedLimits
 from treegen.report.explain import Entry, Explanation, explain
+from treegen.runtime import torch_op
+from treegen.runtime.copies import Copyable
+from treegen.runtime.limits import Limits, WantedLimits
+from treegen.runtime.prepared import KeptCall, Program, Served
+from treegen.runtime.window import View
 from treegen.scoring.options import Scoring
 from treegen.search.auto import searched
 from treegen.search.bucket import policy_bucket
 from treegen.search.policies import serves_any_tree, suits_fixed_launches
-from treegen.served import KeptCall, Program, Served
 from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.timed import stage
 from treegen.tuning.tune import tuned
-from treegen.view import View
 
 _KEPT = "kept from an earlier tree of the same bucket: "
 _NOT_COPIED = ("_backend", "_bucket", "_read", "_lock", "_handle", "_shown", "_captured", "_served")
@@ -106,7 +106,7 @@ class Kernel(Copyable):
         self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
         self._read = tuple(item for part in (self._scales, self._scoring) if part for item in part.tensors.items())
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
-        self._handle = op.handle_of(self)
+        self._handle = torch_op.handle_of(self)
         self._shown: Served | None = None  # the plan of a tree that has grown since it was planned for
         # Programs whose tables graphs read, whatever is served now, and the slots of the smallest cache they read.
         self._captured: dict[Program, int] = {}
@@ -198,7 +198,7 @@ class Kernel(Copyable):
         """
         if torch.compiler.is_compiling():
             gradients = check_inputs.needing_gradients(self._named(q, k_cache, v_cache, out))
-            result, sums = op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base, gradients)
+            result, sums = torch_op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base, gradients)
         else:
             result, sums = self.attend(q, k_cache, v_cache, out, return_lse, lse_base)
         return result if sums is None else (result, sums)

@@ -1,0 +1,1 @@
+"""The public functions: compile, and the wrapper in the form of FlashInfer's."""
