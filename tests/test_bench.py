@@ -14,11 +14,11 @@ import torch
 from forests import forest
 from treegen import Shape, Tree, cli
 from treegen.backends import oracle
-from treegen.bench import report, runs
+from treegen.bench import bench_runs, report
+from treegen.bench.bench_runs import Timers
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
 from treegen.bench.results import Outcome, Result
-from treegen.bench.runs import Timers
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.ir.errors import FormatError
@@ -70,7 +70,7 @@ def measured(timed: list[Callable[[], object]] | None = None) -> list[Result]:
         timed.append(call)
         return 10.0 * len(timed)
 
-    made = runs.run(
+    made = bench_runs.run(
         TREES, [SHAPE], PROVIDERS, target_from("h200"), repeats=3, rows=64, gbps=4000.0, timers=Timers(timer, None)
     )
     return list(made)
@@ -93,7 +93,7 @@ def test_only_right_outputs_are_timed() -> None:
 def test_a_result_that_moves_is_not_repeatable() -> None:
     source = torch.Generator().manual_seed(0)
     moving = Told("moving", lambda out: out + 1e-7 * torch.rand(out.shape, generator=source))
-    (result,) = runs.run(
+    (result,) = bench_runs.run(
         TREES[:1], [SHAPE], [moving], target_from("h200"), repeats=1, rows=8, gbps=1.0, timers=Timers(None, None)
     )
     assert result.outcomes[0].status == "right"
@@ -106,8 +106,8 @@ def test_the_floor_is_what_must_be_moved_or_computed() -> None:
     tree = Tree.parse("1,1024/2048,32")
     moved = (2048 + 1024 * 32) * 8 * 128 * 2 * 2 + 2 * 1024 * 32 * 128 * 2
     flops = 1024 * 2080 * 32 * 4 * 128
-    assert runs.floor_us(tree, shape, h200, 1000.0) == pytest.approx(moved / 1e6)
-    assert runs.floor_us(tree, shape, h200, 1e9) == pytest.approx(flops / (h200.tensor_tflops * 1e6))
+    assert bench_runs.floor_us(tree, shape, h200, 1000.0) == pytest.approx(moved / 1e6)
+    assert bench_runs.floor_us(tree, shape, h200, 1e9) == pytest.approx(flops / (h200.tensor_tflops * 1e6))
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")

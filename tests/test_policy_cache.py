@@ -253,7 +253,7 @@ def test_shipped_entries_are_valid_and_their_folder_is_found() -> None:
 
 
 def test_the_cache_imports_neither_torch_nor_triton() -> None:
-    program = "import sys, treegen.cli.cache; print({'torch', 'triton'} & set(sys.modules))"
+    program = "import sys, treegen.cli.cache_commands; print({'torch', 'triton'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("set()\n", "")
 

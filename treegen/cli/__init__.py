@@ -14,7 +14,16 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from treegen.cli import bench, cache, devices, doctor, plans, trees, tuning, warming
+from treegen.cli import (
+    bench_command,
+    cache_commands,
+    doctor,
+    generate_commands,
+    plan_commands,
+    target_commands,
+    tune_command,
+    warm_command,
+)
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.version import VERSION
 
@@ -27,18 +36,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(plans.explain)
-app.command()(plans.emit)
-app.command("io")(plans.account_workload)
-app.command()(devices.profile)
-app.command()(tuning.tune)
-app.command()(warming.warm)
-app.command()(bench.bench)
-app.command()(plans.strategies)
-app.command("targets")(devices.list_targets)
+app.command()(plan_commands.explain)
+app.command()(plan_commands.emit)
+app.command("io")(plan_commands.account_workload)
+app.command()(target_commands.profile)
+app.command()(tune_command.tune)
+app.command()(warm_command.warm)
+app.command()(bench_command.bench)
+app.command()(plan_commands.strategies)
+app.command("targets")(target_commands.list_targets)
 app.command()(doctor.doctor)
-app.add_typer(trees.app, name="generate")
-app.add_typer(cache.app, name="cache")
+app.add_typer(generate_commands.app, name="generate")
+app.add_typer(cache_commands.app, name="cache")
 
 
 def _print_version(wanted: bool) -> None:

@@ -23,7 +23,7 @@ from treegen.autotune_cache.entry import differing_versions
 from treegen.autotune_cache.folders import OWN_FOLDER, refusal
 from treegen.autotune_cache.key import target_text
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.cli.cache import differing_parts
+from treegen.cli.cache_commands import differing_parts
 from treegen.environment import NAMES, cache_root
 from treegen.ir.errors import CacheWarning
 from treegen.target.targets import DEFAULT_TARGET, target_from

@@ -12,7 +12,7 @@ import typer
 from treegen.autotune_cache.entry import Entry, differing_versions, policy_text
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, Listed, policies_folder
-from treegen.cli.options import (
+from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
     HeadsOption,

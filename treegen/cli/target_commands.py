@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from treegen.cli.options import print_table
+from treegen.cli.arguments import print_table
 from treegen.cli.progress_bars import progress_bar
 from treegen.target.targets import targets
 from treegen.text_files import save_text

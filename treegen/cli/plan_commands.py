@@ -10,7 +10,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from treegen.cli.options import (
+from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
     HeadsOption,

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from treegen.autotune_cache.entry import policy_text
-from treegen.cli.options import (
+from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
     HeadsOption,

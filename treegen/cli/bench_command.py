@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treegen.cli.options import print_table, shapes_from
+from treegen.cli.arguments import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError
 from treegen.workloads.specs import STRIDE, trees_of
@@ -109,14 +109,14 @@ def _measured(
     import torch
 
     from treegen.backends.devices import current_target
-    from treegen.bench import runs
+    from treegen.bench import bench_runs
     from treegen.tuning.timing import copy_gbps
 
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     with progress_bar(len(trees) * len(shapes)) as on_case:
-        found = runs.run(
+        found = bench_runs.run(
             trees, shapes, providers, current_target(), repeats=repeats, rows=rows, gbps=gbps, on_case=on_case
         )
-        return runs.machine(gbps), list(found)
+        return bench_runs.machine(gbps), list(found)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, Where
-from treegen.cli.options import print_table, shapes_from
+from treegen.cli.arguments import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
-from treegen.cli.tuning import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
+from treegen.cli.tune_command import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
 from treegen.ir.errors import BackendError
 from treegen.search.policies import accepts
 from treegen.workloads.specs import STRIDE, trees_of
