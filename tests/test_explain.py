@@ -7,10 +7,10 @@ import pytest
 
 import treegen
 from treegen import Shape, Tree, strategies
+from treegen.cost.figures import byte_text, count_text
 from treegen.ir.errors import BackendError, PlanError, StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
-from treegen.report.estimate_text import byte_text, count_text
 from treegen.report.explain import explain
 from treegen.strategies import Strategy, strategy_names
 from treegen.target.targets import Target

@@ -32,6 +32,14 @@ if _TYPE_CHECKING:
 
 __version__ = VERSION
 
+
+def _auto() -> strategies.Strategy:
+    from treegen.search.auto import Auto
+
+    return Auto()
+
+
+register_strategy("auto", _auto)  # by the search, which compares strategies: they know nothing of it
 _use_files(_load_tree, _save_text)  # of Tree.load and Tree.save: the language itself does no input or output
 
 __all__ = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import Estimate
-from treegen.report.estimate_text import COLUMNS, byte_text, time_text
+from treegen.cost.figures import byte_text, time_text
+from treegen.report.estimate_text import COLUMNS
 
 _CLOSE = 1.02  # within 2 % of the fastest counts as equal: the model does not know better
 

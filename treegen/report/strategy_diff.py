@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 from treegen.cost.estimate import Estimate
+from treegen.cost.figures import byte_text, count_text
 from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
-from treegen.report.estimate_text import COLUMNS, byte_text, count_text, fitted
+from treegen.report.estimate_text import COLUMNS, fitted
 from treegen.report.explain import Entry, entry_json, explain, group_text, tree_json
 from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.cost.figures import time_text
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.report.estimate_text import time_text
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.search import Found, search
 from treegen.strategies.batch_invariant import BatchInvariant

@@ -1,7 +1,6 @@
 """Strategies: named pipelines that turn a tree into a plan, and their registry."""
 
 from treegen.strategies.named import (
-    auto,
     batch_invariant,
     cascade,
     cohort,
@@ -14,7 +13,7 @@ from treegen.strategies.named import (
     query,
     specinfer,
 )
-from treegen.strategies.registry import register_strategy, strategy_from, strategy_names
+from treegen.strategies.registry import auto, register_strategy, strategy_from, strategy_names
 from treegen.strategies.strategy import Choice, Pipeline, Strategy, Traffic
 
 __all__ = [

@@ -122,10 +122,3 @@ def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
     the cache begin at multiples of 16 tokens of the path.
     """
     return BatchInvariant(chunk, block)
-
-
-def auto() -> Strategy:
-    """What treegen's own search finds: the least estimated time of all policies and of the strategies above."""
-    from treegen.search.auto import Auto  # the search compares the strategies of this module
-
-    return Auto()
