@@ -40,12 +40,14 @@ from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
 from treegen.ir.schedule import Schedule
 from treegen.schedule import lower as lowering
-from treegen.schedule.lower import lower
+from treegen.schedule import pipeline
 from treegen.schedule.pack_runs import Pieces, pieces_of
 from treegen.schedule.passes import single_loop, stagger
+from treegen.schedule.pipeline import launch_schedule
 from treegen.schedule.segment_runs import Runs
 from treegen.strategies import Strategy, strategy_from
 from treegen.target import tile_config
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.tuning.compile_pool import compile_all
 from treegen.tuning.kernel_meter import Case
@@ -144,7 +146,7 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "final merges in one launch, against two", 1.07,
-        ((emit, "in_one_launch", lambda schedule: schedule),),
+        ((pipeline, "in_one_launch", lambda schedule: schedule),),
     ),
     Optimisation(
         "a block per head where few rows merge", 1.05,
@@ -240,7 +242,9 @@ def made_without(
     with taken_away(optimisation):
         for strategy, own_shape in optimisation.plans(chosen, shape) if optimisation else [(chosen, shape)]:
             try:
-                schedule = lower(strategy.plan(tree, own_shape, target), tree, own_shape, target)
+                schedule = launch_schedule(
+                    strategy.plan(Problem(tree, own_shape, target)), Problem(tree, own_shape, target)
+                )
             except TreegenError:
                 continue
             own = emit.emit(schedule, own_shape, own_shape.page_size)
@@ -264,7 +268,7 @@ def main() -> None:
     table: dict[str, dict[str, float]] = {each.name: {} for each in OPTIMISATIONS}
     todo, kernels = [], {}
     for name, tree, shape in cases():
-        chosen = strategy_from("auto").choose(tree, shape, target).strategy
+        chosen = strategy_from("auto").choose(Problem(tree, shape, target)).strategy
         usual, sources, facts = made_without(None, tree, shape, chosen, target)
         variants: dict[Optimisation | None, list[Made]] = {None: usual}
         for each in chosen_ones:

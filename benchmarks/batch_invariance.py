@@ -27,6 +27,7 @@ from treegen.backends.devices import current_target, default_device
 from treegen.ir.tree.kv import KVRuns
 from treegen.report.explain import explain
 from treegen.strategies import Strategy, batch_invariant, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 
 TREES = (
@@ -180,7 +181,9 @@ def main() -> None:
     meter = KernelMeter(arguments.repeats)
     for text in arguments.trees:
         tree = treegen.Tree.parse(text)
-        (plain_us, plain_error), (mode_us, mode_error) = (meter(tree, own, shape, target) for own in (auto, mode))
+        (plain_us, plain_error), (mode_us, mode_error) = (
+            meter(Problem(tree, shape, target), own) for own in (auto, mode)
+        )
         expected = [explain(tree, [own], shape, target).entries[0].estimate.time_us for own in (auto, mode)]
         print(
             f"{text}: {plain_us or 0:.1f} us, batch-invariant {mode_us or 0:.1f} us, "

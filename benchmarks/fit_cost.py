@@ -31,6 +31,7 @@ from treegen.ir.errors import FormatError
 from treegen.schedule.lower import lower
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.search.policies import strategy_of
+from treegen.target.problem import Problem
 from treegen.target.targets import Constants, Target, target_from
 
 DTYPE = "fp16"
@@ -80,12 +81,12 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
         tree = trees.setdefault(result["case"], treegen.Tree.parse(result["case"]))
         heads = [int(number) for number in result["heads"].split("/")]
         shape = treegen.Shape(heads[0], heads[1], HEAD_DIM, dtype=DTYPE)
-        plan = made[result["strategy"]].plan(tree, shape, target)
+        plan = made[result["strategy"]].plan(Problem(tree, shape, target))
         if plan.mask == "dense":
             continue
-        schedule = in_one_launch(lower(plan, tree, shape, target))
-        counted = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
-        profiled = account(plan, schedule, tree, shape, target, model="profiled").time_us
+        schedule = in_one_launch(lower(plan, Problem(tree, shape, target)))
+        counted = item_launches(plan, schedule, Problem(tree, shape, target)), merge_launches(schedule, shape)
+        profiled = account(plan, schedule, Problem(tree, shape, target), model="profiled").time_us
         case = f"{result['case']} {result['heads']}"
         made_as = schedule.launches, waits(schedule)
         found.append(Sample(case, result["strategy"], result["microseconds"], *counted, *made_as, profiled))

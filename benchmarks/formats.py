@@ -21,6 +21,7 @@ import treegen
 from treegen.backends.devices import current_target
 from treegen.ir.tree.kv import KVRuns
 from treegen.strategies import strategy_from
+from treegen.target.problem import Problem
 from treegen.tuning.kernel_meter import KernelMeter
 from treegen.tuning.tune import tuned
 
@@ -75,8 +76,8 @@ def main() -> None:
 
     def measured(tree: treegen.Tree, shape: treegen.Shape) -> tuple[float, float]:
         if arguments.tune:
-            tuned(tree, shape, target)
-        microseconds, error = meter(tree, auto, shape, target)
+            tuned(Problem(tree, shape, target))
+        microseconds, error = meter(Problem(tree, shape, target), auto)
         return microseconds or math.nan, error
 
     for text in arguments.trees:

@@ -17,12 +17,13 @@ from unittest.mock import patch
 import treegen
 from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
-from treegen.codegen import emit
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.schedule import Schedule
+from treegen.schedule import pipeline
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import fuse_merge
 from treegen.strategies import Strategy, cohort
+from treegen.target.problem import Problem
 from treegen.tuning.kernel_meter import Case, prepare
 from treegen.tuning.timing import graph_of, median_us
 
@@ -59,8 +60,8 @@ CASES: tuple[tuple[int, int, str, list[Strategy]], ...] = (
 def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]) -> Callable[[], float]:
     """What gives a median time of a plan that is launched this way. Raises AssertionError when its output is wrong."""
     target, device = current_target(), default_device()
-    with patch.object(emit, "in_one_launch", way), expected_compiles():
-        program = prepare(case.tree, strategy, case.shape, target, device)
+    with patch.object(pipeline, "in_one_launch", way), expected_compiles():
+        program = prepare(Problem(case.tree, case.shape, target), strategy, device)
         error = case.check(program)
     assert error <= oracle.TOLERANCE[case.shape.dtype], (str(case.tree), str(strategy), error)
     replay, _ = graph_of(lambda: case.run(program))
@@ -83,7 +84,7 @@ def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> No
     tree, shape, target = treegen.Tree.parse(text), treegen.Shape(*heads, 128, dtype="fp16"), current_target()
     case = Case.of(tree, shape, default_device(), 16)
     for strategy in strategies:
-        schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
+        schedule = lower(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
         made = any_in_one_launch(schedule)
         assert fuse_merge.waits(made), (text, str(strategy))
         ways = [measured(case, strategy, way) for way in (lambda two: two, any_in_one_launch)]

@@ -38,6 +38,7 @@ from treegen.api.wrapper import TreeAttentionWrapper
 from treegen.schedule.lower import lower
 from treegen.search.auto import searched
 from treegen.strategies import Strategy, cohort
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 
 TREES = ("1,256/256,32", "1,4,16,64,256,1024/256,8,256,64,32,256")
@@ -81,18 +82,18 @@ def repeated_us(call: Callable[[], object]) -> float:
 
 def arena(tree: Tree, strategy: Strategy, target: Target) -> object:
     """What is copied to the GPU for a tree."""
-    return lower(strategy.plan(tree, SHAPE, target), tree, SHAPE, target).pack()
+    return lower(strategy.plan(Problem(tree, SHAPE, target)), Problem(tree, SHAPE, target)).pack()
 
 
 def of_tree(text: str, strategy: Strategy, target: Target) -> Timing:
     """Planning for copies of a tree, none of which was planned for before."""
     trees = [Tree.parse(text) for _ in range(REPEATS)]
-    plans = [strategy.plan(tree, SHAPE, target) for tree in trees]
-    schedules = [lower(plan, tree, SHAPE, target) for plan, tree in zip(plans, trees, strict=True)]
+    plans = [strategy.plan(Problem(tree, SHAPE, target)) for tree in trees]
+    schedules = [lower(plan, Problem(tree, SHAPE, target)) for plan, tree in zip(plans, trees, strict=True)]
     fresh = [[Tree.parse(text) for _ in range(REPEATS)] for _ in range(2)]
     calls: dict[str, list[Callable[[], object]]] = {
-        "plan": [partial(strategy.plan, tree, SHAPE, target) for tree in fresh[0]],
-        "lower": [partial(lower, plan, tree, SHAPE, target) for plan, tree in zip(plans, trees, strict=True)],
+        "plan": [partial(strategy.plan, Problem(tree, SHAPE, target)) for tree in fresh[0]],
+        "lower": [partial(lower, plan, Problem(tree, SHAPE, target)) for plan, tree in zip(plans, trees, strict=True)],
         "pack": [schedule.pack for schedule in schedules],
         "whole": [partial(arena, tree, strategy, target) for tree in fresh[1]],
     }
@@ -171,7 +172,7 @@ def of_steps() -> Timing:
 def timings() -> Iterable[Timing]:
     """All cases."""
     target = target_from("h200")
-    found = {text: searched(Tree.parse(text), SHAPE, target, for_any_tree=True).strategy for text in TREES}
+    found = {text: searched(Problem(Tree.parse(text), SHAPE, target), for_any_tree=True).strategy for text in TREES}
     for text in TREES:
         usual = [cohort(), cohort(split=128), cohort(apart=64), cohort(apart=64, merge="final")]
         for strategy in dict.fromkeys([found[text], *usual]):

@@ -28,6 +28,7 @@ from treegen.search.auto import searched
 from treegen.search.policies import policy_of
 from treegen.search.search import candidates, search
 from treegen.strategies import Strategy, strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.tuning.kernel_meter import KernelMeter
 from treegen.tuning.timing import median_us
@@ -47,11 +48,11 @@ def print_search_times(repeats: int = 20) -> None:
     shape, target = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
     for text in TIMED_TREES:
         tree = Tree.parse(text)
-        search(tree, shape, target)
+        search(Problem(tree, shape, target))
         seconds = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            found = search(tree, shape, target)
+            found = search(Problem(tree, shape, target))
             seconds.append(time.perf_counter() - begin)
         print(f"{text:44}{1e3 * statistics.median(seconds):8.2f} ms  {found.strategy}")
 
@@ -64,9 +65,9 @@ def shape_of(case: Case) -> Shape:
 def measured_strategies(case: Case) -> list[Strategy]:
     """The choice of the search, the model's best, and all named strategies, each once."""
     target = target_from("h200")
-    chosen = [searched(case.tree, shape_of(case), target).strategy]
-    chosen += [strategy for strategy, _ in candidates(case.tree, shape_of(case), target, TOP)]
-    chosen += proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)
+    chosen = [searched(Problem(case.tree, shape_of(case), target)).strategy]
+    chosen += [strategy for strategy, _ in candidates(Problem(case.tree, shape_of(case), target), TOP)]
+    chosen += proposals(Problem(case.tree, shape_of(case), target), DEFAULT_CANDIDATES)
     chosen += [strategy_from(name) for name in strategy_names() if name != "medusa"]
     return list({str(strategy): strategy for strategy in chosen}.values())
 
@@ -75,7 +76,7 @@ def compile_kernels(case: Case) -> None:
     """Runs everything once, so that its kernels are in Triton's cache."""
     meter = KernelMeter(1, timer=lambda call, repeats: 0.0)
     for strategy in measured_strategies(case):
-        meter(case.tree, strategy, shape_of(case), target_from("h200"))
+        meter(Problem(case.tree, shape_of(case), target_from("h200")), strategy)
 
 
 def measure(case: Case, repeats: int) -> dict[str, object]:
@@ -90,10 +91,10 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
     for _ in range(ROUNDS):
         for name, strategy in chosen.items():
             slow = name == "specinfer"
-            microseconds, error = meter(case.tree, strategy, shape_of(case), target)
+            microseconds, error = meter(Problem(case.tree, shape_of(case), target), strategy)
             times[name].append(microseconds)
             errors[name] = max(error, errors[name])
-    tuned = [str(strategy) for strategy in proposals(case.tree, shape_of(case), target, DEFAULT_CANDIDATES)]
+    tuned = [str(strategy) for strategy in proposals(Problem(case.tree, shape_of(case), target), DEFAULT_CANDIDATES)]
     fixed = {"case": case.name, "heads": f"{case.heads[0]}/{case.heads[1]}", "dtype": "fp16"}
     results = [
         {

@@ -174,6 +174,10 @@ class Schedule:
         """A schedule of all its fields, which treegen itself has made, arrays int32 and read-only; unchecked."""
         return unchecked(cls, fields)
 
+    def changed(self, **fields: Any) -> Schedule:
+        """The schedule with other fields, which treegen itself has made, arrays int32 and read-only; unchecked."""
+        return unchecked(type(self), {**vars(self), **fields})
+
     def column(self, name: str) -> Ints:
         """One field of all items, by its name in ITEM_FIELDS."""
         return self.items[:, ITEM_FIELDS.index(name)]

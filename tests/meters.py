@@ -9,11 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from treegen import Shape, Tree
 from treegen.ir.plan import Plan
 from treegen.strategies import Strategy
 from treegen.strategies.strategy import OnPass
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.tuning.worker import DeviceLostError
 
 
@@ -24,7 +23,7 @@ class Deed(Strategy):
     name: str
     noted: str = ""
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """Not called by this module's meter."""
         raise NotImplementedError
 
@@ -37,7 +36,7 @@ class Unpicklable(Deed):
         raise TypeError("stays here")
 
 
-def perform(tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+def perform(problem: Problem, strategy: Strategy) -> tuple[float | None, float]:
     """Does the deed. Where it gives a time, that is the process's id, so that tests see which process it was."""
     assert isinstance(strategy, Deed)
     match strategy.name:
@@ -73,8 +72,8 @@ def perform(tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tup
         case "torch":
             return float("torch" in sys.modules), 0.0
         case "arguments":
-            assert not tree.tokens.flags.writeable
-            facts = (tree.num_rows, shape.head_dim, target.sms)
+            assert not problem.tree.tokens.flags.writeable
+            facts = (problem.tree.num_rows, problem.shape.head_dim, problem.target.sms)
             return float("".join(map(str, facts))), 0.0
     return float(os.getpid()), 1e-4
 
@@ -94,7 +93,7 @@ class Wavering:
 
     times: dict[str, tuple[float | None, ...]]
 
-    def __call__(self, tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+    def __call__(self, problem: Problem, strategy: Strategy) -> tuple[float | None, float]:
         first, *others = self.times.get(str(strategy), (20.0,))
         if others:
             self.times[str(strategy)] = tuple(others)
@@ -114,7 +113,7 @@ class Favourite:
     noted: str = ""
     seconds: float = 0.0
 
-    def __call__(self, tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+    def __call__(self, problem: Problem, strategy: Strategy) -> tuple[float | None, float]:
         if self.noted:
             with Path(self.noted).open("a") as file:
                 file.write(f"{os.getpid()} {strategy}\n")

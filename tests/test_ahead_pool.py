@@ -15,6 +15,7 @@ from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cascade, cohort, deft_flatten, flashforge, query
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.tuning import compile_pool
 from treegen.tuning.compile_pool import Compiled, compile_all
@@ -73,7 +74,7 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
 
 
 def schedule_of(strategy: Strategy, shape: Shape) -> Schedule:
-    return lower(strategy.plan(TREE, shape, TARGET), TREE, shape, TARGET)
+    return lower(strategy.plan(Problem(TREE, shape, TARGET)), Problem(TREE, shape, TARGET))
 
 
 def sources_of(name: str, strategies: str) -> list[Source]:

@@ -36,6 +36,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.tree import tree_text
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 
@@ -390,11 +391,11 @@ OTHERS: dict[str, tuple[Make, type[TreegenError], tuple[str, ...]]] = {
 
 
 SHAPE = Shape(8, 8, 64)
-PLAN = strategies.deft_flatten().plan(TREE, SHAPE, target_from(None))
+PLAN = strategies.deft_flatten().plan(Problem(TREE, SHAPE, target_from(None)))
 FORMS = {
     Tree: TREE.with_kv([[5, 6, 7], [2, 1]]).to_json(),
     Plan: PLAN.to_json(),
-    Schedule: lower(PLAN, TREE, SHAPE, target_from(None)).to_json(),
+    Schedule: lower(PLAN, Problem(TREE, SHAPE, target_from(None))).to_json(),
 }
 
 

@@ -22,6 +22,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, batch_invariant, deft_node
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 
 SMALL = Shape(2, 1, 16, dtype="fp16")
@@ -73,10 +74,10 @@ def check_places(schedule: Schedule, tree: Tree, chunk: int) -> None:
 def test_every_token_lies_where_its_place_along_the_path_says(
     tree: Tree, chunk: int, shape: Shape, target: Target
 ) -> None:
-    plan = batch_invariant(chunk).plan(tree, shape, target)
+    plan = batch_invariant(chunk).plan(Problem(tree, shape, target))
     verify(plan, tree)
     Plan.from_json(plan.to_json())
-    schedule = lower(plan, tree, shape, target)
+    schedule = lower(plan, Problem(tree, shape, target))
     verify_schedule(schedule, tree.num_rows)
     check_places(schedule, tree, chunk)
 
@@ -84,7 +85,7 @@ def test_every_token_lies_where_its_place_along_the_path_says(
 @given(forests(max_nodes=40, max_tokens=60, rows=("inside", "mixed", "every"), salt=1))
 @examples(100)
 def test_plans_obey_the_law_by_brute_force(tree: Tree) -> None:
-    assert obeys_law(batch_invariant(128).plan(tree, FP32, CROWDED), tree)
+    assert obeys_law(batch_invariant(128).plan(Problem(tree, FP32, CROWDED)), tree)
 
 
 def paged(tree: Tree, seed: int) -> Tree:
@@ -100,9 +101,9 @@ def paged(tree: Tree, seed: int) -> Tree:
 @examples(60)
 def test_blocks_of_16_put_tokens_in_the_same_places(tree: Tree, seed: int) -> None:
     tree = paged(tree, seed)
-    plan = batch_invariant(128, 16).plan(tree, FP32, CROWDED)
+    plan = batch_invariant(128, 16).plan(Problem(tree, FP32, CROWDED))
     assert obeys_law(plan, tree)
-    schedule = lower(plan, tree, FP32, TARGET)
+    schedule = lower(plan, Problem(tree, FP32, TARGET))
     check_places(schedule, tree, 128)
     assert {tile.block for tile in schedule.classes} == {16}
 
@@ -215,19 +216,19 @@ def test_bits_are_the_same_in_other_formats(name: str, backend: str) -> None:
 def test_every_tree_has_the_same_kernels(text: str) -> None:
     keys = set()
     for tree in (Tree.parse(text), Tree.parse("20(30,40)")):
-        plan = batch_invariant().plan(tree, FP32, TARGET)
-        schedule = Schedule.from_json(lower(Plan.from_json(plan.to_json()), tree, FP32, TARGET).to_json())
+        plan = batch_invariant().plan(Problem(tree, FP32, TARGET))
+        schedule = Schedule.from_json(lower(Plan.from_json(plan.to_json()), Problem(tree, FP32, TARGET)).to_json())
         keys.add((*(kernel_key(tile, FP32) for tile in schedule.classes), merge_key_of(schedule, FP32, 0)))
     assert len(keys) == 1
 
 
 def test_rows_that_share_tiles_share_work_items() -> None:
     tree = Tree.parse("1,64/4096,256")
-    plan = batch_invariant().plan(tree, Shape(32, 8, 128), TARGET)
+    plan = batch_invariant().plan(Problem(tree, Shape(32, 8, 128), TARGET))
     shared = plan.node == 0
     assert plan.group_rows[plan.segment_group[shared]].min() == 16
     few = Tree.parse("1,10/64,4000")  # rows that share little have work items of their own
-    assert batch_invariant().plan(few, Shape(32, 8, 128), TARGET).group_rows.max() == 1
+    assert batch_invariant().plan(Problem(few, Shape(32, 8, 128), TARGET)).group_rows.max() == 1
 
 
 def test_mode_plans_for_auto_and_explains_what_it_costs() -> None:
@@ -260,7 +261,7 @@ def test_mode_refuses_what_decides_by_the_batch() -> None:
 
 def test_plans_with_fixed_blocks_have_no_other_options() -> None:
     tree = Tree.parse("20(5,7)")
-    plan = batch_invariant().plan(tree, SMALL, TARGET)
+    plan = batch_invariant().plan(Problem(tree, SMALL, TARGET))
     assert "fixed blocks of 1" in str(plan)
     for change in ({"merge": "final"}, {"tiles": ((64, 64),)}, {"blocks": 4}, {"mask": "row-bits"}, {"fixed_block": 2}):
         with pytest.raises(PlanError, match="fixed_block"):
@@ -271,11 +272,11 @@ def test_plans_with_fixed_blocks_have_whole_tiles_and_rows_of_one() -> None:
     tree = Tree.parse("200")
     split = Plan.from_groups("split", [Group(((0, 1),), (Segment(0, a, b, (0, 1)),)) for a, b in ((0, 50), (50, 200))])
     with pytest.raises(PlanError, match="some run begins inside a tile"):
-        lower(replace(split, fixed_block=1), tree, SMALL, TARGET)
+        lower(replace(split, fixed_block=1), Problem(tree, SMALL, TARGET))
     many = Tree.from_parents([-1], [10], [(0, 10)] * 99)
     wide = Plan.from_groups("wide", [Group(((0, 99),), (Segment(0, 0, 10, (0, 99)),))])
     with pytest.raises(PlanError, match="exceeds a tile"):
-        lower(replace(wide, fixed_block=1), many, SMALL, TARGET)
+        lower(replace(wide, fixed_block=1), Problem(many, SMALL, TARGET))
 
 
 def test_wrapper_serves_the_mode_for_graphs() -> None:

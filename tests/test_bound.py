@@ -20,6 +20,7 @@ from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 STREAM = 77
@@ -102,7 +103,7 @@ def tensors(tree: Tree) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def program_of(tree: Tree, strategy: str) -> TritonProgram:
     target = target_from("h200")
-    schedule = lower(strategy_from(strategy).plan(tree, SHAPE, target), tree, SHAPE, target)
+    schedule = lower(strategy_from(strategy).plan(Problem(tree, SHAPE, target)), Problem(tree, SHAPE, target))
     return TritonProgram(schedule, SHAPE, torch.device("cpu"))
 
 
@@ -197,13 +198,13 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
     q, k, v = tensors(SINGLE)
     kernel(q, k, v)
     # The table of the tree before is kept, so that the next cannot take its address.
-    before = kernel._served.programs["triton", q.device].table
+    before = kernel._prepared.programs["triton", q.device].table
     grown = Tree.parse("5*3")
     kernel.update(grown)
     with pytest.raises(InputError, match="2 rows"):
         kernel(q, k, v)
     kernel(*tensors(grown))
-    after = kernel._served.programs["triton", q.device].table
+    after = kernel._prepared.programs["triton", q.device].table
     for each, table in zip(launched, (before, after), strict=True):
         assert 0 <= each.arguments["items"] - table.data_ptr() < table.numel() * table.element_size()
     assert before.data_ptr() != after.data_ptr()
@@ -216,7 +217,7 @@ def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched],
     out, other = torch.empty_like(q), torch.empty_like(q)
     kernel(q, k, v, out=out)
     expected = list(launched)
-    tables = kernel._served.programs["triton", q.device].table
+    tables = kernel._prepared.programs["triton", q.device].table
     for tree in (Tree.parse("1,9/200,30"), SINGLE, MERGED):
         launched.clear()
         before = tables.clone()
@@ -237,7 +238,7 @@ def test_few_forms_are_kept(launched: list[Launched]) -> None:
     for pages in range(200):
         more = torch.zeros(len(k) + pages, *k.shape[1:])
         kernel(q, more, more)
-    assert len(kernel._served.calls) <= 64
+    assert len(kernel._prepared.calls) <= 64
 
 
 def test_a_compilation_warns_where_the_kernel_is_called(

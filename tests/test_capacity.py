@@ -26,6 +26,7 @@ from treegen.runtime.limits import WantedLimits
 from treegen.runtime.window import View
 from treegen.search import auto as searching
 from treegen.strategies import Choice, Strategy, cohort
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
@@ -69,7 +70,7 @@ def check(kernel: treegen.Kernel, rows: int | None = None) -> None:
 
 def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     """Modules, grids and arguments of the kernel's launches, tensors as addresses."""
-    ((_, program),) = kernel._served.programs.items()
+    ((_, program),) = kernel._prepared.programs.items()
     assert isinstance(program, TritonProgram)
     q, k, v = tensors(FIRST, 16)
     made: list[tuple[object, ...]] = []
@@ -107,10 +108,10 @@ def test_every_tree_is_served_by_the_launches_of_the_first(strategy: Strategy, b
 def test_schedules_of_a_layout_cover_their_trees(trees: list[Tree], strategy: Strategy) -> None:
     wanted = WantedLimits(400, 5000, 5000)
     first = Tree.joined(trees)  # has every level that another may have
-    layout = layout_of(wanted, Choice(strategy, "told so"), View(first), SHAPE, H200)
+    layout = layout_of(wanted, Choice(strategy, "told so"), View(Problem(first, SHAPE, H200)))
     arenas = set()
     for tree in (first, *trees):
-        _, schedule = layout.lowered(View(tree), SHAPE, H200)
+        schedule = layout.lowered(View(Problem(tree, SHAPE, H200))).schedule
         assert schedule.classes == layout.frame.classes
         assert (np.diff(schedule.merge_indptr) > 0).all()
         slots = tree.kv.last_slot + 1
@@ -137,7 +138,7 @@ def assert_writes_every_row_once(schedule: Schedule, rows: int) -> None:
 @pytest.mark.parametrize("strategy", ["deft-node", "flashforge", cohort(apart=2, merge="final")], ids=str)
 def test_surplus_entries_are_zero_items_and_marked_merges(strategy: str | Strategy) -> None:
     kernel = compiled(strategy=strategy)
-    layout = kernel._served.layout
+    layout = kernel._prepared.layout
     assert layout is not None
     for tree in (FIRST, BLIND):
         kernel.update(tree)
@@ -248,12 +249,12 @@ def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
     monkeypatch.setattr(searching, "searched", lambda *_, **__: Choice(cohort(cut=(1,)), "of one tree"))
 
-    def searched(tree: Tree, shape: Shape, target: object, *, for_any_tree: bool, isolated: bool) -> Choice:
+    def searched(problem: Problem, *, for_any_tree: bool, isolated: bool) -> Choice:
         assert not isolated
         found.append(for_any_tree)
         return Choice(cohort(split=128), "of any tree")
 
-    monkeypatch.setattr("treegen.runtime.kernel.searched", searched)
+    monkeypatch.setattr("treegen.tuning.planner.searched", searched)
     kernel = compiled(strategy="auto")
     for tree in TREES:
         kernel.update(tree)

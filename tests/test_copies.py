@@ -16,6 +16,7 @@ from treegen import Shape, Tree, TreeAttentionWrapper, strategies
 from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
 from treegen.strategies import Strategy
+from treegen.target.problem import Problem
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 TREE = Tree.parse("1,3/70,4")
@@ -42,9 +43,9 @@ class Own(Strategy):
 
     name: str = "own"
 
-    def plan(self, tree: Tree, *others: Any, **options: Any) -> Plan:
+    def plan(self, problem: Problem, on_pass: Any = None) -> Plan:
         """See Strategy."""
-        return strategies.query().plan(tree, *others, **options)
+        return strategies.query().plan(problem, on_pass)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

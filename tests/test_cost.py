@@ -18,6 +18,7 @@ from treegen.cost.profiled import item_tokens, launches_us
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.cost_terms import DEVICE_FACTS, ITEMS, MERGES
+from treegen.target.problem import Problem
 from treegen.target.targets import Constants, Target, target_from
 from treegen.target.task_costs import source_of_costs, task_costs, task_rows
 from treegen.target.tile_config import resident_blocks
@@ -97,8 +98,8 @@ def test_by_hand() -> None:
 @examples(40)
 def test_times_add_up(cost_model: str, target: str, tree: Tree, name: str) -> None:
     on = target_from(target)
-    plan = strategy_from(name).plan(tree, SHAPE, on)
-    estimate, made_of = assess(plan, lower(plan, tree, SHAPE, on), tree, SHAPE, on, cost_model)
+    plan = strategy_from(name).plan(Problem(tree, SHAPE, on))
+    estimate, made_of = assess(plan, lower(plan, Problem(tree, SHAPE, on)), Problem(tree, SHAPE, on), cost_model)
     parts = (made_of.launching, made_of.items, made_of.merges, made_of.unfused)
     assert all(np.isfinite(part) and part >= 0 for part in parts)
     assert estimate.time_us == made_of.total == pytest.approx(sum(parts))
@@ -107,10 +108,10 @@ def test_times_add_up(cost_model: str, target: str, tree: Tree, name: str) -> No
 
 def profiled(tree: Tree, name: str, target: Target = H200) -> tuple[float, np.ndarray, ItemLaunches]:
     """Profiled time of a strategy's only launch of items, the costs of its items, and its counts."""
-    plan = strategy_from(name).plan(tree, SHAPE, target)
-    schedule = lower(plan, tree, SHAPE, target)
+    plan = strategy_from(name).plan(Problem(tree, SHAPE, target))
+    schedule = lower(plan, Problem(tree, SHAPE, target))
     (tile,) = schedule.classes
-    items = item_launches(plan, schedule, tree, SHAPE, target)
+    items = item_launches(plan, schedule, Problem(tree, SHAPE, target))
     costs = task_costs(SHAPE, target)(task_rows(schedule.column("rows"), tile, SHAPE), item_tokens(schedule))
     (time,) = launches_us(schedule, items, SHAPE, target)
     return float(time), costs, items
@@ -140,15 +141,15 @@ def test_a_profiled_launch_takes_its_traffic() -> None:
 
 def test_a_profiled_launch_takes_its_longest_list() -> None:
     tree = Tree.parse("9000(500*7)")
-    plan = strategy_from("flashforge").plan(tree, SHAPE, H200)
-    schedule = lower(plan, tree, SHAPE, H200)
+    plan = strategy_from("flashforge").plan(Problem(tree, SHAPE, H200))
+    schedule = lower(plan, Problem(tree, SHAPE, H200))
     (tile,) = schedule.classes
     assert tile.dealt
     costs = task_costs(SHAPE, H200)(task_rows(schedule.column("rows"), tile, SHAPE), item_tokens(schedule))
     lanes = 8
     bounds = zip(schedule.work_indptr[:-1], schedule.work_indptr[1:], strict=True)
     longest = max(float(costs[schedule.work[begin:end] // lanes].sum()) for begin, end in bounds)
-    items = item_launches(plan, schedule, tree, SHAPE, H200)
+    items = item_launches(plan, schedule, Problem(tree, SHAPE, H200))
     assert launches_us(schedule, items, SHAPE, H200) == pytest.approx([longest])
 
 
@@ -166,10 +167,10 @@ def test_tasks_without_a_grid_come_from_the_analytic_model() -> None:
     assert source_of_costs(H200) == H200.grid.source
     costs = task_costs(SHAPE, target)(16, np.array([64, 1024, 65536]))
     assert (np.diff(costs) > 0).all()
-    plan = strategy_from("query").plan(Tree.parse("1024*528"), SHAPE, target)
-    schedule = lower(plan, Tree.parse("1024*528"), SHAPE, target)
+    plan = strategy_from("query").plan(Problem(Tree.parse("1024*528"), SHAPE, target))
+    schedule = lower(plan, Problem(Tree.parse("1024*528"), SHAPE, target))
     (tile,) = schedule.classes
-    items = item_launches(plan, schedule, Tree.parse("1024*528"), SHAPE, target)
+    items = item_launches(plan, schedule, Problem(Tree.parse("1024*528"), SHAPE, target))
     throughput = float(terms_of(items, target)["throughput"][0])
     single = float(task_costs(SHAPE, target)(4, 1024))
     share = single / (resident_blocks(tile, SHAPE, target) * target.sms)
@@ -195,11 +196,11 @@ def test_against_measured_times() -> None:
         tree, (query, kv) = Tree.parse(text), heads.split("/")
         shape = Shape(int(query), int(kv), 128, dtype="fp16")
         for name, time in zip(FUSED, microseconds, strict=True):
-            plan = strategy_from(name).plan(tree, shape, H200)
-            schedule = lower(plan, tree, shape, H200)
+            plan = strategy_from(name).plan(Problem(tree, shape, H200))
+            schedule = lower(plan, Problem(tree, shape, H200))
             measured.append(time)
             for kind, entries in estimated.items():
-                entries.append(account(plan, schedule, tree, shape, H200, kind).time_us)
+                entries.append(account(plan, schedule, Problem(tree, shape, H200), kind).time_us)
     assert len(measured) == 45 * len(FUSED)
     for kind, entries in estimated.items():
         spearman = float(np.corrcoef(ranks(entries), ranks(measured))[0, 1])

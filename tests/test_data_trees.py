@@ -17,6 +17,7 @@ from treegen.backends.torch_program import TorchProgram
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.workloads.tree_files import Template, load_templates
 
@@ -51,9 +52,9 @@ def draft(data_dir: Path, size: int) -> list[list[int]]:
 def assert_lawful(tree: Tree, *, searched: bool = True) -> None:
     """Every strategy's plan obeys the law, and its schedule writes every result once; with `searched`, auto's too."""
     for name in (*strategy_names(), *(["auto"] if searched else [])):
-        plan = strategy_from(name).plan(tree, LLAMA, H200)
+        plan = strategy_from(name).plan(Problem(tree, LLAMA, H200))
         verify(plan, tree)
-        verify_schedule(lower(plan, tree, LLAMA, H200), tree.num_rows)
+        verify_schedule(lower(plan, Problem(tree, LLAMA, H200)), tree.num_rows)
 
 
 def assert_computes_attention(tree: Tree) -> None:
@@ -63,7 +64,7 @@ def assert_computes_attention(tree: Tree) -> None:
     expected = oracle.reference(tree, q, keys, values)
     for name in strategy_names():
         out, lse = torch.empty_like(q), torch.empty(q.shape[:2])
-        schedule = lower(strategy_from(name).plan(tree, TINY, H200), tree, TINY, H200)
+        schedule = lower(strategy_from(name).plan(Problem(tree, TINY, H200)), Problem(tree, TINY, H200))
         TorchProgram(schedule, TINY, q.device)(q, keys, values, out, lse, 0.25, 1.0)
         assert max(oracle.error(out, expected[0]), oracle.error(lse, expected[1])) <= 1e-5, name
 
@@ -123,7 +124,7 @@ def test_speculative_trees(data_dir: Path, size: int, prefix: int) -> None:
     assert tree.positions().tolist() == [prefix, *(prefix + len(ranks) for ranks in draft(data_dir, size))]
     assert_lawful(tree)
     for strategy in (query(), deft_node(), deft_flatten()):
-        assert obeys_law(strategy.plan(tree, TINY, H200), tree)
+        assert obeys_law(strategy.plan(Problem(tree, TINY, H200)), tree)
     assert_computes_attention(tree)
 
 
@@ -131,5 +132,5 @@ def test_speculative_trees(data_dir: Path, size: int, prefix: int) -> None:
 def test_speculative_trees_share_their_context(data_dir: Path, size: int) -> None:
     """Kept apart by rows, a draft over 1,000 tokens reads them once per row; in blocks, all rows read them once."""
     tree = Tree.from_token_tree(draft(data_dir, size), 1000)
-    assert tree.path_tokens == query().plan(tree, LLAMA, H200).read_tokens.sum() >= 1000 * size
-    assert deft_flatten().plan(tree, LLAMA, H200).read_tokens.sum() == 1000 + size
+    assert tree.path_tokens == query().plan(Problem(tree, LLAMA, H200)).read_tokens.sum() >= 1000 * size
+    assert deft_flatten().plan(Problem(tree, LLAMA, H200)).read_tokens.sum() == 1000 + size

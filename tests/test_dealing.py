@@ -23,6 +23,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import DEALT_BLOCK_TOKENS, resident_blocks
@@ -38,8 +39,8 @@ H200 = target_from("h200")
 
 
 def scheduled(tree: Tree, blocks: int | None, shape: Shape, target: str = "h200") -> tuple[Plan, Schedule]:
-    plan = strategies.flashforge(blocks).plan(tree, shape, target_from(target))
-    return plan, lower(plan, tree, shape, target_from(target))
+    plan = strategies.flashforge(blocks).plan(Problem(tree, shape, target_from(target)))
+    return plan, lower(plan, Problem(tree, shape, target_from(target)))
 
 
 def lanes_of(schedule: Schedule, shape: Shape) -> int:
@@ -75,8 +76,8 @@ def test_by_hand() -> None:
     """Tasks of 4096, 2048, 1024 and 512 tokens and 2 KV heads for 3 blocks: the least loaded block takes the next."""
     shape = Shape(2, 2, 128, dtype="fp16")
     tree = Tree.parse("4096+2048+1024+512")
-    plan = dataclasses.replace(strategies.deft_node().plan(tree, shape, H200), blocks=3)
-    schedule = lower(plan, tree, shape, H200)
+    plan = dataclasses.replace(strategies.deft_node().plan(Problem(tree, shape, H200)), blocks=3)
+    schedule = lower(plan, Problem(tree, shape, H200))
     assert tokens_of(schedule) == [4096, 2048, 1024, 512]
     longest, second, third, last = costs_of(schedule, shape, "h200")[::2]
     assert longest < 2 * second < 2 * second + last < longest + third  # what the lists rest on
@@ -209,17 +210,17 @@ def test_blocks_are_counted(blocks: object) -> None:
 def test_lists_need_a_single_class(strategy: Strategy) -> None:
     """Two tile sizes, several stages, and a dense mask."""
     tree = Tree.parse("300(20*80)")
-    plan = dataclasses.replace(strategy.plan(tree, SHAPES["mha"], H200), blocks=5)
+    plan = dataclasses.replace(strategy.plan(Problem(tree, SHAPES["mha"], H200)), blocks=5)
     assert strategy.name != "fasttree" or len(plan.tiles) == 2
     with pytest.raises(PlanError, match="blocks = 5: needs a single tile class"):
-        lower(plan, tree, SHAPES["mha"], H200)
+        lower(plan, Problem(tree, SHAPES["mha"], H200))
 
 
 def test_any_plan_of_one_class_can_be_dealt() -> None:
     tree = Tree.from_parents([-1, 0, 0], [90, 40, 33], rows=[(0, 20), (1, 40), (1, 7), (2, 33)])
     for name in ("query", "specinfer", "deft-node-chunk", "deft-flatten"):
-        plan = dataclasses.replace(strategy_from(name).plan(tree, SMALL, H200), blocks=2)
-        schedule = lower(plan, tree, SMALL, H200)
+        plan = dataclasses.replace(strategy_from(name).plan(Problem(tree, SMALL, H200)), blocks=2)
+        schedule = lower(plan, Problem(tree, SMALL, H200))
         verify_schedule(schedule, tree.num_rows)
         assert len(lists(schedule)) == 2
         assert_attention(schedule, tree, SMALL, "triton")
@@ -256,8 +257,8 @@ def test_lists_of_several_turns_with_masked_rows(blocks: int, mask: Mask) -> Non
     """Rows inside nodes, rows that see nothing, more rows than a tile; a block goes on from item to item."""
     attached = [(0, 70), (0, 33), (1, 5), (1, 40), (2, 0), *[(2, 20)] * 18, (3, 9), (4, 0)]
     tree = Tree.from_parents([-1, 0, 0, 1, -1], [70, 40, 20, 9, 3], rows=attached)
-    plan = dataclasses.replace(strategies.flashforge(blocks).plan(tree, SMALL, H200), mask=mask)
-    schedule = lower(plan, tree, SMALL, H200)
+    plan = dataclasses.replace(strategies.flashforge(blocks).plan(Problem(tree, SMALL, H200)), mask=mask)
+    schedule = lower(plan, Problem(tree, SMALL, H200))
     assert schedule.classes[0].mask == ("interval" if mask == "interval" else "bits")
     assert schedule.classes[0].dealt
     assert max(map(len, lists(schedule))) >= 2

@@ -17,6 +17,7 @@ from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, Strategy, Traffic, deft_flatten, deft_node, fasttree, query, strategy_from
 from treegen.strategies.groupings import by_node, by_row, whole_tree
 from treegen.strategies.registry import strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.workloads.generate import reasoning_template
 from treegen.workloads.traces import Decode, Workload, few_shot, replay, verification, workload_from
@@ -60,8 +61,8 @@ def planned(strategy: Strategy, shape: Shape, every: list[Tree]) -> tuple[int, i
     """What a strategy moves per layer when every step is planned, lowered and accounted for."""
     total = np.zeros(4, np.int64)
     for tree in every:
-        plan = strategy.plan(tree, shape, H200)
-        found = account(plan, lower(plan, tree, shape, H200), tree, shape, H200)
+        plan = strategy.plan(Problem(tree, shape, H200))
+        found = account(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))
         scores = getattr(found, "score_bytes", 0)
         total += np.array([found.kv_hbm_bytes, scores, found.mask_bytes, found.partial_bytes])
     return tuple(total.tolist())
@@ -138,8 +139,9 @@ class Own(Strategy):
     def __init__(self, lost: int) -> None:
         self.lost = lost
 
-    def plan(self, tree: Tree, shape: Shape, target: object, on_pass: object = None) -> Plan:
-        plan = deft_node().plan(tree, shape, H200)
+    def plan(self, problem: Problem, on_pass: object = None) -> Plan:
+        tree, shape = problem.tree, problem.shape
+        plan = deft_node().plan(Problem(tree, shape, H200))
         return dataclasses.replace(plan, stop=plan.stop - self.lost)
 
 

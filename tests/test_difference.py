@@ -22,6 +22,7 @@ from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines
 from treegen.report.strategy_diff import amount_text, difference
 from treegen.strategies import Strategy, strategy_names
+from treegen.target.problem import Problem
 from treegen.workloads.generate import few_shot, reasoning, speculative
 
 LEVELS = Tree.from_levels([1, 4, 16, 512], [1024, 256, 128, 32])
@@ -340,8 +341,8 @@ class Wrong(Strategy):
 
     name = "wrong"
 
-    def plan(self, tree: Tree, shape: Shape, target: object, on_pass: object = None) -> Plan:
-        plan = strategies.deft_node().plan(tree, shape, target)
+    def plan(self, problem: Problem, on_pass: object = None) -> Plan:
+        plan = strategies.deft_node().plan(problem)
         return dataclasses.replace(plan, stop=plan.stop - 1)
 
 

@@ -14,6 +14,7 @@ from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -30,8 +31,8 @@ def untimed(estimate: Estimate) -> Estimate:
 
 
 def accounted(strategy: Strategy, tree: Tree = FEW_SHOT, shape: Shape = SHAPE) -> Estimate:
-    plan = strategy.plan(tree, shape, H200)
-    return account(plan, lower(plan, tree, shape, H200), tree, shape, H200)
+    plan = strategy.plan(Problem(tree, shape, H200))
+    return account(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))
 
 
 def test_shared_nodes_by_hand() -> None:
@@ -93,7 +94,7 @@ def test_two_classes_by_hand() -> None:
         merge_slots=np.array([0, 1, 2]),
     )
     token = 160 * 2
-    assert untimed(account(plan, schedule, tree, shape, target_from("a100"))) == Estimate(
+    assert untimed(account(plan, schedule, Problem(tree, shape, target_from("a100")))) == Estimate(
         kv_unique_bytes=90 * token,
         kv_hbm_bytes=90 * token,
         kv_l2_bytes=20 * token,  # 24 heads in tiles of 16 rows: two blocks read the second item's 20 tokens
@@ -145,9 +146,9 @@ def test_estimates_add_up() -> None:
 @examples(150)
 def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> None:
     shape = Shape(*heads, 64, dtype="fp16")
-    plan = strategy_from(strategy).plan(tree, shape, H200)
-    schedule = lower(plan, tree, shape, H200)
-    found = account(plan, schedule, tree, shape, H200)
+    plan = strategy_from(strategy).plan(Problem(tree, shape, H200))
+    schedule = lower(plan, Problem(tree, shape, H200))
+    found = account(plan, schedule, Problem(tree, shape, H200))
     if not all(tile.fused for tile in schedule.classes):
         assert strategy == "medusa"
         return

@@ -13,7 +13,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.report.explain import explain
 from treegen.strategies import Strategy, strategy_names
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.workloads.generate import few_shot, reasoning, speculative
 
 ALL = (*strategy_names(), "auto")
@@ -88,7 +88,7 @@ def test_groups_and_pieces_are_cut() -> None:
 def test_auto_stands_for_its_pick() -> None:
     tree = few_shot()
     explanation = explain(tree, ALL)
-    best = strategies.auto().choose(tree, explanation.shape, explanation.target)
+    best = strategies.auto().choose(Problem(tree, explanation.shape, explanation.target))
     assert str(explanation.best) == str(best.strategy)
     picked = next(entry for entry in explanation.entries if str(entry.strategy) == str(best.strategy))
     assert picked.reason == f"chosen by auto: {best.reason}"
@@ -101,8 +101,8 @@ def test_every_plan_is_verified() -> None:
     class Wrong(Strategy):
         name = "wrong"
 
-        def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: object = None) -> Plan:
-            plan = strategies.deft_node().plan(tree, shape, target)
+        def plan(self, problem: Problem, on_pass: object = None) -> Plan:
+            plan = strategies.deft_node().plan(problem)
             return dataclasses.replace(plan, stop=plan.stop - 1)
 
     with pytest.raises(PlanError):

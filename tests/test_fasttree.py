@@ -15,6 +15,7 @@ from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import fasttree
 from treegen.strategies.fasttree import Costs, FastTree, assign_edges, virtual_tree
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -102,23 +103,23 @@ def test_rows_inside_nodes_are_masked() -> None:
 def test_splits_and_tiles_follow_the_number_of_blocks() -> None:
     # Thread blocks of the root: 8 KV heads x 64 row tiles x 2 splits; of the leaves: 8 x 1024. Both fill their phase.
     shape = Shape(32, 8, 128)
-    usual = fasttree().plan(Tree.parse("1,1024/2048,32"), shape, H200)
+    usual = fasttree().plan(Problem(Tree.parse("1,1024/2048,32"), shape, H200))
     assert (usual.tiles, max(usual.read_tokens)) == (((64, 32), (16, 32)), 1024)
     # 8 x 4 blocks of 1,024 tokens are too few, 8 x 32 of 128 are enough.
-    short = fasttree().plan(Tree.parse("4000"), shape, H200)
+    short = fasttree().plan(Problem(Tree.parse("4000"), shape, H200))
     assert (short.tiles, max(short.read_tokens)) == (((64, 32), (16, 32)), 128)
     # 8 x 4 blocks of 128 tokens are too few for a phase of its own: the other tile serves both.
-    single = fasttree().plan(Tree.parse("500"), shape, H200)
+    single = fasttree().plan(Problem(Tree.parse("500"), shape, H200))
     assert (single.tiles, max(single.read_tokens)) == (((64, 32),), 128)
-    unsplit = fasttree(split=(4000, 4000)).plan(Tree.parse("4000"), shape, H200)
+    unsplit = fasttree(split=(4000, 4000)).plan(Problem(Tree.parse("4000"), shape, H200))
     assert unsplit.read_tokens.tolist() == [4000]
 
 
 def test_the_tiles_of_the_plan_are_the_tiles_launched() -> None:
     tree = Tree.parse("300(100*70)+50*3")
     shape = Shape(4, 4, 64)
-    plan = fasttree().plan(tree, shape, H200)
-    schedule = lower(plan, tree, shape, H200)
+    plan = fasttree().plan(Problem(tree, shape, H200))
+    schedule = lower(plan, Problem(tree, shape, H200))
     verify_schedule(schedule, tree.num_rows)
     assert [(tile.rows, tile.tokens) for tile in schedule.classes] == list(plan.tiles)
     rows = schedule.column("rows")
@@ -162,7 +163,7 @@ def test_plans_of_the_published_benchmark(variant: str, data_dir: Path, golden: 
             tree = Tree.from_levels(entry["nodes_per_level"], entry["tokens_per_node"])
             shape = Shape(query_heads, kv_heads, table["head_dim"], dtype=table["dtype"])
             passes: dict[str, Plan] = {}
-            plan = FastTree(variant=variant).plan(tree, shape, H200, passes.__setitem__)
+            plan = FastTree(variant=variant).plan(Problem(tree, shape, H200), passes.__setitem__)
             verify(plan, tree)
             edges = concatenated(passes["assign-edges"], tree)
             lines.append(

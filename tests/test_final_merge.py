@@ -30,6 +30,7 @@ from treegen.report.forest_counts import Batch, join
 from treegen.schedule.lower import count, lower
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -61,7 +62,7 @@ def cut(tree: Tree, level: int, width: int, *, steps: bool = False, trim: bool =
 
 
 def scheduled(plan: Plan, tree: Tree, shape: Shape = SHAPE) -> Schedule:
-    return lower(plan, tree, shape, H200)
+    return lower(plan, Problem(tree, shape, H200))
 
 
 def tensors(tree: Tree, shape: Shape = SHAPE) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -172,10 +173,10 @@ def test_a_cohort_merges_different_numbers_of_slots_per_row() -> None:
 def test_a_single_stage_merges_as_ever() -> None:
     """Without an earlier stage there is nothing to merge before: rows of several items are merged behind it."""
     tree = Tree.parse("40(20,30)+7")
-    plan = strategies.deft_node().plan(tree, SHAPE, H200)
+    plan = strategies.deft_node().plan(Problem(tree, SHAPE, H200))
     schedule = scheduled(MergeLast().apply(plan, tree), tree)
     assert schedule.to_json() == scheduled(plan, tree).to_json()
-    alone = scheduled(MergeLast().apply(strategies.cohort().plan(tree, SHAPE, H200), tree), tree)
+    alone = scheduled(MergeLast().apply(strategies.cohort().plan(Problem(tree, SHAPE, H200)), tree), tree)
     assert (alone.launches, alone.num_slots) == (1, 0)
 
 
@@ -457,11 +458,11 @@ def test_the_account_counts_what_epilogues_read() -> None:
     plan = dataclasses.replace(Plan.from_groups("cut", groups), merge="final")
     verify(plan, tree)
     schedule = scheduled(plan, tree)
-    launches = item_launches(plan, schedule, tree, SHAPE, H200)
+    launches = item_launches(plan, schedule, Problem(tree, SHAPE, H200))
     partial, final = 4 * 17 * 4, 4 * (16 * 4 + 4)
     assert launches.longest_merges.tolist() == [0, 0, 0, 3]
     assert launches.memory_bytes[3] - launches.q_bytes[3] == 15 * SHAPE.kv_token_bytes + 3 * final + 7 * partial
-    estimate = account(plan, schedule, tree, SHAPE, H200)
+    estimate = account(plan, schedule, Problem(tree, SHAPE, H200))
     assert estimate.partial_bytes == 2 * 7 * partial
     chain = terms_of(launches, H200)["chain"]
     unmerged = terms_of(dataclasses.replace(launches, longest_merges=np.zeros(4, np.int64)), H200)["chain"]

@@ -19,6 +19,7 @@ from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.search import search, time_of
 from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -35,7 +36,7 @@ def test_halves_are_plans_of_the_tree_in_one_launch(tree: Tree, shape: Shape, wh
     if not tree.num_rows or not tree.unique_tokens:
         return
     for whole in large_cohorts(shape):
-        half = halved(whole, tree, shape, H200, where_room=where_room)
+        half = halved(whole, Problem(tree, shape, H200), where_room=where_room)
         if half is not None:
             verify(half.plan, tree)
             made = in_one_launch(half.schedule)
@@ -46,10 +47,10 @@ def test_halves_are_plans_of_the_tree_in_one_launch(tree: Tree, shape: Shape, wh
 
 
 def test_the_search_takes_them_where_they_pay() -> None:
-    found, fixed = search(SMALL, SHAPE, H200), search(SMALL, SHAPE, H200, for_any_tree=True)
-    assert Lowered.of(found.strategy, SMALL, SHAPE, H200).takes_one_launch
+    found, fixed = search(Problem(SMALL, SHAPE, H200)), search(Problem(SMALL, SHAPE, H200), for_any_tree=True)
+    assert Lowered.of(found.strategy, Problem(SMALL, SHAPE, H200)).takes_one_launch
     assert found.time_us < fixed.time_us
-    assert not Lowered.of(fixed.strategy, SMALL, SHAPE, H200).takes_one_launch
+    assert not Lowered.of(fixed.strategy, Problem(SMALL, SHAPE, H200)).takes_one_launch
     (entry,) = explain(SMALL, ["auto"], SHAPE, H200).entries
     assert entry.strategy == found.strategy
     assert entry.estimate.launches == 1
@@ -60,19 +61,19 @@ def test_the_search_takes_them_where_they_pay() -> None:
 def test_a_cut_that_merges_last_is_told_by_the_launch_that_is_made() -> None:
     """What the space holds as two launches counts as one where it is one."""
     apart = cohort(head_rows=64, apart=64, merge="final")
-    entry, two = explain(SMALL, [apart], SHAPE, H200).entries[0], Lowered.of(apart, SMALL, SHAPE, H200)
+    entry, two = explain(SMALL, [apart], SHAPE, H200).entries[0], Lowered.of(apart, Problem(SMALL, SHAPE, H200))
     assert two.takes_one_launch
-    as_two = account(two.plan, two.schedule, SMALL, SHAPE, H200, fixed=True)
+    as_two = account(two.plan, two.schedule, Problem(SMALL, SHAPE, H200), fixed=True)
     assert (entry.estimate.launches, as_two.launches) == (1, 2)
     assert entry.estimate.time_us < as_two.time_us
-    assert time_of(apart, SMALL, SHAPE, H200) == entry.estimate.time_us
+    assert time_of(apart, Problem(SMALL, SHAPE, H200)) == entry.estimate.time_us
 
 
 def test_full_sms_are_not_given_more_blocks() -> None:
     (whole,) = (each for each in large_cohorts(SHAPE) if each.head_rows == 64)
-    assert halved(whole, FULL, SHAPE, H200) is not None
-    assert halved(whole, FULL, Shape(32, 2, 128, dtype="fp16"), H200, where_room=True) is None
-    assert halved(whole, SMALL, SHAPE, H200, where_room=True) is not None
+    assert halved(whole, Problem(FULL, SHAPE, H200)) is not None
+    assert halved(whole, Problem(FULL, Shape(32, 2, 128, dtype="fp16"), H200), where_room=True) is None
+    assert halved(whole, Problem(SMALL, SHAPE, H200), where_room=True) is not None
 
 
 def test_kernels_of_fixed_capacity_do_without() -> None:
@@ -87,7 +88,7 @@ def test_kernels_of_fixed_capacity_do_without() -> None:
 
 
 def test_plain_decoding_has_none() -> None:
-    assert not Lowered.of(query(), SMALL, SHAPE, H200).takes_one_launch
+    assert not Lowered.of(query(), Problem(SMALL, SHAPE, H200)).takes_one_launch
 
 
 def test_a_best_that_takes_longer_as_launched_gives_way() -> None:

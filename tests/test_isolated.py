@@ -41,6 +41,7 @@ from treegen.strategies import (
     specinfer,
 )
 from treegen.strategies.isolated import SeparateRows
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in Triton's interpreter
@@ -271,16 +272,18 @@ TREES = [
 @pytest.mark.parametrize("tree", TREES, ids=["four levels", "two levels", "six levels", "nothing shared"])
 def test_auto_takes_the_best_of_isolated_plans(tree: Tree) -> None:
     shape = Shape(32, 8, 128)
-    found, free = search(tree, shape, H200, isolated=True), search(tree, shape, H200)
-    plan = found.strategy.plan(tree, shape, H200)
+    found, free = search(Problem(tree, shape, H200), isolated=True), search(Problem(tree, shape, H200))
+    plan = found.strategy.plan(Problem(tree, shape, H200))
     verify(plan, tree)
     verify_isolated(plan)
-    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, H200))
+    assert found.time_us == pytest.approx(time_of(found.strategy, Problem(tree, shape, H200)))
     assert free.time_us <= found.time_us <= min(free.query_us, 1.5 * free.time_us)
     for strategy in (fasttree(), flashforge(), deft_node(), deft_node_chunk(256), cohort(split=512)):
-        divided = SeparateRows().apply(strategy.plan(tree, shape, H200), tree)
-        schedule = lower(divided, tree, shape, H200)
-        assert found.time_us <= treegen.cost.estimate.account(divided, schedule, tree, shape, H200).time_us * (1 + 1e-9)
+        divided = SeparateRows().apply(strategy.plan(Problem(tree, shape, H200)), tree)
+        schedule = lower(divided, Problem(tree, shape, H200))
+        assert found.time_us <= treegen.cost.estimate.account(divided, schedule, Problem(tree, shape, H200)).time_us * (
+            1 + 1e-9
+        )
 
 
 @pytest.mark.parametrize(
@@ -288,7 +291,7 @@ def test_auto_takes_the_best_of_isolated_plans(tree: Tree) -> None:
 )
 def test_measured_policies_are_used_where_their_plans_are_isolated(policy: dict[str, Any], used: bool) -> None:
     tree, shape = Tree.parse("64(8*12)"), Shape(8, 2, 64)
-    POLICY_CACHE.store(Entry(key_of(tree, shape, H200), policy, 1.0, (("query", 1.0, "measured"),), "a test"))
+    POLICY_CACHE.store(Entry(key_of(Problem(tree, shape, H200)), policy, 1.0, (("query", 1.0, "measured"),), "a test"))
     assert treegen.compile(tree, shape=shape, target="h200", backend="torch").choice.reason.startswith("measured")
     kernel = treegen.compile(tree, shape=shape, target="h200", backend="torch", isolated=True)
     assert kernel.choice.reason.startswith("measured") == used
@@ -297,7 +300,7 @@ def test_measured_policies_are_used_where_their_plans_are_isolated(policy: dict[
 
 def test_named_strategies_without_masks_stay_as_they_are() -> None:
     tree = Tree.parse("64(8*12)")
-    plan = deft_node().plan(tree, FP32, H200)
+    plan = deft_node().plan(Problem(tree, FP32, H200))
     assert SeparateRows().apply(plan, tree).segments is plan.segments
     kernel = treegen.compile(tree, strategy="query", shape=FP32, backend="torch", isolated=True)
     assert kernel.choice.strategy == query()

@@ -234,7 +234,7 @@ def test_graphs_find_the_tables_that_they_were_captured_with(backend: str, monke
         kernel.update(tree)
         monkeypatch.setattr(treegen.runtime.kernel, "captures", lambda q, captured=captured: captured)
         kernel(*tensors(tree, 87, 1, (2, 1), 64, torch.float32, pad_pages=False))
-        programs += map(weakref.ref, kernel._served.programs.values())
+        programs += map(weakref.ref, kernel._prepared.programs.values())
         gc.collect()
     assert [program() is not None for program in programs] == [True, False, True]
 

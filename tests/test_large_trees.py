@@ -22,6 +22,7 @@ from treegen.search import search as searching
 from treegen.search.search import search, time_of
 from treegen.search.size import is_too_large
 from treegen.strategies import strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.workloads.generate import few_shot
 
@@ -79,7 +80,7 @@ def test_work_is_linear_in_a_large_tree(monkeypatch: pytest.MonkeyPatch) -> None
         made.clear()
         tracemalloc.start()
         try:
-            found = search(tree, DEFAULT_SHAPE, H200)
+            found = search(Problem(tree, DEFAULT_SHAPE, H200))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -92,17 +93,17 @@ def test_work_is_linear_in_a_large_tree(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_is_left_out_is_said() -> None:
     tree = random_tree(20_000, 5000)
-    choice = strategies.auto().choose(tree, DEFAULT_SHAPE, H200)
+    choice = strategies.auto().choose(Problem(tree, DEFAULT_SHAPE, H200))
     assert "; the tree is too large to weigh cuts at single nodes, fasttree" in choice.reason
     assert "plain per-row decoding takes" in choice.reason
-    small = strategies.auto().choose(random_tree(200), DEFAULT_SHAPE, H200)
+    small = strategies.auto().choose(Problem(random_tree(200), DEFAULT_SHAPE, H200))
     assert "too large" not in small.reason
 
 
 def test_a_deep_tree_is_planned_by_what_is_linear() -> None:
     """All paths of 6,000 rows together have 18,000,000 segments."""
     tree = deep_tree(6_000)
-    found = search(tree, DEFAULT_SHAPE, H200)
+    found = search(Problem(tree, DEFAULT_SHAPE, H200))
     assert "plain per-row decoding" in found.left_out
     assert found.query_us is None
     assert found.strategy.plan_size(tree, DEFAULT_SHAPE) < 2 * MEGABYTE
@@ -110,10 +111,10 @@ def test_a_deep_tree_is_planned_by_what_is_linear() -> None:
 
 @pytest.mark.parametrize("tree", [random_tree(20_000), deep_tree(9_000), Tree.parse("1,40000/5000,30")])
 def test_no_strategy_that_was_weighed_is_better(tree: Tree) -> None:
-    found = search(tree, DEFAULT_SHAPE, H200)
+    found = search(Problem(tree, DEFAULT_SHAPE, H200))
     for name in strategy_names():
         if name not in found.left_out and not is_too_large(strategy_from(name), tree, DEFAULT_SHAPE):
-            assert found.time_us <= time_of(strategy_from(name), tree, DEFAULT_SHAPE, H200) * (1 + 1e-9), name
+            assert found.time_us <= time_of(strategy_from(name), Problem(tree, DEFAULT_SHAPE, H200)) * (1 + 1e-9), name
 
 
 def test_rankings_leave_out_what_is_too_large() -> None:
@@ -132,7 +133,7 @@ def test_sizes_are_those_of_plans_about(tree: Tree, shape: Shape) -> None:
     """No plan has many more segments and rows than was counted without it."""
     others = [strategies.cohort(apart=2), strategies.cohort(16, split=64), strategies.query(split=100)]
     for strategy in [*map(strategy_from, strategy_names()), *others]:
-        plan = strategy.plan(tree, shape, H200)
+        plan = strategy.plan(Problem(tree, shape, H200))
         pieces = 600 if strategy.name == "flashforge" else 0  # what it divides nodes into follows from the target
         assert len(plan.node) + int(plan.group_rows.sum()) <= 2 * strategy.plan_size(tree, shape) + pieces, strategy
 

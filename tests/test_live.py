@@ -26,6 +26,7 @@ from treegen.schedule.passes.reserve import RESERVE, with_room
 from treegen.search import auto as searching
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy, cohort
+from treegen.target.problem import Problem
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
 CPU = torch.device("cpu")
@@ -61,12 +62,12 @@ def attend(kernel: treegen.Kernel, slots: int) -> tuple[torch.Tensor, torch.Tens
 
 def check_tables(kernel: treegen.Kernel) -> None:
     """What is launched covers the tree, and the tables on the device are those of a program made for it now."""
-    served, tree = kernel._served, kernel.tree
+    served, tree = kernel._prepared, kernel.tree
     slots = tree.kv.last_slot + 1
-    assert (schedule_counts(served.launched, tree.num_rows, slots) == visible_slot_counts(tree, slots)).all()
+    assert (schedule_counts(served.schedule, tree.num_rows, slots) == visible_slot_counts(tree, slots)).all()
     for program in served.programs.values():
         assert isinstance(program, TritonProgram)
-        anew = served.make_program("triton", kernel.shape, CPU)
+        anew = served.make_program("triton", CPU)
         assert isinstance(anew, TritonProgram)
         assert torch.equal(program.table[read_by(anew)], anew.table[read_by(anew)])
 
@@ -86,7 +87,7 @@ def read_by(program: TritonProgram) -> torch.Tensor:
 
 def prepare(kernel: treegen.Kernel) -> None:
     """Makes the program that a call would make, and the tables on its device."""
-    kernel._program(kernel._served, CPU)
+    kernel._options.program(kernel._prepared, CPU)
 
 
 def grow(kernel: treegen.Kernel, tree: Tree, source: random.Random) -> Tree:
@@ -139,7 +140,7 @@ def test_growing_kernels_serve_the_tree_that_a_fresh_one_would(
         if not fixed:
             fresh = compiled(tree, strategy)
             assert kernel.plan.to_json() == fresh.plan.to_json()
-            assert kernel.schedule.to_json() == fresh.schedule.to_json()
+            assert kernel._current().counted.to_json() == fresh._current().counted.to_json()
             assert kernel.estimate == fresh.estimate
             assert kernel.explain() == fresh.explain()
 
@@ -158,7 +159,7 @@ def test_rows_at_their_own_leaves_grow_without_a_plan(text: str, strategy: Strat
     tree = tree.appended()
     kernel.step()
     prepare(kernel)
-    served = kernel._served
+    served = kernel._prepared
     steps = 0
     while steps < RESERVE - 1:
         if source.random() < 0.7:
@@ -171,7 +172,7 @@ def test_rows_at_their_own_leaves_grow_without_a_plan(text: str, strategy: Strat
             rows = source.sample(range(tree.num_rows), source.randint(1, tree.num_rows))
             tree = tree.appended(rows)
         kernel.append(rows, tokens)
-        assert kernel._served is served
+        assert kernel._prepared is served
         check_tables(kernel)
     assert kernel.tree.to_json() == tree.to_json()
 
@@ -189,9 +190,9 @@ def test_pages_may_follow_any_others() -> None:
         for row, length in enumerate(lengths):
             if length % 16 == 0:
                 pages[row] = next(free)
-        served = kernel._served
+        served = kernel._prepared
         kernel.step([16 * page + length % 16 for page, length in zip(pages, lengths, strict=True)])
-        plans += kernel._served is not served
+        plans += kernel._prepared is not served
         lengths = [length + 1 for length in lengths]
         assert [len(kernel.tree.slots(row)) for row in range(3)] == lengths
         if step % 16 == 9:
@@ -219,13 +220,13 @@ def test_slots_that_hold_tokens_are_refused_alike_in_place_and_in_trees(
         behind = [int(tree.slots(row)[-1]) + 1 for row in chosen]
         begins = [slot if source.random() < 0.7 else source.randrange(150) for slot in behind]
         slots = source.choice([None, np.array(begins)[:, None] + np.arange(tokens)])
-        served = kernel._served
+        served = kernel._prepared
         try:
             grown = tree.appended(rows, tokens, slots)
         except TreeError as error:
             with pytest.raises(TreeError, match=re.escape(str(error))):
                 kernel.append(rows, tokens, slots)
-            assert kernel._served is served
+            assert kernel._prepared is served
         else:
             kernel.append(rows, tokens, slots)
             tree = grown
@@ -238,17 +239,17 @@ def test_slots_that_hold_tokens_are_refused_alike_in_place_and_in_trees(
 def test_rows_that_have_gone_apart_still_grow_in_place_by_default() -> None:
     kernel = compiled(spread("1,3/20,4"))
     kernel.step()
-    served = kernel._served
+    served = kernel._prepared
     kernel.step([300, kernel.tree.slots(1)[-1] + 1, 400])
     kernel.step()
-    assert kernel._served is served
+    assert kernel._prepared is served
     assert [int(kernel.tree.slots(row)[-1]) for row in (0, 2)] == [301, 401]
     attend(kernel, 402)
     kernel.append([1], slots=[302])
     for taken in (lambda: kernel.step(), lambda: kernel.append([0], slots=[400]), lambda: kernel.step([9, 9, 9])):
         with pytest.raises(TreeError, match="slots = "):
             taken()
-        assert kernel._served is served
+        assert kernel._prepared is served
     attend(kernel, 402)
 
 
@@ -283,7 +284,7 @@ def decode(steps: int, seed: int) -> None:
     kernel = compiled(tree, cohort(), max_rows=12, max_items=12)
     loaded, plans = None, 0
     for _ in range(steps):
-        served = kernel._served
+        served = kernel._prepared
         chance = source.random()
         if chance < 0.06 and tree.num_rows < 10:
             row, copies = source.randrange(tree.num_rows), source.randint(1, 3)
@@ -306,7 +307,7 @@ def decode(steps: int, seed: int) -> None:
             given = [slot if slot >= 0 else next(slot for slot in free if slot % 8 == 0) for slot in given]
             kernel.append(rows, slots=given)
             tree = tree.appended(rows, slots=given)
-        plans += kernel._served is not served
+        plans += kernel._prepared is not served
         out, lse = attend(kernel, slots)
         assert kernel.tree.to_json() == tree.to_json()
         fresh_out, fresh_lse = attend(compiled(tree, cohort(), backend="torch"), slots)
@@ -351,11 +352,11 @@ def test_a_step_takes_microseconds() -> None:
     kernel.step()
     fastest = 1.0
     for _ in range(60):
-        served = kernel._served
+        served = kernel._prepared
         begin = time.perf_counter()
         kernel.step()
         took = time.perf_counter() - begin
-        if kernel._served is served:
+        if kernel._prepared is served:
             fastest = min(fastest, took)
     print(f"{1e6 * fastest:.0f} us")
     assert fastest < 80e-6
@@ -363,40 +364,40 @@ def test_a_step_takes_microseconds() -> None:
 
 def test_tables_of_kernels_that_never_grow_have_no_room() -> None:
     kernel = compiled(spread("1,4/50,60"))
-    assert kernel._served.growth is None
-    assert kernel._served.launched is kernel.schedule
+    assert kernel._prepared.growth is None
+    assert kernel._prepared.schedule is kernel.schedule
     before = kernel.workspace_size()
     kernel.step()
-    assert kernel._served.growth is not None
+    assert kernel._prepared.growth is not None
     assert kernel.workspace_size() > before
     kernel.branch(1, 2)
-    assert kernel._served.growth is not None
+    assert kernel._prepared.growth is not None
 
 
 def test_the_tables_stay_where_they_are() -> None:
     kernel = compiled(spread("1,4/50,3"), max_rows=16)
     prepare(kernel)
-    (program,) = kernel._served.programs.values()
+    (program,) = kernel._prepared.programs.values()
     assert isinstance(program, TritonProgram)
     place = program.table.data_ptr()
     for _ in range(40):
         kernel.step()
     kernel.prune([1])
-    assert list(kernel._served.programs.values()) == [program]
+    assert list(kernel._prepared.programs.values()) == [program]
     assert program.table.data_ptr() == place
 
 
 def test_a_kernel_without_room_in_its_tables_plans_every_step() -> None:
     tree = spread("1,40/3,56", 4000)
     kernel = compiled(tree, max_items=60, max_slots=120, max_rows=40)
-    layout = kernel._served.layout
+    layout = kernel._prepared.layout
     assert layout is not None
-    blocks = len(layout.lowered(View(tree), SHAPE, kernel.target)[1].blocks)
+    blocks = len(layout.lowered(View(Problem(tree, SHAPE, kernel.target))).schedule.blocks)
     small = dataclasses.replace(layout, room=dataclasses.replace(layout.room, blocks=blocks))
-    kernel._served = dataclasses.replace(kernel._served, layout=small)
+    kernel._prepared = dataclasses.replace(kernel._prepared, layout=small)
     for _ in range(3):
         kernel.step()
-        assert kernel._served.growth is None
+        assert kernel._prepared.growth is None
         check_tables(kernel)
     assert kernel.tree.tokens.tolist() == [3] + [59] * 40
 
@@ -408,7 +409,7 @@ def test_refusals_leave_the_kernel_as_it_was() -> None:
             kernel.step()
             kernel.step()
         prepare(kernel)
-        before, served = kernel.tree.to_json(), kernel._served
+        before, served = kernel.tree.to_json(), kernel._prepared
         for wrong in (
             lambda: kernel.append([4]),
             lambda: kernel.append([1, 1]),
@@ -425,7 +426,7 @@ def test_refusals_leave_the_kernel_as_it_was() -> None:
                 wrong()
         with pytest.raises(InputError, match="max_rows"):
             kernel.branch(0, 3)
-        assert kernel._served is served
+        assert kernel._prepared is served
         assert kernel.tree.to_json() == before
         check_tables(kernel)
 
@@ -434,9 +435,9 @@ def test_auto_chooses_anew_where_the_bucket_changes(monkeypatch: pytest.MonkeyPa
     found: list[Tree] = []
     search = searching.searched
 
-    def counted(tree: Tree, *arguments: object, **options: bool) -> Choice:
-        found.append(tree)
-        return search(tree, *arguments, **options)
+    def counted(problem: Problem, **options: bool) -> Choice:
+        found.append(problem.tree)
+        return search(problem, **options)
 
     monkeypatch.setattr(searching, "searched", counted)
     kernel = compiled(spread("1,16/600,40"), "auto")

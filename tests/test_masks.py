@@ -21,6 +21,7 @@ from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
 from treegen.schedule.segment_runs import bit_words
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -48,7 +49,7 @@ def assert_attention(schedule: Schedule, tree: Tree, backend: str) -> None:
 
 
 def in_bits(plan: Plan, tree: Tree) -> Schedule:
-    schedule = lower(dataclasses.replace(plan, mask="token-bits"), tree, SHAPE, H200)
+    schedule = lower(dataclasses.replace(plan, mask="token-bits"), Problem(tree, SHAPE, H200))
     assert schedule.classes[0].mask == "bits"
     return schedule
 
@@ -79,7 +80,7 @@ def wide_tree(own: int) -> Tree:
 def test_sixty_four_rows_in_one_tile(backend: str, own: int) -> None:
     """Full tiles (128 tokens), packed ones (20 and 5), and both, each seen on one side of bit 32."""
     tree = wide_tree(own)
-    schedule = in_bits(strategies.deft_flatten(block=10_000).plan(tree, SHAPE, H200), tree)
+    schedule = in_bits(strategies.deft_flatten(block=10_000).plan(Problem(tree, SHAPE, H200)), tree)
     (item,) = schedule.work_items
     assert item.rows == 64 == schedule.classes[0].rows
     assert item.tiles == 6 * (own // 128)
@@ -92,7 +93,7 @@ def test_sixty_four_rows_in_one_tile(backend: str, own: int) -> None:
 def test_rows_that_end_inside_a_node(backend: str, step: int, block: int) -> None:
     """Row i sees i + 1 steps: every word from all bits to the last alone, slot by slot, in blocks and in full tiles."""
     tree = Tree.from_parents([-1], [64 * step], rows=[(0, step * (i + 1)) for i in range(64)])
-    schedule = in_bits(strategies.deft_node().plan(tree, SHAPE, H200), tree)
+    schedule = in_bits(strategies.deft_node().plan(Problem(tree, SHAPE, H200)), tree)
     assert schedule.classes[0].block == block
     entries = [entry for entry in [*schedule.tiles.tolist(), *schedule.blocks.tolist()] if entry[1]]
     words = {((hi % 2**32) << 32) + lo % 2**32 for _, _, lo, hi in entries}
@@ -124,7 +125,7 @@ def test_unseen_runs_are_read_and_ignored(backend: str) -> None:
 def test_more_rows_than_a_word_has_bits(backend: str) -> None:
     """150 rows are cut every 64, also where the plan asks for tiles of 128 rows."""
     tree = Tree.from_parents([-1, 0, 0], [70, 30, 40], rows=[(1, 1 + i % 30) for i in range(90)] + [(2, 40)] * 60)
-    plan = strategies.deft_flatten(block=1000).plan(tree, SHAPE, H200)
+    plan = strategies.deft_flatten(block=1000).plan(Problem(tree, SHAPE, H200))
     for tiles in ((), ((128, 32),)):
         schedule = in_bits(dataclasses.replace(plan, tiles=tiles), tree)
         assert schedule.classes[0].rows == (128 if tiles else 64)
@@ -143,7 +144,7 @@ def test_bits_say_what_intervals_say(tree: Tree, seed: int, wide: bool, mask: st
     """Any lawful plan, groups of several rank intervals and runs that nobody sees included."""
     plan = plan_by_row_classes(tree, seed, 1 + seed % 3, unseen=True)
     plan = dataclasses.replace(plan, tiles=((128, 32), (32, 16)) if wide else ())
-    schedule = lower(dataclasses.replace(plan, mask=mask), tree, SHAPE, H200)
+    schedule = lower(dataclasses.replace(plan, mask=mask), Problem(tree, SHAPE, H200))
     assert all(item.rows <= MOST_BIT_ROWS for item in schedule.work_items)
     assert all(tile.mask in ("none", "bits") for tile in schedule.classes)
     slots = tree.kv.last_slot + 1
@@ -157,7 +158,7 @@ def test_bits_say_what_intervals_say(tree: Tree, seed: int, wide: bool, mask: st
 def test_random_bits_in_the_kernels(tree: Tree, seed: int) -> None:
     if tree.num_rows:
         plan = plan_by_row_classes(tree, seed, 2, unseen=True)
-        assert_attention(lower(dataclasses.replace(plan, mask="row-bits"), tree, SHAPE, H200), tree, "triton")
+        assert_attention(lower(dataclasses.replace(plan, mask="row-bits"), Problem(tree, SHAPE, H200)), tree, "triton")
 
 
 @examples(70)
@@ -165,7 +166,7 @@ def test_random_bits_in_the_kernels(tree: Tree, seed: int) -> None:
 def test_flatten_with_bits_is_flatten_with_intervals(tree: Tree, block: int) -> None:
     """To the last bit: the same tiles in the same order, only who sees them is stored in another way."""
     schedules = [
-        lower(strategies.deft_flatten(block, mask).plan(tree, SHAPE, H200), tree, SHAPE, H200)
+        lower(strategies.deft_flatten(block, mask).plan(Problem(tree, SHAPE, H200)), Problem(tree, SHAPE, H200))
         for mask in ("interval", "bits")
     ]
     assert {tile.mask for tile in schedules[0].classes} <= {"none", "interval"}
@@ -179,7 +180,11 @@ def test_flatten_with_bits_is_flatten_with_intervals(tree: Tree, block: int) -> 
 def test_flatten_with_bits_is_flatten_with_intervals_in_the_kernels() -> None:
     tree = wide_tree(20)
     found = [
-        result(lower(strategies.deft_flatten(96, mask).plan(tree, SHAPE, H200), tree, SHAPE, H200), tree, "triton")
+        result(
+            lower(strategies.deft_flatten(96, mask).plan(Problem(tree, SHAPE, H200)), Problem(tree, SHAPE, H200)),
+            tree,
+            "triton",
+        )
         for mask in ("interval", "bits")
     ]
     for one, other in zip(*found, strict=True):

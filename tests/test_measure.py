@@ -28,6 +28,7 @@ from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import BackendError, InputError, TreeError
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_flatten, deft_node, medusa, query, strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from, targets
 from treegen.tuning import kernel_meter
 from treegen.tuning.kernel_meter import Case, KernelMeter, checked_rows, prepare
@@ -50,7 +51,7 @@ def measure(
 ) -> list[Outcome]:
     """The outcomes of a measurer for this tree alone."""
     with Measurer(**options) as measurer:
-        return measurer.measure(tree, candidates, shape, target, on_candidate)
+        return measurer.measure(Problem(tree, shape, target), candidates, on_candidate)
 
 
 def performed(*names: str, noted: str = "", timeout_s: float = 30.0) -> list[Outcome]:
@@ -155,13 +156,14 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
         f"import sys; sys.path[:0] = [{str(TESTS)!r}, {str(TESTS.parent)!r}]\n"
         "import meters, treegen\n"
         "from treegen.tuning.measurer import Measurer\n"
+        "from treegen.target.problem import Problem\n"
         "from treegen.target.targets import target_from\n"
         "class Mine(meters.Deed): pass\n"
         "print('script')\n"
         "tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)\n"
         "deeds = [Mine('mine'), meters.Deed('a')]\n"
         "with Measurer(meter=meters.perform) as measurer:\n"
-        "    for outcome in measurer.measure(tree, deeds, shape, target_from('h200')):\n"
+        "    for outcome in measurer.measure(Problem(tree, shape, target_from('h200')), deeds):\n"
         "        print(outcome.problem)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -204,10 +206,10 @@ def test_one_process_serves_trees_one_after_another() -> None:
     """Also behind one that it could not measure; and another takes over where the last was lost."""
     other = Tree.parse("9(3*4)")
     with Measurer(meter=meters.perform) as measurer:
-        first = measurer.measure(TREE, [Deed("a"), Deed("raise")], SHAPE, H200)
-        facts = measurer.measure(other, [Deed("arguments")], Shape(8, 2, 32), H200)
-        second = measurer.measure(other, [Deed("b"), Deed("lose")], SHAPE, H200)
-        third = measurer.measure(TREE, [Deed("c")], SHAPE, H200)
+        first = measurer.measure(Problem(TREE, SHAPE, H200), [Deed("a"), Deed("raise")])
+        facts = measurer.measure(Problem(other, Shape(8, 2, 32), H200), [Deed("arguments")])
+        second = measurer.measure(Problem(other, SHAPE, H200), [Deed("b"), Deed("lose")])
+        third = measurer.measure(Problem(TREE, SHAPE, H200), [Deed("c")])
     assert facts[0].microseconds == float(f"4{32}{H200.sms}")
     assert second[0].microseconds == first[0].microseconds
     assert third[0].microseconds not in (first[0].microseconds, None)
@@ -216,10 +218,11 @@ def test_one_process_serves_trees_one_after_another() -> None:
 INTERRUPTED = """
 import meters, sys, treegen
 from treegen.tuning.measurer import Measurer
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 tree, shape = treegen.Tree.parse('9(3*2)'), treegen.Shape(4, 2, 64)
 with Measurer(meter=meters.perform) as measurer:
-    measurer.measure(tree, [meters.Deed('hang', sys.argv[1])], shape, target_from('h200'))
+    measurer.measure(Problem(tree, shape, target_from('h200')), [meters.Deed('hang', sys.argv[1])])
 """
 
 
@@ -358,8 +361,8 @@ def test_trees_pickle_with_their_kv_and_stay_read_only(tree: Tree) -> None:
     again = pickle.loads(pickle.dumps(tree, pickle.HIGHEST_PROTOCOL))
     assert again.to_json() == tree.to_json()
     assert not any(array.flags.writeable for array in (again.parent, again.kv.start, again.topology.row_of_rank))
-    plan = deft_node().plan(again, SHAPE, H200)
-    assert str(plan) == str(deft_node().plan(tree, SHAPE, H200))
+    plan = deft_node().plan(Problem(again, SHAPE, H200))
+    assert str(plan) == str(deft_node().plan(Problem(tree, SHAPE, H200)))
 
 
 @pytest.mark.parametrize("name", [*strategy_names(), "auto"])
@@ -368,7 +371,7 @@ def test_strategies_pickle(name: str) -> None:
     again = pickle.loads(pickle.dumps(strategy, pickle.HIGHEST_PROTOCOL))
     assert again == strategy
     assert str(again) == str(strategy)
-    lowered = [lower(s.plan(TREE, SHAPE, H200), TREE, SHAPE, H200) for s in (again, strategy)]
+    lowered = [lower(s.plan(Problem(TREE, SHAPE, H200)), Problem(TREE, SHAPE, H200)) for s in (again, strategy)]
     assert np.array_equal(*(schedule.pack().array for schedule in lowered))
 
 
@@ -385,7 +388,7 @@ def test_shapes_and_targets_pickle() -> None:
 def test_right_outputs_are_timed(dtype: str, strategy: Strategy) -> None:
     tree = TREE.with_kv([np.arange(count) + 100 * node for node, count in enumerate(TREE.tokens)])
     shape = Shape(4, 2, 64, dtype=dtype, page_size=8 if dtype == "fp16" else 1)
-    microseconds, error = KernelMeter(7, meters.cycles)(tree, strategy, shape, H200)
+    microseconds, error = KernelMeter(7, meters.cycles)(Problem(tree, shape, H200), strategy)
     assert microseconds == 7
     assert 0 < error <= oracle.TOLERANCE[dtype]
 
@@ -399,7 +402,7 @@ def test_wrong_outputs_are_not_timed(place: int, monkeypatch: pytest.MonkeyPatch
         arguments[place][-1] *= 1.5  # type: ignore[index]
 
     monkeypatch.setattr(TritonProgram, "__call__", scaled)
-    microseconds, error = KernelMeter(7, meters.cycles)(TREE, query(), SHAPE, H200)
+    microseconds, error = KernelMeter(7, meters.cycles)(Problem(TREE, SHAPE, H200), query())
     assert microseconds is None
     assert 0.05 < error < 1
 
@@ -409,7 +412,7 @@ def test_a_row_left_unwritten_is_an_infinite_error_wherever_it_is(place: int, mo
     monkeypatch.setattr(kernel_meter, "CHECKED_ROWS", 2)
     case = Case.of(TREE, SHAPE, CPU)
     assert case.rows.tolist() == [0, 3]
-    program = prepare(TREE, query(), SHAPE, H200, CPU)
+    program = prepare(Problem(TREE, SHAPE, H200), query(), CPU)
 
     def forget_row_1(*arguments: torch.Tensor) -> None:
         before = arguments[place][1].clone()
@@ -422,11 +425,12 @@ def test_a_row_left_unwritten_is_an_infinite_error_wherever_it_is(place: int, mo
 
 def test_unproven_plans_are_verified() -> None:
     class Idle(Deed):
-        def plan(self, tree: Tree, shape: Shape, target: object, on_pass: object = None) -> treegen.ir.plan.Plan:
-            return query().plan(Tree.parse("40(20,9)"), shape, H200)
+        def plan(self, problem: Problem, on_pass: object = None) -> treegen.ir.plan.Plan:
+            shape = problem.shape
+            return query().plan(Problem(Tree.parse("40(20,9)"), shape, H200))
 
     with pytest.raises(TreegenError, match="row"):
-        KernelMeter(1, meters.cycles)(TREE, Idle("idle"), SHAPE, H200)
+        KernelMeter(1, meters.cycles)(Problem(TREE, SHAPE, H200), Idle("idle"))
 
 
 def test_checked_rows_are_spread_over_all_ranks() -> None:

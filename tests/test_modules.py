@@ -143,16 +143,17 @@ def test_a_file_that_is_swapped_after_the_check_is_not_read(
 def test_what_triton_compiles_is_what_was_emitted(cache: Path) -> None:
     program = (
         "from pathlib import Path\n"
-        "from treegen import Shape, modules\n"
+        "from treegen import Shape\n"
+        "from treegen.codegen import load\n"
         "from treegen.codegen.emit import emit_merge, merge_key\n"
         "source = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))\n"
-        "write = modules.write_text\n"
+        "write = load.write_text\n"
         "def swapped(*names):\n"
         "    path = write(*names)\n"
         "    path.write_text(source.text.replace('+', '-'))\n"
         "    return path\n"
-        "modules.write_text = swapped\n"
-        "kernel = getattr(modules.load_module(source), source.kernel)\n"
+        "load.write_text = swapped\n"
+        "kernel = getattr(load.load_module(source), source.kernel)\n"
         "assert kernel.src in source.text, kernel.src\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -192,10 +193,11 @@ def test_an_unwritable_cache_means_a_private_folder_and_one_warning(
 
 def test_processes_that_emit_the_same_module_agree(cache: Path) -> None:
     program = (
-        "from treegen import Shape, modules\n"
+        "from treegen import Shape\n"
+        "from treegen.codegen import load\n"
         "from treegen.codegen.emit import emit_merge, merge_key\n"
         "key = merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9)\n"
-        "print(modules.load_module(emit_merge(key)).__file__)\n"
+        "print(load.load_module(emit_merge(key)).__file__)\n"
     )
     running = [
         subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(4)

@@ -19,6 +19,7 @@ from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop
 from treegen.strategies import cohort, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp16")
@@ -46,7 +47,7 @@ def read(schedule: Schedule, item: int) -> Counter[tuple[int, int, int]]:
 )
 def test_items_read_the_same_in_one_loop(tree: Tree, strategy: treegen.Strategy, longer: int) -> None:
     tree = Tree.from_parents(tree.parent, tree.tokens * longer)
-    schedule = lower(strategy.plan(tree, SHAPE, H200), tree, SHAPE, H200)
+    schedule = lower(strategy.plan(Problem(tree, SHAPE, H200)), Problem(tree, SHAPE, H200))
     before = schedule.items.copy()
     found = single_loop.in_one_loop(schedule)
     assert np.array_equal(schedule.items, before)
@@ -66,7 +67,7 @@ def test_items_read_the_same_in_one_loop(tree: Tree, strategy: treegen.Strategy,
 def test_long_or_dealt_work_keeps_its_loops() -> None:
     long, dealt = Tree.parse("1000(5,6)"), Tree.parse("64(16,20)")
     for tree, strategy in ((long, cohort()), (dealt, strategy_from("flashforge"))):
-        schedule = lower(strategy.plan(tree, SHAPE, H200), tree, SHAPE, H200)
+        schedule = lower(strategy.plan(Problem(tree, SHAPE, H200)), Problem(tree, SHAPE, H200))
         assert single_loop.in_one_loop(schedule).classes == schedule.classes
 
 

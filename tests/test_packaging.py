@@ -59,7 +59,7 @@ def test_an_editable_install_has_types(checkout: Path) -> None:
         sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", "types", "-c", TYPED, cwd=folder
     )
     notes = [line.partition(" ")[2] for line in found.stdout.splitlines()]
-    assert notes[0] == 'note: Revealed type is "treegen.ir.tree.Tree"', found.stdout
+    assert notes[0] == 'note: Revealed type is "treegen.ir.tree.tree.Tree"', found.stdout
     assert notes[1].startswith('error: Argument 1 to "parse" of "Tree" has incompatible type "int"')
     assert len(notes) == 3
 
@@ -79,7 +79,7 @@ def test_an_editable_install_runs_the_checkouts_files(checkout: Path) -> None:
     done = run(sys.executable, "-c", program, cwd=checkout.parent, PYTHONPATH=str(links))
     assert done.returncode == 0, done.stderr
     files = [checkout / "treegen" / "written_later.py", checkout / "ir" / "written_later.py"]
-    assert list(map(Path, done.stdout.splitlines()[1:])) == [*files, checkout / "treegen" / "emit.py"]
+    assert list(map(Path, done.stdout.splitlines()[1:])) == [*files, checkout / "treegen" / "codegen" / "emit.py"]
 
 
 def test_the_readme_embeds_no_files() -> None:

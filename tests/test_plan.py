@@ -18,6 +18,7 @@ from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.verify import verify
 from treegen.strategies import strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
@@ -44,7 +45,7 @@ ARRAYS = {
 
 
 def plan_of(name: str, tree: Tree) -> Plan:
-    return strategy_from(name).plan(tree, SHAPE, H200)
+    return strategy_from(name).plan(Problem(tree, SHAPE, H200))
 
 
 def test_from_groups() -> None:
@@ -390,7 +391,7 @@ def test_verify_agrees_with_brute_force_on_mutated_plans(make: str, tree: Tree, 
     if strategy is None:
         plan = plan_by_row_classes(tree, seed, source.randint(1, 3), unseen=True)
     else:
-        plan = strategy.plan(tree, SHAPE, H200)
+        plan = strategy.plan(Problem(tree, SHAPE, H200))
     verify(plan, tree)
     if not visible(tree).any():
         return

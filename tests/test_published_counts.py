@@ -8,6 +8,7 @@ from treegen import Shape, Tree, strategies
 from treegen.cost.estimate import Estimate, account
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -36,8 +37,8 @@ TREES = {
 
 
 def accounted(strategy: Strategy | str, tree: Tree, shape: Shape = SHAPE) -> Estimate:
-    plan = strategy_from(strategy).plan(tree, shape, H200)
-    return account(plan, lower(plan, tree, shape, H200), tree, shape, H200)
+    plan = strategy_from(strategy).plan(Problem(tree, shape, H200))
+    return account(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))
 
 
 def per_head(amount: int) -> float:

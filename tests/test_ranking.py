@@ -11,6 +11,7 @@ from treegen.cost.estimate import Estimate, assess
 from treegen.report.ranking import ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -87,8 +88,8 @@ def test_a_real_ranking() -> None:
     tree, shape = Tree.from_levels([1, 4, 8, 64], [8, 256, 256, 32]), Shape(32, 8, 128)
     entries = []
     for name in strategy_names():
-        plan = strategy_from(name).plan(tree, shape, H200)
-        entries.append((name, *assess(plan, lower(plan, tree, shape, H200), tree, shape, H200)))
+        plan = strategy_from(name).plan(Problem(tree, shape, H200))
+        entries.append((name, *assess(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))))
     places = ranked(entries)
     assert [entry.estimate.time_us for entry in places] == sorted(estimate.time_us for _, estimate, _ in entries)
     lines = list(ranking_lines(places))

@@ -23,6 +23,7 @@ from treegen.schedule import pack_runs
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -32,7 +33,7 @@ ONE_HEAD = Shape(8, 8, 128, dtype="bf16")
 
 def schedule_of(tree: Tree | str, strategy: Strategy | None = None, shape: Shape = SHAPE) -> Schedule:
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    return lower((strategy or strategies.deft_node()).plan(tree, shape, H200), tree, shape, H200)
+    return lower((strategy or strategies.deft_node()).plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
 
 
 def entries(schedule: Schedule, number: int) -> Iterator[tuple[int, int, int, int]]:
@@ -179,7 +180,7 @@ def test_row_tiles_that_see_nothing_are_dropped() -> None:
     """40 rows of which only the last four see the second segment: no item for the first two row tiles of it."""
     tree = Tree.from_parents([-1, -1], [64, 64], rows=[(0, 0)] * 36 + [(1, 64)] * 4)
     plan = Plan.from_groups("by-hand", [Group(((0, 40),), (Segment(1, 0, 64, (36, 40)),))])
-    schedule = lower(plan, tree, SHAPE, H200)
+    schedule = lower(plan, Problem(tree, SHAPE, H200))
     assert [item.rows for item in schedule.work_items] == [8]
     assert rows_of(schedule, 0) == list(range(32, 40))
     assert schedule.merge_rows.tolist() == list(range(32))  # rows without any item are written by the merge
@@ -289,7 +290,7 @@ def test_tiles_on_an_h200(shape: Shape, leaves: int, rows: int, tokens: int) -> 
 def test_shapes_that_fit_nowhere_are_rejected() -> None:
     tree, tiny = Tree.parse("900(9*100)"), dataclasses.replace(H200, name="tiny", shared_bytes=16_384)
     with pytest.raises(ShapeError, match="head_dim = 128: needs more than the 16384 bytes of shared memory of tiny"):
-        lower(strategies.deft_node().plan(tree, SHAPE, tiny), tree, SHAPE, tiny)
+        lower(strategies.deft_node().plan(Problem(tree, SHAPE, tiny)), Problem(tree, SHAPE, tiny))
 
 
 # The arena
@@ -345,10 +346,10 @@ def contents(schedule: Schedule) -> dict[str, list[int]]:
 )
 def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra: list[int]) -> None:
     if name == "row-classes":
-        schedule = lower(plan_by_row_classes(tree, 0, 3, unseen=True), tree, SHAPE, H200)
+        schedule = lower(plan_by_row_classes(tree, 0, 3, unseen=True), Problem(tree, SHAPE, H200))
     elif name == "merge-last":
-        plan = MergeLast().apply(strategies.cascade().plan(tree, ONE_HEAD, H200), tree)
-        schedule = lower(plan, tree, ONE_HEAD, H200)
+        plan = MergeLast().apply(strategies.cascade().plan(Problem(tree, ONE_HEAD, H200)), tree)
+        schedule = lower(plan, Problem(tree, ONE_HEAD, H200))
     else:
         schedule = schedule_of(tree, strategy_from(name))
     size = schedule.size
@@ -484,8 +485,8 @@ def test_a_schedule_cannot_be_changed() -> None:
 @pytest.mark.parametrize("name", ["query", "deft-node", "deft-node-chunk", "deft-flatten"])
 def test_plan_and_schedule_text(name: str, golden: Callable[[str], None]) -> None:
     tree = Tree.parse("300(40(3*4),140(9*2))+15")
-    plan = strategy_from(name).plan(tree, SHAPE, H200)
-    golden(f"{plan}\n{lower(plan, tree, SHAPE, H200)}")
+    plan = strategy_from(name).plan(Problem(tree, SHAPE, H200))
+    golden(f"{plan}\n{lower(plan, Problem(tree, SHAPE, H200))}")
 
 
 def test_text_is_short() -> None:
@@ -507,7 +508,7 @@ def test_slots_may_reach_the_highest_number(lengths: tuple[int, int]) -> None:
     runs = [[(first, lengths[0])], [(first + lengths[0], lengths[1])]]
     tree = Tree.from_parents([-1, 0], lengths, kv=KVRuns.from_runs(lengths, runs))
     shape, strategy = Shape(4, 2, 16), strategies.cohort()
-    schedule = lower(strategy.plan(tree, shape, H200), tree, shape, H200)
+    schedule = lower(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
     entries = np.concatenate([schedule.tiles, schedule.blocks]).astype(np.int64)
     read = [slot for begin, length in entries[:, :2] for slot in range(begin, begin + length)]
     assert sorted(read) == list(range(first, first + sum(lengths)))
@@ -516,7 +517,7 @@ def test_slots_may_reach_the_highest_number(lengths: tuple[int, int]) -> None:
 def test_items_as_long_as_one_another_come_in_the_order_of_their_kv() -> None:
     """Eight cohorts read a prefix in four parts: all read the first, then all the second, and so on."""
     tree, shape, target = Tree.parse("1,32/4096,16"), Shape(4, 1, 64, dtype="fp16"), target_from("h200")
-    schedule = lower(cohort(head_rows=16, split=1024).plan(tree, shape, target), tree, shape, target)
+    schedule = lower(cohort(head_rows=16, split=1024).plan(Problem(tree, shape, target)), Problem(tree, shape, target))
     begins = schedule.tiles[schedule.column("tile0")[:32], 0]
     assert begins.tolist() == [part * 1024 for part in range(4) for _ in range(8)]
     assert len(set(schedule.column("row0")[:8].tolist())) == 8

@@ -27,6 +27,7 @@ from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, nodes_below
 from treegen.strategies.strategy import Move
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 
 SHAPES = (
@@ -48,7 +49,7 @@ def edges(tree: Tree) -> list[int]:
 @examples(120)
 def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataObject) -> None:
     """The array model against the account of the plan, for policies with and without cuts."""
-    costs = PolicyCosts(tree, shape, H200)
+    costs = PolicyCosts(Problem(tree, shape, H200))
     for _ in range(3):
         policy = data.draw(st.sampled_from(policies_of(shape, H200)[0]))
         policy = replace(policy, split=data.draw(st.sampled_from((None, 16, 50, 128, 512))))
@@ -59,9 +60,11 @@ def test_counts_are_those_of_real_plans(tree: Tree, shape: Shape, data: st.DataO
         # Whole paths that are split and merge last are not in the space.
         if policy.apart is not None or policy.cut or policy.split is None:
             policy = replace(policy, merge=data.draw(st.sampled_from(MERGES)))
-        plan = policy.plan(tree, shape, H200)
+        plan = policy.plan(Problem(tree, shape, H200))
         verify(plan, tree)
-        expected = account(plan, lower(plan, tree, shape, H200), tree, shape, H200, fixed=True).time_us
+        expected = account(
+            plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200), fixed=True
+        ).time_us
         assert costs.time_us(policy) == pytest.approx(expected, rel=1e-9)
         walks = costs.walks(policy)
         lines = costs.lines_of([policy], walks)
@@ -95,7 +98,7 @@ def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> Non
     cuts = np.array(list(itertools.product((False, True), repeat=len(nodes))))[1:]
     if not len(nodes):
         return
-    costs = PolicyCosts(tree, shape, H200)
+    costs = PolicyCosts(Problem(tree, shape, H200))
     policy = replace(data.draw(st.sampled_from(policies_of(shape, H200)[0])), split=data.draw(st.sampled_from(SPLITS)))
     walks = costs.cut_walks(costs.rows_of(policy), nodes, cuts)
     lines = costs.lines_of([policy] * len(cuts), walks)
@@ -109,7 +112,7 @@ def test_many_cuts_at_once(tree: Tree, shape: Shape, data: st.DataObject) -> Non
 
 def optimum(tree: Tree, shape: Shape, target: Target) -> float:
     """The least time of the stated space, by enumeration."""
-    costs, nodes = PolicyCosts(tree, shape, target), edges(tree)
+    costs, nodes = PolicyCosts(Problem(tree, shape, target)), edges(tree)
     best, every = np.inf, np.zeros(len(SPLITS), np.int64)
     splits = np.array([split or INT32_MAX for split in SPLITS])
     for length in range(len(nodes) + 1):
@@ -119,21 +122,21 @@ def optimum(tree: Tree, shape: Shape, target: Target) -> float:
                 walks = costs.walks(chosen)
                 lines = costs.lines_of([chosen], walks).taken(every)._replace(split=splits)
                 best = min(best, float(costs.times_us(walks.taken(every), lines).min()))
-    return min(best, *(time_of(strategy_from(name), tree, shape, target) for name in strategy_names()))
+    return min(best, *(time_of(strategy_from(name), Problem(tree, shape, target)) for name in strategy_names()))
 
 
 def check_optimum(tree: Tree, shape: Shape, target: str) -> None:
     """Of the space, with its stages as launches of their own; and nothing that the search takes instead is slower."""
     on = target_from(target)
     with patch.object(searching, "_merge_in_one_launch", lambda costs, state: None):
-        best = search(tree, shape, on)
+        best = search(Problem(tree, shape, on))
     assert best.time_us == pytest.approx(optimum(tree, shape, on), rel=1e-9)
-    found = search(tree, shape, on)
-    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, on), rel=1e-9)
-    assert found.time_us <= time_of(best.strategy, tree, shape, on) * (1 + 1e-9)
-    if not Lowered.of(best.strategy, tree, shape, on).takes_one_launch:
-        assert best.time_us == pytest.approx(time_of(best.strategy, tree, shape, on), rel=1e-9)
-    verify(found.strategy.plan(tree, shape, on), tree)
+    found = search(Problem(tree, shape, on))
+    assert found.time_us == pytest.approx(time_of(found.strategy, Problem(tree, shape, on)), rel=1e-9)
+    assert found.time_us <= time_of(best.strategy, Problem(tree, shape, on)) * (1 + 1e-9)
+    if not Lowered.of(best.strategy, Problem(tree, shape, on)).takes_one_launch:
+        assert best.time_us == pytest.approx(time_of(best.strategy, Problem(tree, shape, on)), rel=1e-9)
+    verify(found.strategy.plan(Problem(tree, shape, on)), tree)
 
 
 @given(forests(5, 3000, salt=1207), st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
@@ -170,19 +173,21 @@ def test_the_optimum_of_fixed_trees(text: str) -> None:
 @given(forests(40, 600, salt=1208), st.sampled_from(SHAPES), st.sampled_from(("h200", "a100")))
 @examples(25)
 def test_no_named_strategy_is_better(tree: Tree, shape: Shape, target: str) -> None:
-    found = search(tree, shape, target_from(target))
+    found = search(Problem(tree, shape, target_from(target)))
     for name in strategy_names():
-        assert found.time_us <= time_of(strategy_from(name), tree, shape, target_from(target)) * (1 + 1e-9), name
-    assert found.time_us == pytest.approx(time_of(found.strategy, tree, shape, target_from(target)), rel=1e-9)
+        assert found.time_us <= time_of(strategy_from(name), Problem(tree, shape, target_from(target))) * (1 + 1e-9), (
+            name
+        )
+    assert found.time_us == pytest.approx(time_of(found.strategy, Problem(tree, shape, target_from(target))), rel=1e-9)
 
 
 @given(forests(30, 500, salt=1209), st.sampled_from(SHAPES))
 @examples(60)
 def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
-    bounds = Bounds(PolicyCosts(tree, shape, H200))
+    bounds = Bounds(PolicyCosts(Problem(tree, shape, H200)))
     for name in strategy_names():
         if name != "cohort":
-            time_us = time_of(strategy_from(name), tree, shape, H200) * (1 + 1e-9)
+            time_us = time_of(strategy_from(name), Problem(tree, shape, H200)) * (1 + 1e-9)
             for enough in (np.inf, 0.0):
                 assert bounds.of_strategy(name, 128, enough) <= time_us, name
 
@@ -190,7 +195,7 @@ def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
 @given(forests(30, 500, salt=1211), st.sampled_from(SHAPES))
 @examples(40)
 def test_bounds_are_below_thresholds(tree: Tree, shape: Shape) -> None:
-    costs = PolicyCosts(tree, shape, H200)
+    costs = PolicyCosts(Problem(tree, shape, H200))
     bounds, thresholds = Bounds(costs), [1, 2, 3, 8]
     policies = policies_of(shape, H200)[0]
     for merge in MERGES:
@@ -204,7 +209,7 @@ def test_bounds_are_below_thresholds(tree: Tree, shape: Shape) -> None:
 @examples(40)
 def test_bounds_are_below_splits(tree: Tree, shape: Shape) -> None:
     """Walks of several heights at once are those of each, and no split that cuts some is faster than the bound."""
-    costs, policies = PolicyCosts(tree, shape, H200), policies_of(shape, H200)[0]
+    costs, policies = PolicyCosts(Problem(tree, shape, H200)), policies_of(shape, H200)[0]
     walks = costs.whole_walks([costs.rows_of(policy) for policy in policies])
     lines = costs.lines_of(policies, walks)
     assert costs.times_us(walks, lines).tolist() == [costs.time_us(policy) for policy in policies]
@@ -224,29 +229,29 @@ def test_merging_in_the_last_launch_where_it_pays(text: str, monkeypatch: pytest
     constants = replace(H200.constants, merge_fraction=0.0002, merge_step_us=0.05, next_launch_us=8.0)
     slow = replace(H200, constants=constants)
     tree = Tree.parse(text)
-    found = search(tree, SHAPES[0], slow)
+    found = search(Problem(tree, SHAPES[0], slow))
     assert isinstance(found.strategy, Cohort)
     assert found.strategy.merge == "final"
     assert found.strategy.apart or found.strategy.cut
-    assert found.time_us == pytest.approx(time_of(found.strategy, tree, SHAPES[0], slow), rel=1e-9)
+    assert found.time_us == pytest.approx(time_of(found.strategy, Problem(tree, SHAPES[0], slow)), rel=1e-9)
     assert "merge reduce -> final" in {str(move) for step in found.trace for move in step.moves}
-    verify(found.strategy.plan(tree, SHAPES[0], slow), tree)
+    verify(found.strategy.plan(Problem(tree, SHAPES[0], slow)), tree)
     if len(edges(tree)) <= 6:
         assert found.time_us == pytest.approx(optimum(tree, SHAPES[0], slow), rel=1e-9)
-    proposed = [strategy for strategy, _ in candidates(tree, SHAPES[0], slow, 10)]
+    proposed = [strategy for strategy, _ in candidates(Problem(tree, SHAPES[0], slow), 10)]
     assert any(isinstance(strategy, Cohort) and strategy.merge == "final" for strategy in proposed)
 
 
 def test_the_same_tree_gives_the_same_policy() -> None:
     tree = Tree.parse("1,4,16,64/512,256,64,32")
-    first, again = (search(Tree.parse(tree.text or ""), SHAPES[0], H200) for _ in range(2))
+    first, again = (search(Problem(Tree.parse(tree.text or ""), SHAPES[0], H200)) for _ in range(2))
     assert first == again
 
 
 @pytest.mark.parametrize("text", ["1,256/256,32", "1,4,16,64/512,256,64,32", "256*4096", "8000(100*3)"])
 def test_the_trace_leads_to_the_choice(text: str) -> None:
     """Every step improves, moves tell what changed, and the last step is what was found."""
-    found = search(Tree.parse(text), SHAPES[0], H200)
+    found = search(Problem(Tree.parse(text), SHAPES[0], H200))
     times = [step.time_us for step in found.trace]
     assert times == sorted(times, reverse=True)
     assert len(set(times)) == len(times)
@@ -269,7 +274,7 @@ def test_the_trace_leads_to_the_choice(text: str) -> None:
 def test_plain_decoding_where_nothing_is_shared() -> None:
     """Rows of one head each, alone on their context: no cohort can be better."""
     shape = Shape(16, 16, 128, dtype="fp16")
-    choice = strategies.auto().choose(Tree.parse("4000+9000"), shape, H200)
+    choice = strategies.auto().choose(Problem(Tree.parse("4000+9000"), shape, H200))
     assert choice.strategy.name == "query"
     assert choice.strategy.options
     assert choice.reason.startswith("sharing does not pay: plain per-row decoding")
@@ -277,31 +282,33 @@ def test_plain_decoding_where_nothing_is_shared() -> None:
 
 def test_nothing_to_do() -> None:
     for tree in (Tree.from_parents([-1], [10], rows=[]), Tree.from_parents([-1, 0], [0, 0], rows=[(1, 0)])):
-        choice = strategies.auto().choose(tree, SHAPES[0], H200)
-        plan = choice.strategy.plan(tree, SHAPES[0], H200)
+        choice = strategies.auto().choose(Problem(tree, SHAPES[0], H200))
+        plan = choice.strategy.plan(Problem(tree, SHAPES[0], H200))
         assert not len(plan)
 
 
 def test_auto_makes_the_plan_of_its_choice() -> None:
     tree = Tree.parse("1,4,16,64/512,256,64,32")
-    choice = strategies.auto().choose(tree, SHAPES[0], H200)
-    assert str(strategies.auto().plan(tree, SHAPES[0], H200)) == str(choice.strategy.plan(tree, SHAPES[0], H200))
+    choice = strategies.auto().choose(Problem(tree, SHAPES[0], H200))
+    assert str(strategies.auto().plan(Problem(tree, SHAPES[0], H200))) == str(
+        choice.strategy.plan(Problem(tree, SHAPES[0], H200))
+    )
     assert choice.trace
 
 
 def test_candidates_fit_any_tree() -> None:
     """Rising estimates, each once, none tied to the nodes of this tree; the best of them is the search's at best."""
     tree = Tree.parse("1,4,16,64/512,256,64,32")
-    found = candidates(tree, SHAPES[0], H200, 32)
+    found = candidates(Problem(tree, SHAPES[0], H200), 32)
     times = [time for _, time in found]
     assert len(found) == len({str(strategy) for strategy, _ in found}) == 32
     assert times == sorted(times)
     assert not any(isinstance(strategy, Cohort) and strategy.cut for strategy, _ in found)
-    assert search(tree, SHAPES[0], H200).time_us <= times[0]
+    assert search(Problem(tree, SHAPES[0], H200)).time_us <= times[0]
     other = Tree.parse("700(10*3)+9")
     for strategy, _ in found:
-        verify(strategy.plan(other, SHAPES[0], H200), other)
-    assert len(candidates(tree, SHAPES[0], H200, 10_000)) < 10_000
+        verify(strategy.plan(Problem(other, SHAPES[0], H200)), other)
+    assert len(candidates(Problem(tree, SHAPES[0], H200), 10_000)) < 10_000
 
 
 def test_cuts_at_a_threshold() -> None:
@@ -310,7 +317,7 @@ def test_cuts_at_a_threshold() -> None:
     assert nodes_below(tree, 7).tolist() == [1, 5, 9]
     assert nodes_below(tree, 3).tolist() == [2, 3, 4, 6, 7, 8, 9]
     assert nodes_below(tree, 1).tolist() == nodes_below(tree, 8).tolist() == []
-    plan = strategies.cohort(apart=7).plan(tree, SHAPES[0], H200)
+    plan = strategies.cohort(apart=7).plan(Problem(tree, SHAPES[0], H200))
     assert [group.rows for group in plan.groups] == [((0, 7),), ((0, 3),), ((3, 6),), ((6, 7),)]
 
 
@@ -321,4 +328,4 @@ def test_cuts_at_a_threshold() -> None:
 )  # fmt: skip
 def test_bad_options(options: dict[str, object]) -> None:
     with pytest.raises(StrategyError):
-        strategies.cohort(**options).plan(Tree.parse("100(10*3)"), SHAPES[0], H200)
+        strategies.cohort(**options).plan(Problem(Tree.parse("100(10*3)"), SHAPES[0], H200))

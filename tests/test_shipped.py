@@ -18,6 +18,7 @@ from treegen.autotune_cache.policy_file import file_text
 from treegen.search.bucket import policy_bucket
 from treegen.search.policies import accepts
 from treegen.strategies import strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 from treegen.workloads.specs import trees_of
@@ -62,7 +63,7 @@ def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(POLICY_CACHE, "_given_shipped", None)
     monkeypatch.setattr(POLICY_CACHE, "_shipped_files", {})
     tree, shape = Tree.parse("1,4,16,512/1024,256,128,32"), Shape(32, 8, 128, dtype="fp16")
-    choice = strategy_from("auto").choose(tree, shape, target_from("h200"))
+    choice = strategy_from("auto").choose(Problem(tree, shape, target_from("h200")))
     assert choice.reason.startswith("measured as the fastest for such trees: ")
 
 

@@ -8,6 +8,7 @@ import pytest
 from treegen import Shape, Tree
 from treegen.schedule.lower import lower
 from treegen.strategies import cohort, deft_node
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 
@@ -26,7 +27,7 @@ def test_a_tree_becomes_launch_arrays_in_under_5_ms() -> None:
     shape, target, strategy = Shape(32, 8, 128), target_from("h200"), deft_node()
 
     def plan() -> None:
-        lower(strategy.plan(tree, shape, target), tree, shape, target).pack()
+        lower(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target)).pack()
 
     milliseconds = fastest(plan)
     print(f"{milliseconds:.2f} ms")
@@ -38,7 +39,7 @@ def test_planning_grows_with_groups_not_with_tokens() -> None:
 
     def plan(tokens: int) -> Callable[[], object]:
         tree = Tree.from_levels([1, 64], [tokens, 10])
-        return lambda: strategy.plan(tree, shape, target)
+        return lambda: strategy.plan(Problem(tree, shape, target))
 
     assert fastest(plan(100_000_000)) < 3 * fastest(plan(10))
 
@@ -47,6 +48,8 @@ def test_planning_grows_with_groups_not_with_tokens() -> None:
 def test_replanning_by_cohorts_takes_few_array_operations(text: str, most_ms: float) -> None:
     tree = Tree.parse(text)
     shape, target, strategy = Shape(32, 8, 128, dtype="fp16"), target_from("h200"), cohort()
-    milliseconds = fastest(lambda: lower(strategy.plan(tree, shape, target), tree, shape, target).pack())
+    milliseconds = fastest(
+        lambda: lower(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target)).pack()
+    )
     print(f"{milliseconds:.2f} ms")
     assert milliseconds < most_ms

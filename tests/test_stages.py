@@ -27,6 +27,7 @@ from treegen.schedule.lower import count, lower
 from treegen.schedule.merge_lists import kept_between_stages, merge_lists
 from treegen.strategies import Pipeline, Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import StoreMask
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -38,12 +39,12 @@ _QUERIES = torch.randn(1_024, 4, 16, generator=_generator)
 
 
 def scheduled(plan: Plan, tree: Tree) -> Schedule:
-    return lower(plan, tree, SHAPE, H200)
+    return lower(plan, Problem(tree, SHAPE, H200))
 
 
 def cascade(tree: Tree | str) -> Schedule:
     tree = Tree.parse(tree) if isinstance(tree, str) else tree
-    return scheduled(strategies.cascade().plan(tree, SHAPE, H200), tree)
+    return scheduled(strategies.cascade().plan(Problem(tree, SHAPE, H200)), tree)
 
 
 def assert_attention(schedule: Schedule, tree: Tree, program: type[TorchProgram] | type[TritonProgram]) -> None:
@@ -226,7 +227,7 @@ PLANS = (*strategy_names(), "row-classes")
 def planned(name: str, tree: Tree, seed: int) -> Plan:
     if name == "row-classes":
         return plan_by_row_classes(tree, seed, 1 + seed % 4, unseen=seed % 3 == 0)
-    return strategy_from(name).plan(tree, SHAPE, H200)
+    return strategy_from(name).plan(Problem(tree, SHAPE, H200))
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -264,7 +265,7 @@ def test_stages_in_the_kernels(strategy: Strategy) -> None:
     """Partials that wait over stages without their row, running results of several merges, rows that see nothing."""
     attached = [(0, 40), (1, 20), (1, 3), (2, 0), (3, 33), (3, 20), (4, 7), (5, 0)]
     tree = Tree.from_parents([-1, 0, 0, 1, 1, -1], [40, 20, 9, 33, 7, 0], rows=attached)
-    schedule = scheduled(staged(strategy.plan(tree, SHAPE, H200), 1, (0, 1, 2)), tree)
+    schedule = scheduled(staged(strategy.plan(Problem(tree, SHAPE, H200)), 1, (0, 1, 2)), tree)
     assert schedule.num_stages == 3
     assert (schedule.merge_rows < 0).any()
     assert_attention(schedule, tree, TritonProgram)
@@ -291,11 +292,13 @@ def test_cascade_is_compiled_on_both_backends() -> None:
 def test_rows_of_several_unfused_groups_are_refused() -> None:
     """Unfused groups write final output: nothing could merge them."""
     tree = Tree.parse("10(5,6)")
-    plan = dataclasses.replace(strategies.deft_node().plan(tree, SHAPE, H200), mask="dense")
+    plan = dataclasses.replace(strategies.deft_node().plan(Problem(tree, SHAPE, H200)), mask="dense")
     with pytest.raises(PlanError, match="mask = dense"):
         scheduled(plan, tree)
     apart = Tree.parse("10*3")
-    schedule = scheduled(Pipeline("apart", groupings.by_node, (StoreMask("dense"),)).plan(apart, SHAPE, H200), apart)
+    schedule = scheduled(
+        Pipeline("apart", groupings.by_node, (StoreMask("dense"),)).plan(Problem(apart, SHAPE, H200)), apart
+    )
     assert_attention(schedule, apart, TorchProgram)
 
 
@@ -465,7 +468,7 @@ def test_schedules_reach_every_row_with_every_item_once() -> None:
 
 def dealt(blocks: int = 3) -> Schedule:
     tree = Tree.parse("100(20,30,40)")
-    return scheduled(strategies.flashforge(blocks).plan(tree, SHAPE, H200), tree)
+    return scheduled(strategies.flashforge(blocks).plan(Problem(tree, SHAPE, H200)), tree)
 
 
 @pytest.mark.parametrize("fault", ["twice", "not at all", "nothing", "unknown", "one lane lost"])

@@ -15,7 +15,9 @@ from treegen.backends.triton_program import TritonProgram
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
+from treegen.schedule.passes.stagger import staggered
 from treegen.strategies import Strategy, batch_invariant, cohort, query
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -29,9 +31,9 @@ SMALL = replace(H200, name="15 SMs", sms=15)
 def scheduled(text: str, strategy: Strategy | None = None, sms: int = 15) -> Schedule:
     tree = Tree.parse(text)
     target = replace(H200, name=f"{sms} SMs", sms=sms)
-    plan = (strategy or cohort()).plan(tree, SHAPE, target)
+    plan = (strategy or cohort()).plan(Problem(tree, SHAPE, target))
     verify(plan, tree)
-    return lower(plan, tree, SHAPE, target)
+    return staggered(lower(plan, Problem(tree, SHAPE, target)), Problem(tree, SHAPE, target))
 
 
 def walks(schedule: Schedule) -> list[list[int]]:
@@ -73,15 +75,15 @@ def test_others_are_walked_along_their_paths(text: str, strategy: Strategy, sms:
 
 
 def test_runs_and_their_rows_are_the_same() -> None:
-    one_each, staggered = scheduled(OWN, sms=16), scheduled(OWN)
-    assert is_staggered(staggered)
-    assert [sorted(walk) for walk in walks(staggered)] == walks(one_each)
-    for item in staggered.work_items:
+    one_each, found = scheduled(OWN, sms=16), scheduled(OWN)
+    assert is_staggered(found)
+    assert [sorted(walk) for walk in walks(found)] == walks(one_each)
+    for item in found.work_items:
         own = slice(item.tile0, item.tile0 + item.tiles)
-        order = np.argsort(staggered.tiles[own, 0])
-        assert np.array_equal(staggered.tiles[own][order], one_each.tiles[own])
+        order = np.argsort(found.tiles[own, 0])
+        assert np.array_equal(found.tiles[own][order], one_each.tiles[own])
     for name in ("items", "rows", "blocks", "merge_slots", "class_indptr"):
-        assert np.array_equal(getattr(staggered, name), getattr(one_each, name))
+        assert np.array_equal(getattr(found, name), getattr(one_each, name))
 
 
 def test_results_are_right() -> None:

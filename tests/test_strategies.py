@@ -36,7 +36,8 @@ from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import SplitContext, TrimRows
 from treegen.strategies.strategy import OnPass
-from treegen.target.targets import Target, target_from, targets
+from treegen.target.problem import Problem
+from treegen.target.targets import target_from, targets
 
 SMALL = Shape(4, 2, 16, dtype="fp32")
 H200 = target_from("h200")
@@ -126,7 +127,7 @@ def test_every_strategy_obeys_the_law_and_computes_attention(family: str, data: 
     for strategy in optioned(option):
         if strategy.name == "auto":  # it makes the plan of one of the others, after a search (tests/test_search.py)
             if tree.num_rows % 4 == 0:
-                verify(strategy.plan(tree, shape, target_from(target)), tree)
+                verify(strategy.plan(Problem(tree, shape, target_from(target))), tree)
             continue
         kernel = treegen.compile(tree, strategy=strategy, shape=shape, target=target, backend="torch")
         verify(kernel.plan, tree)
@@ -143,7 +144,7 @@ def test_law_by_brute_force(rows: str, data: st.DataObject) -> None:
     tree = data.draw(forests(25, 60, rows=(rows,), salt=100 + ROW_STYLES.index(rows)))
     option = data.draw(st.sampled_from((None, 1, 5, 24)))
     for strategy in optioned(option):
-        assert obeys_law(strategy.plan(tree, SMALL, H200), tree), strategy
+        assert obeys_law(strategy.plan(Problem(tree, SMALL, H200)), tree), strategy
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
@@ -155,8 +156,8 @@ def test_schedules_cover_every_visible_pair_once(group: int, data: st.DataObject
     head_dim, dtype = data.draw(st.sampled_from(((64, "fp16"), (128, "bf16"), (80, "fp32"), (256, "bf16"))))
     strategy = data.draw(st.sampled_from(optioned(data.draw(st.sampled_from((None, 7, 100))))))
     shape = Shape(2 * group, 2, head_dim, dtype=dtype)
-    plan = strategy.plan(tree, shape, H200)
-    schedule = lower(plan, tree, shape, H200)
+    plan = strategy.plan(Problem(tree, shape, H200))
+    schedule = lower(plan, Problem(tree, shape, H200))
     verify_schedule(schedule, tree.num_rows)
     slots = tree.kv.last_slot + 1
     assert np.array_equal(schedule_counts(schedule, tree.num_rows, slots), visible_slot_counts(tree, slots)), (
@@ -169,7 +170,7 @@ def test_schedules_cover_every_visible_pair_once(group: int, data: st.DataObject
 def test_what_strategies_read(tree: Tree, length: int) -> None:
     """KV-guided strategies read every visible token once, `query` every row's path; cuts are where promised."""
     node, chunk, flatten, query, split = (
-        strategy.plan(tree, SMALL, H200)
+        strategy.plan(Problem(tree, SMALL, H200))
         for strategy in (
             strategies.deft_node(),
             strategies.deft_node_chunk(length),
@@ -217,7 +218,7 @@ def test_passes_keep_the_law_on_groups_of_several_intervals(
     for result in (split, trimmed):
         verify(result, tree)
         assert obeys_law(result, tree)
-        schedule = lower(result, tree, SMALL, H200)
+        schedule = lower(result, Problem(tree, SMALL, H200))
         verify_schedule(schedule, tree.num_rows)
         assert_computes_attention(schedule, tree)
     assert int(split.read_tokens.sum()) == int(plan.read_tokens.sum())
@@ -233,11 +234,11 @@ def test_passes_keep_the_law_on_groups_of_several_intervals(
 )
 def test_parts_in_whole_tiles(tree: Tree, head_rows: int, most: int) -> None:
     """Parts of whole tiles, one more at most in the last one, which merges; all begin with a block."""
-    whole = strategies.cohort(head_rows=head_rows).plan(tree, SMALL, H200)
-    plan = strategies.cohort(head_rows=head_rows, split=most, merge="final").plan(tree, SMALL, H200)
+    whole = strategies.cohort(head_rows=head_rows).plan(Problem(tree, SMALL, H200))
+    plan = strategies.cohort(head_rows=head_rows, split=most, merge="final").plan(Problem(tree, SMALL, H200))
     verify(plan, tree)
     assert obeys_law(plan, tree)
-    schedule = lower(plan, tree, SMALL, H200)
+    schedule = lower(plan, Problem(tree, SMALL, H200))
     verify_schedule(schedule, tree.num_rows)
     assert_computes_attention(schedule, tree)
     block, parts = 16 if most % 16 == 0 else 1, list(plan.groups)
@@ -268,9 +269,9 @@ def test_every_pass_of_a_pipeline_leaves_a_lawful_plan(tree: Tree) -> None:
             seen.append(name)
             verify(plan, tree)
 
-        plan = strategy.plan(tree, SMALL, H200, watch)
+        plan = strategy.plan(Problem(tree, SMALL, H200), watch)
         assert len(seen) >= 1
-        assert str(plan) == str(strategy.plan(tree, SMALL, H200))  # and it is a function of its arguments
+        assert str(plan) == str(strategy.plan(Problem(tree, SMALL, H200)))  # and it is a function of its arguments
 
 
 @examples(150)
@@ -291,7 +292,7 @@ def tree_of_two_roots() -> Tree:
 
 
 def test_deft_node_groups() -> None:
-    plan = strategies.deft_node().plan(tree_of_two_roots(), SMALL, H200)
+    plan = strategies.deft_node().plan(Problem(tree_of_two_roots(), SMALL, H200))
     assert [str(group) for group in plan.groups] == [
         "rows 0-2 | n0[0:100]",
         "rows 0-0 | n1[0:10]",
@@ -305,7 +306,7 @@ def test_deft_node_groups() -> None:
 def test_deft_node_masks_rows_inside_a_node() -> None:
     """Causal append: rows after 3, 7 and 10 of 10 tokens, and one below; tokens that only later rows see are masked."""
     tree = Tree.from_parents([-1, 0], [10, 4], rows=[(0, 7), (1, 4), (0, 3), (0, 10)])
-    plan = strategies.deft_node().plan(tree, SMALL, H200)
+    plan = strategies.deft_node().plan(Problem(tree, SMALL, H200))
     assert [str(group) for group in plan.groups] == [
         "rows 0-3 | n0[0:3], n0[3:7] seen 1-3, n0[7:10] seen 2-3",
         "rows 3-3 | n1[0:4]",
@@ -314,19 +315,19 @@ def test_deft_node_masks_rows_inside_a_node() -> None:
 
 def test_deft_node_leaves_out_what_nobody_sees() -> None:
     tree = Tree.from_parents([-1, 0, 0, -1], [10, 4, 6, 9], rows=[(1, 0), (0, 8)])
-    plan = strategies.deft_node().plan(tree, SMALL, H200)
+    plan = strategies.deft_node().plan(Problem(tree, SMALL, H200))
     assert [str(group) for group in plan.groups] == ["rows 0-1 | n0[0:8], n0[8:10] seen 1-1"]
 
 
 def test_query_groups() -> None:
-    plan = strategies.query().plan(tree_of_two_roots(), SMALL, H200)
+    plan = strategies.query().plan(Problem(tree_of_two_roots(), SMALL, H200))
     assert [str(group) for group in plan.groups] == [
         "rows 0-0 | n0[0:100], n1[0:10]",
         "rows 1-1 | n0[0:100], n2[0:20], n3[0:5]",
         "rows 2-2 | n0[0:100], n2[0:20], n4[0:5]",
         "rows 3-3 | n5[0:7]",
     ]
-    split = strategies.query(split=60).plan(tree_of_two_roots(), SMALL, H200)
+    split = strategies.query(split=60).plan(Problem(tree_of_two_roots(), SMALL, H200))
     assert [str(group) for group in split.groups][:4] == [
         "rows 0-0 | n0[0:60]",
         "rows 0-0 | n0[60:100], n1[0:10]",
@@ -337,7 +338,7 @@ def test_query_groups() -> None:
 
 def test_flatten_block_boundaries() -> None:
     """147 tokens in depth-first order, cut every 64 regardless of nodes, with the rows that see any of a block."""
-    plan = strategies.deft_flatten(block=64).plan(tree_of_two_roots(), SMALL, H200)
+    plan = strategies.deft_flatten(block=64).plan(Problem(tree_of_two_roots(), SMALL, H200))
     assert [str(group) for group in plan.groups] == [
         "rows 0-2 | n0[0:64]",
         "rows 0-2 | n0[64:100], n1[0:10] seen 0-0, n2[0:18] seen 1-2",
@@ -346,7 +347,7 @@ def test_flatten_block_boundaries() -> None:
 
 
 def test_chunks_of_a_long_node() -> None:
-    plan = strategies.deft_node_chunk().plan(Tree.parse("300(128,129)"), SMALL, H200)
+    plan = strategies.deft_node_chunk().plan(Problem(Tree.parse("300(128,129)"), SMALL, H200))
     assert [str(group) for group in plan.groups] == [
         "rows 0-1 | n0[0:128]",
         "rows 0-1 | n0[128:256]",
@@ -362,7 +363,7 @@ def test_chunks_of_a_long_node() -> None:
 def test_uneven_suffixes_under_one_prefix(make: Callable[[int], Strategy], option: int) -> None:
     """Rows of one node whose suffixes are split differently never share a partial slot (a known bug elsewhere)."""
     tree = Tree.parse("256(64,4096)")
-    schedule = lower(make(option).plan(tree, SMALL, H200), tree, SMALL, H200)
+    schedule = lower(make(option).plan(Problem(tree, SMALL, H200)), Problem(tree, SMALL, H200))
     verify_schedule(schedule, tree.num_rows)
     partial = [item for item in schedule.work_items if item.slot0 >= 0]
     slots = [slot for item in partial for slot in range(item.slot0, item.slot0 + item.rows)]
@@ -377,18 +378,18 @@ def test_uneven_suffixes_under_one_prefix(make: Callable[[int], Strategy], optio
 @pytest.mark.parametrize("strategy", sorted({*optioned(None), *optioned(32)}, key=str), ids=str)
 def test_several_roots(strategy: Strategy) -> None:
     tree = Tree.parse("40(3*3)+0(5,6)+17*2+0")
-    plan = strategy.plan(tree, SMALL, H200)
+    plan = strategy.plan(Problem(tree, SMALL, H200))
     assert obeys_law(plan, tree)
     assert {segment.node for group in plan.groups for segment in group.segments} == {0, 1, 2, 3, 5, 6, 7, 8}
-    assert_computes_attention(lower(plan, tree, SMALL, H200), tree)
+    assert_computes_attention(lower(plan, Problem(tree, SMALL, H200)), tree)
 
 
 @pytest.mark.parametrize("strategy", sorted({*optioned(None), *optioned(50)}, key=str), ids=str)
 def test_more_rows_than_a_tile(strategy: Strategy) -> None:
     """Nodes seen by 300 rows are cut into row tiles, the last one not full; rows come from several nodes."""
     tree = Tree.parse("30(90(2*150),4*150)")
-    plan = strategy.plan(tree, SMALL, H200)
-    schedule = lower(plan, tree, SMALL, H200)
+    plan = strategy.plan(Problem(tree, SMALL, H200))
+    schedule = lower(plan, Problem(tree, SMALL, H200))
     verify_schedule(schedule, tree.num_rows)
     tallest = max(group.num_rows for group in plan.groups)
     assert max(item.rows for item in schedule.work_items) == min(tallest, schedule.classes[0].rows // SMALL.group)
@@ -398,7 +399,7 @@ def test_more_rows_than_a_tile(strategy: Strategy) -> None:
 def test_rows_without_any_token_give_zero() -> None:
     tree = Tree.from_parents([-1, 0, -1], [0, 5, 3], rows=[(0, 0), (1, 2), (2, 0), (2, 3)])
     for strategy in optioned(None):
-        out, lse = run(lower(strategy.plan(tree, SMALL, H200), tree, SMALL, H200), tree)
+        out, lse = run(lower(strategy.plan(Problem(tree, SMALL, H200)), Problem(tree, SMALL, H200)), tree)
         assert out[[0, 2]].eq(0).all()
         assert lse[[0, 2]].eq(-math.inf).all()
         assert lse[[1, 3]].isfinite().all()
@@ -424,7 +425,7 @@ def test_registered_names() -> None:
     assert strategy_from(made) is made
     assert str(made) == "deft-flatten(block=32)"
     assert made.options == {"block": 32}
-    assert made.plan(Tree.parse("4"), SMALL, H200).strategy == "deft-flatten(block=32)"
+    assert made.plan(Problem(Tree.parse("4"), SMALL, H200)).strategy == "deft-flatten(block=32)"
 
 
 class FirstTokenOnly(Strategy):
@@ -432,14 +433,16 @@ class FirstTokenOnly(Strategy):
 
     name = "first-token-only"
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
+        tree = problem.tree
         return Plan.from_groups(self.name, [Group(((0, tree.num_rows),), (Segment(0, 0, 1, (0, tree.num_rows)),))])
 
 
 class NodeByAnotherName(Strategy):
     name = "node-by-another-name"
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
+        tree = problem.tree
         return groupings.by_node(tree)
 
 

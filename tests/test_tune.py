@@ -16,6 +16,7 @@ from treegen.search.policies import accepts, key_of, policy_of, strategy_of
 from treegen.search.search import candidates
 from treegen.strategies import cohort, strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.tuning.measurer import Outcome
 from treegen.tuning.tune import Tuning, proposals, tuned
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("policies_folder")
 
 def test_policies_are_data() -> None:
     """Every candidate of any tree survives as a policy."""
-    for strategy, _ in candidates(TREE, SHAPE, H200, 10_000):
+    for strategy, _ in candidates(Problem(TREE, SHAPE, H200), 10_000):
         assert strategy_of(policy_of(strategy)) == strategy
         assert accepts(policy_of(strategy))
     final = strategies.cohort(16, 256, (64, 64), 8, merge="final")
@@ -63,21 +64,21 @@ def test_plain_decoding_is_always_proposed() -> None:
     """The model's best in its order, behind them the best plain per-row decoding, whole paths in large tiles, and in
     halves that one launch merges, and splits beside the best one.
     """
-    expected = [strategy for strategy, _ in candidates(TREE, SHAPE, H200, 4)]
-    found = proposals(TREE, SHAPE, H200, 4)
+    expected = [strategy for strategy, _ in candidates(Problem(TREE, SHAPE, H200), 4)]
+    found = proposals(Problem(TREE, SHAPE, H200), 4)
     assert found[:4] == expected
     assert found[4].name == "query"
     halves = cohort(split=1152, merge="final")
     of_fewer_rows = cohort(head_rows=32, split=896, merge="final")
     assert found[5:] == [cohort(), halves, of_fewer_rows, cohort(split=192, apart=16), cohort(split=384, apart=16)]
     flat = Tree.parse("4096*200")
-    assert "query" in [strategy.name for strategy in proposals(flat, Shape(16, 16, 128), H200, 3)]
+    assert "query" in [strategy.name for strategy in proposals(Problem(flat, Shape(16, 16, 128), H200), 3)]
 
 
 def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
-    third = str(proposals(TREE, SHAPE, H200, 8)[2])
+    third = str(proposals(Problem(TREE, SHAPE, H200), 8)[2])
     seen: list[Outcome] = []
-    found = tuned(TREE, SHAPE, H200, Tuning(meter=Favourite(third)), on_candidate=seen.append)
+    found = tuned(Problem(TREE, SHAPE, H200), Tuning(meter=Favourite(third)), on_candidate=seen.append)
     assert found.where == "made"
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == third
@@ -85,46 +86,48 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
     assert len(seen) == len(found.entry.candidates) == 14
     assert len(list(policies_folder.glob("*.json"))) == 1
 
-    assert key_of(TREE, SHAPE, H200) == key_of(OTHER, SHAPE, H200)
-    choice = strategies.auto().choose(OTHER, SHAPE, H200)
+    assert key_of(Problem(TREE, SHAPE, H200)) == key_of(Problem(OTHER, SHAPE, H200))
+    choice = strategies.auto().choose(Problem(OTHER, SHAPE, H200))
     assert str(choice.strategy) == third
     assert choice.reason.startswith("measured as the fastest for such trees: 14 candidates, ")
     assert not choice.trace
     assert str(explain(OTHER, shape=SHAPE).best) == third
     for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
-        assert strategies.auto().choose(OTHER, shape, target_from(target)).trace
+        assert strategies.auto().choose(Problem(OTHER, shape, target_from(target))).trace
 
 
 def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
-    meter = Favourite(str(proposals(TREE, SHAPE, H200, 2)[0]), noted=str(tmp_path / "calls"))
-    tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
+    meter = Favourite(str(proposals(Problem(TREE, SHAPE, H200), 2)[0]), noted=str(tmp_path / "calls"))
+    tuned(Problem(TREE, SHAPE, H200), Tuning(most=2, meter=meter))
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 8
-    assert tuned(OTHER, SHAPE, H200, Tuning(meter=meter)).where == "memory"
+    assert tuned(Problem(OTHER, SHAPE, H200), Tuning(meter=meter)).where == "memory"
     assert len((tmp_path / "calls").read_text().splitlines()) == 8
-    best = str(proposals(OTHER, SHAPE, H200, 2)[2])
-    again = tuned(OTHER, SHAPE, H200, Tuning(most=2, meter=Favourite(best)), again=True)
+    best = str(proposals(Problem(OTHER, SHAPE, H200), 2)[2])
+    again = tuned(Problem(OTHER, SHAPE, H200), Tuning(most=2, meter=Favourite(best)), again=True)
     assert again.entry is not None
-    assert str(strategies.auto().choose(TREE, SHAPE, H200).strategy) == best
+    assert str(strategies.auto().choose(Problem(TREE, SHAPE, H200)).strategy) == best
 
 
 def test_splits_that_cut_nothing_are_not_proposed() -> None:
     """Half as much again as the best split is more than any 64 head rows walk."""
     tree = Tree.parse("1,16,32,64,128,1024/256,128,64,16,16,16")
-    best = next(each for each, _ in candidates(tree, SHAPE, H200, 1_000) if isinstance(each, Cohort) and each.split)
+    best = next(
+        each for each, _ in candidates(Problem(tree, SHAPE, H200), 1_000) if isinstance(each, Cohort) and each.split
+    )
     assert best.split == 512
-    found = proposals(tree, SHAPE, H200, 4)
+    found = proposals(Problem(tree, SHAPE, H200), 4)
     assert replace(best, split=384) in found
     assert replace(best, split=768) not in found
-    uncut, more = (len(replace(best, split=split).plan(tree, SHAPE, H200)) for split in (None, 768))
+    uncut, more = (len(replace(best, split=split).plan(Problem(tree, SHAPE, H200))) for split in (None, 768))
     assert uncut == more
 
 
 def test_those_close_to_the_best_are_measured_three_times() -> None:
-    first, second, third = map(str, proposals(TREE, SHAPE, H200, 3)[:3])
+    first, second, third = map(str, proposals(Problem(TREE, SHAPE, H200), 3)[:3])
     seen: list[Outcome] = []
     meter = Wavering({first: (10.0, 10.4, 10.3), second: (10.1, 10.0, 10.2), third: (10.3, 9.0)})
-    found = tuned(TREE, SHAPE, H200, Tuning(most=3, meter=meter), on_candidate=seen.append)
+    found = tuned(Problem(TREE, SHAPE, H200), Tuning(most=3, meter=meter), on_candidate=seen.append)
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == second
     assert [time for _, time, _ in found.entry.candidates[:3]] == [10.3, 10.1, 10.3]
@@ -132,17 +135,17 @@ def test_those_close_to_the_best_are_measured_three_times() -> None:
 
 
 def test_who_fails_once_has_failed() -> None:
-    first, second = map(str, proposals(TREE, SHAPE, H200, 2)[:2])
+    first, second = map(str, proposals(Problem(TREE, SHAPE, H200), 2)[:2])
     meter = Wavering({first: (10.0, 10.0, None), second: (10.1,)})
-    found = tuned(TREE, SHAPE, H200, Tuning(most=2, meter=meter))
+    found = tuned(Problem(TREE, SHAPE, H200), Tuning(most=2, meter=meter))
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == second
     assert found.entry.candidates[0][1:] == (None, "wrong output: error 1.0e+00 exceeds 2.0e-03")
 
 
 def test_wrong_outputs_are_recorded_and_never_chosen() -> None:
-    first, second = map(str, proposals(TREE, SHAPE, H200, 2)[:2])
-    found = tuned(TREE, SHAPE, H200, Tuning(most=2, meter=Favourite(first, wrong=(first,))))
+    first, second = map(str, proposals(Problem(TREE, SHAPE, H200), 2)[:2])
+    found = tuned(Problem(TREE, SHAPE, H200), Tuning(most=2, meter=Favourite(first, wrong=(first,))))
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == second
     outcomes = {text: (time, outcome) for text, time, outcome in found.entry.candidates}
@@ -152,18 +155,18 @@ def test_wrong_outputs_are_recorded_and_never_chosen() -> None:
 
 def test_no_entry_when_everything_fails(policies_folder: Path) -> None:
     with pytest.raises(BackendError, match=r"all failed: .*does not compile"):
-        tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite(failing=True)))
+        tuned(Problem(TREE, SHAPE, H200), Tuning(most=1, meter=Favourite(failing=True)))
     assert not list(policies_folder.glob("*.json"))
-    assert strategies.auto().choose(TREE, SHAPE, H200).trace
+    assert strategies.auto().choose(Problem(TREE, SHAPE, H200)).trace
 
 
 def test_an_entry_that_is_no_policy_is_a_miss(policies_folder: Path) -> None:
     """As after a version that knew other strategies: one warning, and the search decides."""
-    found = tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite()))
+    found = tuned(Problem(TREE, SHAPE, H200), Tuning(most=1, meter=Favourite()))
     assert found.entry is not None
     POLICY_CACHE.store(replace(found.entry, policy={"strategy": "unheard-of"}))
     with pytest.warns(CacheWarning, match="policy"):
-        choice = strategies.auto().choose(TREE, SHAPE, H200)
+        choice = strategies.auto().choose(Problem(TREE, SHAPE, H200))
     assert choice.trace
 
 
@@ -196,7 +199,7 @@ def test_explain_prints_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_cache_why_knows_tuned_trees(capsys: pytest.CaptureFixture[str]) -> None:
-    tuned(TREE, SHAPE, H200, Tuning(most=1, meter=Favourite()))
+    tuned(Problem(TREE, SHAPE, H200), Tuning(most=1, meter=Favourite()))
     assert cli.main(["cache", "why", OTHER.text or "", "--dtype", "fp16"]) == 0
     assert "hit (" in capsys.readouterr().out
     assert cli.main(["cache", "why", "5+6"]) == 0

@@ -15,6 +15,7 @@ from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, query, strategy_from, strategy_names
 from treegen.strategies.passes import MergeLast, SplitContext, StageLevels, TrimRows
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE, H200 = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
@@ -45,9 +46,9 @@ def check(made: Plan | Schedule) -> None:
 @examples(150)
 @given(tree=forests(30, salt=41), strategy=st.sampled_from(STRATEGIES))
 def test_of_strategies(tree: Tree, strategy: Strategy) -> None:
-    plan = strategy.plan(tree, SHAPE, H200)
+    plan = strategy.plan(Problem(tree, SHAPE, H200))
     check(plan)
-    check(lower(plan, tree, SHAPE, H200))
+    check(lower(plan, Problem(tree, SHAPE, H200)))
 
 
 @examples(60)
@@ -57,5 +58,5 @@ def test_of_passes_over_groups_of_several_intervals(tree: Tree, seed: int, class
     for step in (SplitContext(5), TrimRows(), StageLevels()):
         plan = step.apply(plan, tree)
         check(plan)
-        check(lower(plan, tree, SHAPE, H200))
+        check(lower(plan, Problem(tree, SHAPE, H200)))
     check(MergeLast().apply(plan, tree))

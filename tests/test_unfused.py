@@ -21,6 +21,7 @@ from treegen.ir.schedule import UNFUSED_LAUNCHES
 from treegen.schedule.lower import lower
 from treegen.strategies import Pipeline, groupings
 from treegen.strategies.passes import StoreMask
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 H200 = target_from("h200")
@@ -173,15 +174,17 @@ def test_nothing_is_emitted(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 def test_a_merge_alone_is_emitted_for_rows_that_see_nothing() -> None:
     """Rows outside the dense mask are written by the merge kernel, the only one."""
     shape = Shape(4, 2, 16, dtype="fp32")
-    schedule = lower(strategies.medusa().plan(TREE, shape, H200), TREE, shape, H200)
+    schedule = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200))
     assert [source.kernel for source in emit(schedule, shape)] == ["merge"]
     trimmed = Tree.from_parents([-1], [30], rows=[(0, 30)])
-    assert emit(lower(strategies.medusa().plan(trimmed, shape, H200), trimmed, shape, H200), shape) == []
+    assert (
+        emit(lower(strategies.medusa().plan(Problem(trimmed, shape, H200)), Problem(trimmed, shape, H200)), shape) == []
+    )
 
 
 def test_a_dense_class_says_what_it_is() -> None:
     shape = Shape(4, 2, 16, dtype="fp32")
-    (tile,) = lower(strategies.medusa().plan(TREE, shape, H200), TREE, shape, H200).classes
+    (tile,) = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200)).classes
     assert (tile.rows, tile.mask, tile.fused, tile.warps, tile.stages) == (4 * 2, "dense", False, 0, 0)
     assert str(tile) == "8 head rows, unfused"
     assert dataclasses.replace(tile, mask="bits").fused

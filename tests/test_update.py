@@ -10,6 +10,7 @@ from treegen import Shape, Tree
 from treegen.backends import oracle
 from treegen.search import auto as searching
 from treegen.strategies import Choice, cohort, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
@@ -21,9 +22,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Tree]:
     found: list[Tree] = []
     search = searching.searched
 
-    def counted(tree: Tree, *arguments: object, **options: bool) -> Choice:
-        found.append(tree)
-        return search(tree, *arguments, **options)
+    def counted(problem: Problem, **options: bool) -> Choice:
+        found.append(problem.tree)
+        return search(problem, **options)
 
     monkeypatch.setattr(searching, "searched", counted)
     return found
@@ -74,7 +75,7 @@ def test_a_named_strategy_stays(searches: list[Tree]) -> None:
     kernel = treegen.compile(Tree.parse("1,4/30,5"), strategy="deft-node", shape=SHAPE)
     reason = kernel.choice.reason
     kernel.update(Tree.parse("1,4/30,6"))
-    assert kernel.choice == strategy_from("deft-node").choose(kernel.tree, SHAPE, target_from("h200"))
+    assert kernel.choice == strategy_from("deft-node").choose(Problem(kernel.tree, SHAPE, target_from("h200")))
     assert kernel.choice.reason == reason
     check(kernel)
     assert searches == []

@@ -16,10 +16,12 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop
+from treegen.schedule.pipeline import launch_schedule
 from treegen.search.policies import _MAKERS
 from treegen.search.search import candidates, search
 from treegen.search.space import policies_of
 from treegen.strategies import Strategy, cohort, fasttree
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.tuning.kernel_variants import kernel_sources
 
@@ -58,7 +60,7 @@ def keys_of(
     tree: Tree, strategy: Strategy, shape: Shape, target: Target, page_size: int = 1
 ) -> set[KernelKey | MergeKey]:
     try:
-        schedule = lower(strategy.plan(tree, shape, target), tree, shape, target)
+        schedule = launch_schedule(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
     except ShapeError:  # the strategy's own tiles do not fit
         return set()
     return {source.key for source in emit(schedule, shape, page_size)}
@@ -81,8 +83,8 @@ def test_every_module_that_a_plan_launches_is_among_them(
     keys = {source.key for source in kernel_sources(shape, target)}
     strategies = dict.fromkeys(every_strategy(shape, target, random.Random(seed)))
     if tree.num_rows:
-        strategies |= dict.fromkeys(strategy for strategy, _ in candidates(tree, shape, target, 99))
-        strategies[search(tree, shape, target).strategy] = None
+        strategies |= dict.fromkeys(strategy for strategy, _ in candidates(Problem(tree, shape, target), 99))
+        strategies[search(Problem(tree, shape, target)).strategy] = None
     for strategy in strategies:
         for addressing in {1, page_size}:
             assert keys_of(tree, strategy, shape, target, addressing) <= keys, strategy
@@ -132,6 +134,6 @@ def test_auto_leaves_out_a_strategy_whose_tiles_do_not_fit() -> None:
     shape, target = Shape(32, 8, 256, dtype="fp32"), target_from("a100")
     tree = Tree.from_levels([1, 2, 4], [100, 40, 30])
     with pytest.raises(ShapeError, match="tile"):
-        lower(fasttree().plan(tree, shape, target), tree, shape, target)
-    assert "fasttree" not in {strategy.name for strategy, _ in candidates(tree, shape, target, 99)}
-    assert search(tree, shape, target).strategy.name != "fasttree"
+        lower(fasttree().plan(Problem(tree, shape, target)), Problem(tree, shape, target))
+    assert "fasttree" not in {strategy.name for strategy, _ in candidates(Problem(tree, shape, target), 99)}
+    assert search(Problem(tree, shape, target)).strategy.name != "fasttree"

@@ -17,6 +17,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.codegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.search.policies import key_of
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.tuning.compile_pool import Compiled
 from treegen.tuning.kernel_variants import kernel_sources
@@ -43,7 +44,7 @@ def test_a_job_for_every_bucket_and_shape() -> None:
         (name, shape, trees) for shape in (SHAPE, OTHER) for name, trees in (("alike 510", 5), ("flat", 1), ("deep", 1))
     ]
     for job in jobs:
-        assert job.key == key_of(job.tree, job.shape, H200)
+        assert job.key == key_of(Problem(job.tree, job.shape, H200))
 
 
 def test_every_policy_is_measured_once_and_kept(policies_folder: Path, tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_every_policy_is_measured_once_and_kept(policies_folder: Path, tmp_path:
     assert len(processes) == 2  # one for each device, whatever the number of trees
     assert set(entries(policies_folder)) == {f"{job.key.digest}.json" for job in jobs}
     for job in jobs:
-        assert strategies.auto().choose(job.tree, job.shape, H200).reason.startswith("measured as the fastest")
+        assert strategies.auto().choose(Problem(job.tree, job.shape, H200)).reason.startswith("measured as the fastest")
 
     calls = len(noted.read_text().splitlines())
     assert {each.where for each in warm(jobs, H200, [None], tuning)} == {"memory"}
@@ -70,7 +71,7 @@ def test_every_policy_is_measured_once_and_kept(policies_folder: Path, tmp_path:
 
 def test_a_job_that_fails_does_not_end_the_others(policies_folder: Path) -> None:
     jobs = jobs_of(TREES, [SHAPE], H200)
-    best = [str(strategy) for strategy in proposals(jobs[1].tree, SHAPE, H200, 1)]
+    best = [str(strategy) for strategy in proposals(Problem(jobs[1].tree, SHAPE, H200), 1)]
     found = warm(jobs, H200, [None], Tuning(most=1, meter=Favourite(wrong=tuple(best))))
     problems = {each.job.name: each.problem for each in found}
     assert "wrong output" in problems["flat"]

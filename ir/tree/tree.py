@@ -208,7 +208,8 @@ class Tree:
         """A tree from a file in any of the forms that `treegen.workloads.tree_files` reads. Raises FormatError,
         TreeError.
         """
-        return _FILES["load"](path)
+        tree: Tree = _FILES["load"](path)
+        return tree
 
     def save(self, path: str | Path) -> None:
         """Writes `to_json()` to a file."""

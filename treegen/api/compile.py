@@ -12,15 +12,18 @@ from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
-from treegen.ir.shape import Shape
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_tree
+from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.batch_invariant import BatchInvariant, invariant_strategy
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
+from treegen.tuning.planner import Planner
 from treegen.tuning.tune import check_tuning
 
 
@@ -102,22 +105,25 @@ def compile(
         options.check(shape)
     scoring = Scoring.of(options)
     wanted = WantedLimits(max_rows, max_items, max_slots)
-    made, on_target = strategy_from(strategy), resolve_target(target)
+    chosen, problem = strategy_from(strategy), Problem(tree, shape or DEFAULT_SHAPE, resolve_target(target))
     if not isinstance(batch_invariant, bool):
         fix = "give True or False; strategy=treegen.strategies.batch_invariant(...) has options"
         raise InputError("batch_invariant", batch_invariant, "is not a bool", fix)
     if batch_invariant:
-        made = invariant_strategy(made, autotune)
+        chosen = invariant_strategy(chosen, autotune)
     if not isinstance(isolated, bool):
         raise InputError("isolated", isolated, "is not a bool", "give True or False")
     if isolated:
-        made, scoring = in_isolation(made, scoring, autotune)
-    if scoring is not None and isinstance(made, BatchInvariant):
+        chosen, scoring = in_isolation(chosen, scoring, autotune)
+    if scoring is not None and isinstance(chosen, BatchInvariant):
         scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
-        check_tuning(made, on_target)
-    limits, scales = wanted if wanted.any else None, Scales.of(k_scale, v_scale)
-    return Kernel(tree, made, shape, on_target, backend, sm_scale, autotune, limits, scales, scoring)
+        check_tuning(chosen, problem.target)
+    planner, calls = (
+        Planner(chosen, autotune=autotune),
+        CallOptions(backend, sm_scale, Scales.of(k_scale, v_scale), scoring),
+    )
+    return Kernel(problem, planner, calls, wanted if wanted.any else None, shape_is_assumed=shape is None)
 
 
 def in_isolation(

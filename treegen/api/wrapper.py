@@ -20,11 +20,14 @@ from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
+from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import PageBounds, WantedLimits
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
+from treegen.target.problem import Problem
+from treegen.tuning.planner import Planner
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
@@ -199,10 +202,11 @@ class TreeAttentionWrapper(Copyable):
                 isolated=self._isolated,
             )
         wanted = replace(self._wanted, pages=PageBounds(*self._sizes, shape.page_size))
-        made, target, scoring = strategy_from(self._strategy), resolve_target(None), Scoring.of(options)
+        chosen, scoring = strategy_from(self._strategy), Scoring.of(options)
         if self._isolated:
-            made, scoring = in_isolation(made, scoring)
-        return Kernel(tree, made, shape, target, None, sm_scale, wanted=wanted, scoring=scoring)
+            chosen, scoring = in_isolation(chosen, scoring)
+        problem = Problem(tree, shape, resolve_target(None))
+        return Kernel(problem, Planner(chosen), CallOptions(sm_scale=sm_scale, scoring=scoring), wanted)
 
     def run(
         self,

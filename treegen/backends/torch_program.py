@@ -65,11 +65,19 @@ class TorchProgram:
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
         schedule, tile = self._schedule, self._schedule.classes[c]
         if tile.fused:
-            items = range(schedule.class_indptr[c], schedule.class_indptr[c + 1])
-            batches = _batches(schedule, tile, items, self._shape)
-            if schedule.fixed:
-                batches = [row for batch in batches for row in _rows_alone(batch)]
-            yield from map(self._tensors, batches)
+            for items in self._waves(c):
+                batches = _batches(schedule, tile, items, self._shape)
+                if schedule.fixed:
+                    batches = [row for batch in batches for row in _rows_alone(batch)]
+                yield from map(self._tensors, batches)
+
+    def _waves(self, c: int) -> list[range]:
+        """The items of a class, those that wait for others behind these."""
+        begin, end = self._schedule.class_indptr[c : c + 2].tolist()
+        if not self._schedule.classes[c].waiting:
+            return [range(begin, end)]
+        border = begin + int(np.count_nonzero(self._schedule.column("slot0")[begin:end] >= 0))
+        return [range(begin, border), range(border, end)]
 
     def _merges(self, merges: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """The merged rows of a stage, and a table of their slots: one slot more than there are stands for "no partial",
@@ -255,7 +263,7 @@ def _batch(
         "kv": kv,
         "depth": depths,
         "sees": sees,
-        "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & tile.merging),
+        "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & (tile.merging or tile.waiting)),
     }
 
 

@@ -25,7 +25,6 @@ from treegen.codegen.emit import (
     emit_merge,
     emit_partial,
     kernel_key,
-    launched,
     merge_key_of,
     reads_bits,
 )
@@ -76,7 +75,8 @@ _begin()
 
 
 class TritonProgram:
-    """A schedule prepared for execution on one device. Calls share no scratch memory, so streams may overlap.
+    """A schedule, as it is launched, prepared for execution on one device. Calls share no scratch memory, so streams
+    may overlap.
 
     Kernels launch on `capacity` (default: exactly the schedule); surplus blocks exit at once. Where the device can, a
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
@@ -95,7 +95,6 @@ class TritonProgram:
         scales: Scales | None = None,
         scoring: Scoring | None = None,
     ) -> None:
-        schedule = launched(schedule, capacity)
         self._schedule = schedule
         self._waits = waits(schedule)
         self._shape = shape
@@ -270,7 +269,6 @@ class TritonProgram:
 
 def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:
     """Bytes of device memory that a program takes for tables, partial results and the lse of so many rows."""
-    schedule = launched(schedule, capacity)
     capacity = capacity or schedule.size
     return schedule.pack(capacity).array.nbytes + _scratch(schedule, capacity, rows, shape).size
 

@@ -10,6 +10,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from treegen import strategies as shipped
 from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
@@ -36,8 +37,10 @@ from treegen.report.estimate_text import fitted
 from treegen.report.explain import explain as explained
 from treegen.report.explain import planned
 from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
+from treegen.schedule.pipeline import Lowering, launched
 from treegen.search.auto import searched
-from treegen.strategies import Choice, named, strategy_from, strategy_names
+from treegen.strategies import Choice, strategy_from, strategy_names
+from treegen.target.problem import Problem
 from treegen.target.targets import DEFAULT_TARGET, Target
 from treegen.text_files import save_text
 from treegen.workloads.traces import workload_from
@@ -97,7 +100,7 @@ def explain(
 
 def _search_steps(tree: Tree, shape: Shape | None, target: Target, automatic: Choice | None) -> list[str]:
     """The steps of the search behind `auto`, which has run already unless a measured policy took its place."""
-    found = automatic if automatic and automatic.trace else searched(tree, shape or DEFAULT_SHAPE, target)
+    found = automatic if automatic and automatic.trace else searched(Problem(tree, shape or DEFAULT_SHAPE, target))
     return ["", f"search on {target.name}:", *fitted(f"  {step}" for step in found.trace)]
 
 
@@ -120,14 +123,16 @@ def emit(
     """
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
     with activity_bar():
-        made = planned(tree_from_argument(tree), _strategies(strategy), shape, target_of(target))
+        problem = Problem(tree_from_argument(tree), shape, target_of(target))
+        made = planned(problem, _strategies(strategy))
     if output is not None:
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             reason = f"cannot be made ({cause.strerror})"
             raise FormatError("output", str(output), reason, "name another folder") from cause
-    sources = _sources([entry.schedule for entry in made], shape)
+    schedules = [launched(Lowering(entry.plan, entry.schedule), problem) for entry in made]
+    sources = _sources(schedules, shape)
     if not sources:
         print("nothing to emit: the plan launches no kernel, or runs unfused in PyTorch", file=sys.stderr)
     for source in sources:
@@ -173,7 +178,7 @@ def strategies() -> None:
     """List the strategies with their default options."""
     names = [*strategy_names(), "auto"]
     summaries = [
-        (inspect.getdoc(getattr(named, name.replace("-", "_"), None)) or "").split("\n\n")[0] for name in names
+        (inspect.getdoc(getattr(shipped, name.replace("-", "_"), None)) or "").split("\n\n")[0] for name in names
     ]
     print_table(
         [(str(strategy_from(name)), " ".join(text.split())) for name, text in zip(names, summaries, strict=True)]

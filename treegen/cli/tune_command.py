@@ -17,6 +17,7 @@ from treegen.cli.arguments import (
 )
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.shape import DEFAULT_SHAPE
+from treegen.target.problem import Problem
 from treegen.workloads.tree_files import tree_from_argument
 
 CandidatesOption = Annotated[int, typer.Option(min=1, help="How many of the model's best are measured.")]
@@ -53,7 +54,9 @@ def tune(
     check_tuning(auto(), target)
     for name, tree in zip(trees, listed, strict=True):
         with progress_bar(candidates + 1) as on_candidate:
-            found = tuned(tree, shape, target, tuning, again=again, on_candidate=lambda outcome: on_candidate())
+            found = tuned(
+                Problem(tree, shape, target), tuning, again=again, on_candidate=lambda outcome: on_candidate()
+            )
         assert found.entry is not None
         time = "not measured" if found.entry.measured_us is None else f"{found.entry.measured_us:.1f} us"
         how = "measured" if found.where == "made" else f"known ({found.where})"

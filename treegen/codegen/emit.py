@@ -14,8 +14,6 @@ from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import FP8, Shape
-from treegen.schedule.passes.fuse_merge import in_one_launch
-from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.target.tile_config import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
 
@@ -235,13 +233,13 @@ def emit(
     sinks: bool = False,
     guarded: bool = False,
 ) -> list[Source]:
-    """The modules that a schedule launches, each once, in launch order; `page_size` 1 addresses the cache by slot.
+    """The modules of a schedule as it is launched, each once, in launch order; `page_size` 1 addresses the cache by
+    slot.
 
     A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks, guarded: see
     KernelKey.
     """
-    classes = launched(schedule, capacity).classes
-    fused = [tile for tile in classes if tile.fused]
+    fused = [tile for tile in schedule.classes if tile.fused]
     options = {"scaled": scaled, "by_bits": by_bits, "sinks": sinks, "guarded": guarded}
     keys = (kernel_key(tile, shape, page_size, scoring, **options) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
@@ -250,11 +248,6 @@ def emit(
         merge_key_of(schedule, shape, stage, capacity, sinks=sinks) for stage, merged in enumerate(rows) if merged
     )
     return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
-
-
-def launched(schedule: Schedule, capacity: Capacity | None = None) -> Schedule:
-    """The schedule in the form in which it is launched; where launches are fixed by a capacity it stays as it is."""
-    return in_one_loop(in_one_launch(schedule)) if capacity is None else schedule
 
 
 def merge_key_of(

@@ -13,9 +13,8 @@ from treegen.cost.profiled import launches_us
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
 _WORD_BYTES = 8
@@ -55,9 +54,7 @@ class Estimate:
 def account(
     plan: Plan,
     schedule: Schedule,
-    tree: Tree,
-    shape: Shape,
-    target: Target,
+    problem: Problem,
     model: CostModel = "analytic",
     *,
     fixed: bool = False,
@@ -69,22 +66,21 @@ def account(
     a work item does, whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none
     waits in another's place (treegen.schedule.passes.fuse_merge).
     """
-    return assess(plan, schedule, tree, shape, target, model, fixed=fixed)[0]
+    return assess(plan, schedule, problem, model, fixed=fixed)[0]
 
 
 def assess(
     plan: Plan,
     schedule: Schedule,
-    tree: Tree,
-    shape: Shape,
-    target: Target,
+    problem: Problem,
     model: CostModel = "analytic",
     *,
     fixed: bool = False,
 ) -> tuple[Estimate, Times]:
     """The account, and what its time is made of."""
+    tree, shape, target = problem
     schedule = schedule if fixed else in_one_launch(schedule)
-    items, merges = item_launches(plan, schedule, tree, shape, target), merge_launches(schedule, shape)
+    items, merges = item_launches(plan, schedule, problem), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
     partials = schedule.num_slots + int((schedule.merge_rows < 0).sum())
     partials += len(schedule.merge_slots) + len(schedule.epilogue_slots)

@@ -11,8 +11,7 @@ from treegen.ir.arrays import INT32_MAX, Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.target.tile_config import resident_blocks, tile_operations, tile_work
 
 FP32_BYTES = 4
@@ -52,8 +51,9 @@ class MergeLaunches:
     longest: Longs  # partials of the row with the most
 
 
-def item_launches(plan: Plan, schedule: Schedule, tree: Tree, shape: Shape, target: Target) -> ItemLaunches:
+def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunches:
     """The launches of work items of a plan's schedule; classes that run unfused launch none."""
+    tree, shape, target = problem
     tile_ends = offsets(schedule.tiles[:, 1])
     block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
     group_tokens = plan.group_tokens

@@ -33,6 +33,7 @@ from treegen.strategies.fasttree import FastTree, virtual_tree
 from treegen.strategies.flashforge import FlashForge
 from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.workloads.traces import Segment, Workload
 
@@ -169,7 +170,7 @@ def policy_of_decode(segments: Sequence[Segment], shape: Shape, target: Target) 
     """What `auto` takes for a whole decoding: what the search finds for any tree like its widest, half-way in it."""
     widest = max(segments, key=lambda segment: segment.tree.num_rows)
     tree = widest.at((widest.first + widest.last) // 2)
-    return searched(tree, shape, target, for_any_tree=True).strategy
+    return searched(Problem(tree, shape, target), for_any_tree=True).strategy
 
 
 def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
@@ -180,7 +181,7 @@ def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known
     made: dict[str, Strategy] = {}
     moved = np.zeros((4, len(batch.trees)))
     for index, tree in enumerate(batch.trees):
-        pick = strategy.choose(tree, shape, target).strategy
+        pick = strategy.choose(Problem(tree, shape, target)).strategy
         if pick is strategy:
             moved[:, index] = _accounted(strategy, tree, shape, target)
         else:
@@ -196,10 +197,10 @@ def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known
 
 def _accounted(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> tuple[int, ...]:
     """The account of one tree's plan, which is verified if nothing else vouches for it."""
-    plan = strategy.plan(tree, shape, target)
+    plan = strategy.plan(Problem(tree, shape, target))
     if not strategy.proven:
         verify(plan, tree)
-    estimate = account(plan, lower(plan, tree, shape, target), tree, shape, target)
+    estimate = account(plan, lower(plan, Problem(tree, shape, target)), Problem(tree, shape, target))
     return estimate.kv_hbm_bytes, estimate.score_bytes, estimate.mask_bytes, estimate.partial_bytes
 
 
@@ -270,7 +271,7 @@ def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> 
         return _counts(joined, batch, shape, target)
     if isinstance(strategy, Cohort) and not strategy.cut and strategy.merge == "reduce":
         return _counts(strategy.plan_of_joined(batch.forest, batch.first_row, shape), batch, shape, target)
-    plans = [strategy.plan(tree, shape, target) for tree in batch.trees]
+    plans = [strategy.plan(Problem(tree, shape, target)) for tree in batch.trees]
     alike: dict[object, list[int]] = {}
     for index, plan in enumerate(plans):
         alike.setdefault((plan.tiles, plan.mask, plan.blocks, plan.merge), []).append(index)

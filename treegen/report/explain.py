@@ -23,6 +23,7 @@ from treegen.report.ranking import Ranked, ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_from
+from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
 
@@ -47,15 +48,13 @@ class Entry:
         reason: str,
         plan: Plan,
         schedule: Schedule,
-        tree: Tree,
-        shape: Shape,
-        target: Target,
+        problem: Problem,
         model: CostModel = "analytic",
         *,
         fixed: bool = False,
     ) -> Entry:
         """The entry of a plan that is already made and lowered. fixed: whether launches are those of a capacity."""
-        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, tree, shape, target, model, fixed=fixed))
+        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, problem, model, fixed=fixed))
 
     @property
     def name(self) -> str:
@@ -161,8 +160,9 @@ def explain(
     if not strategies:
         raise StrategyError("strategies", strategies, "is empty", "give at least one name")
     wanted = [strategy_from(strategy) for strategy in strategies]
-    automatic = auto().choose(tree, of_shape, on_target)
-    chosen = _chosen(tree, wanted, of_shape, on_target, automatic)
+    problem = Problem(tree, of_shape, on_target)
+    automatic = auto().choose(problem)
+    chosen = _chosen(problem, wanted, automatic)
     best = str(automatic.strategy)
     kept = [each for each in chosen if str(each.strategy) == best or not is_too_large(each.strategy, tree, of_shape)]
     sizes = [(each.strategy.summary, each.strategy.plan_size(tree, of_shape)) for each in chosen if each not in kept]
@@ -174,10 +174,9 @@ def explain(
     if left_out:
         left_out.insert(0, f"left out, as their plans have more than {most_planned(tree):,} segments and rows:")
     entries = []
-    for choice, plan, schedule in _planned(kept, tree, of_shape, on_target):
+    for choice, plan, schedule in _planned(kept, problem):
         now(f"accounting for {choice.strategy.name}")
-        parts = (plan, schedule, tree, of_shape, on_target, model)
-        entries.append(Entry.from_plan(choice.strategy, choice.reason, *parts))
+        entries.append(Entry.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
     now("writing")
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
 
@@ -190,21 +189,19 @@ class Planned(NamedTuple):
     schedule: Schedule
 
 
-def planned(tree: Tree, strategies: Sequence[str | Strategy], shape: Shape, target: Target) -> list[Planned]:
+def planned(problem: Problem, strategies: Sequence[str | Strategy]) -> list[Planned]:
     """What strategies make of a tree, without accounts; see `explain`."""
     if not strategies:
         raise StrategyError("strategies", strategies, "is empty", "give at least one name")
     wanted = [strategy_from(strategy) for strategy in strategies]
-    return list(_planned(_chosen(tree, wanted, shape, target), tree, shape, target))
+    return list(_planned(_chosen(problem, wanted), problem))
 
 
-def _chosen(
-    tree: Tree, strategies: Sequence[Strategy], shape: Shape, target: Target, automatic: Choice | None = None
-) -> list[Choice]:
+def _chosen(problem: Problem, strategies: Sequence[Strategy], automatic: Choice | None = None) -> list[Choice]:
     """What strategies stand for, each once; automatic: what `auto` chooses, if it is known."""
     choices: dict[str, Choice] = {}
     for strategy in strategies:
-        choice = automatic if automatic and strategy.name == "auto" else strategy.choose(tree, shape, target)
+        choice = automatic if automatic and strategy.name == "auto" else strategy.choose(problem)
         if choice.strategy is not strategy:
             choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
             choices[str(choice.strategy)] = choice
@@ -212,15 +209,15 @@ def _chosen(
     return list(choices.values())
 
 
-def _planned(choices: Sequence[Choice], tree: Tree, shape: Shape, target: Target) -> Iterator[Planned]:
+def _planned(choices: Sequence[Choice], problem: Problem) -> Iterator[Planned]:
     """Their plans, verified, and schedules."""
     for choice in choices:
         now(f"planning {choice.strategy.name}")
-        plan = choice.strategy.plan(tree, shape, target)
+        plan = choice.strategy.plan(problem)
         now(f"verifying {choice.strategy.name}")
-        verify(plan, tree)
+        verify(plan, problem.tree)
         now(f"lowering {choice.strategy.name}")
-        yield Planned(choice, plan, lower(plan, tree, shape, target))
+        yield Planned(choice, plan, lower(plan, problem))
 
 
 def tree_json(tree: Tree) -> dict[str, object]:

@@ -123,7 +123,6 @@ class Growth:
                     self._device(program).enter_steps(common, tokens)
         elif not len(number) or (number < 0).any() or not self._take_some(number, tokens, given, programs, captured):
             return False
-        self._load_torch(programs)
         return True
 
     def _go_on(self, given: Longs | None, common: int, tokens: int) -> bool:
@@ -204,12 +203,6 @@ class Growth:
         self._next += self._common - self._settled
         self._gained += self._common - self._settled
         self._settled = self._common
-
-    def _load_torch(self, programs: Collection[Program]) -> None:
-        """Programs of the torch backend have no table to change: they take the schedule anew."""
-        for program in programs:
-            if isinstance(program, TorchProgram):
-                program.load(self.schedule)
 
     def _device(self, program: TritonProgram) -> _Device:
         device = self._devices.get(id(program))

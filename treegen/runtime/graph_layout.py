@@ -20,10 +20,9 @@ from treegen.ir.shape import Shape
 from treegen.runtime.limits import Limits, WantedLimits
 from treegen.runtime.window import View
 from treegen.schedule.lower import Frame, lower
-from treegen.schedule.passes.empty_rows import with_unseeing_items
+from treegen.schedule.pipeline import Lowering, lowered
 from treegen.schedule.segment_runs import runs_of_groups
 from treegen.strategies import Choice, Strategy
-from treegen.target.targets import Target
 from treegen.target.tile_config import lanes_of
 
 _HEADROOM = 2
@@ -78,7 +77,7 @@ class Layout:
     _blocks: int
     _demand: _Demand
 
-    def lowered(self, view: View, shape: Shape, target: Target) -> tuple[Plan, Schedule]:
+    def lowered(self, view: View) -> Lowering:
         """The plan of another tree, and its schedule in this layout.
 
         Raises InputError that names the limit which the tree exceeds, and PlanError for a tree that calls for launches
@@ -87,13 +86,13 @@ class Layout:
         rows = view.tree.num_rows
         if rows > self.limits.max_rows:
             raise _exceeded("max_rows", self.limits.max_rows, f"{rows} rows", rows)
-        plan = view.planned(self.choice.strategy, shape, target)
+        plan = view.planned(self.choice.strategy)
         if (plan.mask, plan.merge) != (self._mask, self._merge):
             value, reason = f"{plan.mask}, {plan.merge}", f"differs from {self._mask}, {self._merge} of the first tree"
             raise PlanError("mask, merge", value, reason, "let the strategy keep them, or compile another kernel")
-        plan, schedule = _framed(plan, view, shape, target, self.frame, self._blocks)
-        self._check(schedule)
-        return plan, schedule
+        made = _framed(plan, view, self.frame, self._blocks)
+        self._check(made.schedule)
+        return made
 
     def holds(self, schedule: Schedule) -> bool:
         """Whether a schedule of the layout's classes fits."""
@@ -125,7 +124,7 @@ class Layout:
                 raise PlanError("tree", f"{wanted} merges", reason, "compile a kernel for such trees")
 
 
-def layout_of(wanted: WantedLimits, choice: Choice, view: View, shape: Shape, target: Target) -> Layout:
+def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
     """The layout that follows from the first tree and the limits that are declared.
 
     Of limits that are not given, rows are twice the tree's, items and slots twice what it needs, and more in proportion
@@ -133,13 +132,13 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View, shape: Shape, ta
     follow from these bounds instead. Raises StrategyError for a strategy that runs unfused; the first tree has to fit,
     as all others (Layout.lowered).
     """
-    tree, plan = view.tree, view.planned(choice.strategy, shape, target)
-    exact = lower(plan, tree, shape, target, positions=view.positions)
+    tree, shape, plan = view.tree, view.problem.shape, view.planned(choice.strategy)
+    exact = lower(plan, view.problem, positions=view.positions)
     if not all(tile.fused for tile in exact.classes):
         reason = "runs unfused, with operations that follow the tree"
         raise StrategyError("strategy", str(choice.strategy), reason, "name another one, or declare no capacity")
     frame = _frame(plan, exact)
-    first_plan, first = _framed(plan, view, shape, target, frame, plan.blocks)
+    first_plan, first, _ = _framed(plan, view, frame, plan.blocks)
     most = max(first.size.items)
     runs = np.zeros(len(first_plan), np.int64)
     runs[: len(plan)] = runs_of_groups(plan, tree).counts
@@ -164,7 +163,7 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View, shape: Shape, ta
         tiles, blocks = wanted.pages.entries(frame.sizes, limits.max_items)
         room = replace(room, tiles=max(room.tiles, tiles), blocks=max(room.blocks, blocks))
     layout = Layout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
-    layout.lowered(view, shape, target)
+    layout.lowered(view)
     return layout
 
 
@@ -188,7 +187,7 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
     return Frame((*sizes * (stages - 1), *last), stages)
 
 
-def _framed(plan: Plan, view: View, shape: Shape, target: Target, frame: Frame, blocks: int) -> tuple[Plan, Schedule]:
+def _framed(plan: Plan, view: View, frame: Frame, blocks: int) -> Lowering:
     """The plan and its schedule in a frame. Under "final" merge the plan's last stage is the frame's."""
     latest = int(plan.stage.max(initial=0))
     if latest >= frame.stages:
@@ -198,8 +197,7 @@ def _framed(plan: Plan, view: View, shape: Shape, target: Target, frame: Frame, 
         plan = replace(plan, stage=frozen(np.where(plan.stage == latest, frame.stages - 1, plan.stage)))
     if plan.blocks > blocks:
         plan = replace(plan, blocks=blocks)
-    schedule = lower(plan, view.tree, shape, target, frame, view.positions)
-    return with_unseeing_items(plan, schedule, shape)
+    return lowered(plan, view.problem, frame, view.positions)
 
 
 def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> Capacity:

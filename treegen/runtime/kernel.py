@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from threading import RLock
 from typing import Any, Literal, overload
 
@@ -10,38 +9,30 @@ import numpy.typing as npt
 import torch
 
 from treegen.backends import check_inputs, oracle
-from treegen.backends.bound_call import Call, unbound
 from treegen.backends.devices import backend_for, captures, default_device
-from treegen.backends.kv_scales import Scales
-from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import workspace_bytes
 from treegen.codegen.emit import emit, reads_bits
-from treegen.codegen.kernel_signature import in_same_place
 from treegen.cost.estimate import Estimate, account
 from treegen.environment import checks_inputs
 from treegen.ir.arrays import IntsLike
-from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
-from treegen.ir.shape import DEFAULT_SHAPE, Shape
+from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_tree
 from treegen.report.explain import Entry, Explanation, explain
 from treegen.runtime import torch_op
+from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
 from treegen.runtime.limits import Limits, WantedLimits
-from treegen.runtime.prepared import KeptCall, Program, Served
+from treegen.runtime.prepared import KeptCall, Prepared, Program
 from treegen.runtime.window import View
-from treegen.scoring.options import Scoring
-from treegen.search.auto import searched
-from treegen.search.bucket import policy_bucket
-from treegen.search.policies import serves_any_tree, suits_fixed_launches
-from treegen.strategies import Choice, Strategy
+from treegen.strategies import Choice
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.timed import stage
-from treegen.tuning.tune import tuned
+from treegen.tuning.planner import Planner
 
-_KEPT = "kept from an earlier tree of the same bucket: "
-_NOT_COPIED = ("_backend", "_bucket", "_read", "_lock", "_handle", "_shown", "_captured", "_served")
+_NOT_COPIED = ("_backend", "_read", "_lock", "_handle", "_shown", "_captured", "_prepared")
 
 
 class Kernel(Copyable):
@@ -75,85 +66,68 @@ class Kernel(Copyable):
 
     def __init__(
         self,
-        tree: Tree,
-        strategy: Strategy,
-        shape: Shape | None,
-        target: Target,
-        backend: str | None,
-        sm_scale: float | None,
-        autotune: bool = False,
+        problem: Problem,
+        planner: Planner,
+        options: CallOptions,
         wanted: WantedLimits | None = None,
-        scales: Scales | None = None,
-        scoring: Scoring | None = None,
+        *,
+        shape_is_assumed: bool = False,
     ) -> None:
-        self._autotune = autotune
-        self._scales = scales
-        self._scoring = scoring
-        self._strategy = strategy
-        self._target = target
-        self._wanted_backend = backend
-        self._sm_scale = sm_scale
-        self._shape = shape or DEFAULT_SHAPE
-        self._shape_is_assumed = shape is None
+        self._planner = planner
+        self._options = options
         self._wanted = wanted
+        self._shape_is_assumed = shape_is_assumed
         self._grows = False
-        self._begin(tree)
-        self._served = self._planned(tree)
+        self._begin()
+        self._prepared = self._first(problem)
 
-    def _begin(self, tree: Tree) -> None:
+    def _begin(self) -> None:
         """Sets what every kernel has for itself."""
-        self._backend = backend_for(default_device(), self._wanted_backend)
-        self._bucket = tree, policy_bucket(tree)  # a tree's: that of the last update, unless it failed
-        self._read = tuple(item for part in (self._scales, self._scoring) if part for item in part.tensors.items())
+        self._backend = backend_for(default_device(), self._options.backend)
+        self._read = self._options.read
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
         self._handle = torch_op.handle_of(self)
-        self._shown: Served | None = None  # the plan of a tree that has grown since it was planned for
+        self._shown: Prepared | None = None  # the plan of a tree that has grown since it was planned for
         # Programs whose tables graphs read, whatever is served now, and the slots of the smallest cache they read.
         self._captured: dict[Program, int] = {}
 
     def _state(self) -> dict[str, Any]:
         with self._lock:
             own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
-            return {**own, "tree": self.tree, "choice": self.choice, "layout": self._served.layout}
+            problem = self._prepared.problem._replace(tree=self.tree)
+            return {**own, "problem": problem, "choice": self.choice, "layout": self._prepared.layout}
 
     def _restore(self, state: dict[str, Any]) -> None:
-        tree, choice, layout = (state.pop(name) for name in ("tree", "choice", "layout"))
+        problem, choice, layout = (state.pop(name) for name in ("problem", "choice", "layout"))
         vars(self).update(state)
-        self._begin(tree)
-        of_kernel = self._shape, self._target, self._scoring
+        self._begin()
+        scoring = self._options.scoring
+        view = View.of(problem, scoring)
         if layout is None:
-            self._served = Served.of(tree, choice, *of_kernel, grows=self._grows)
+            self._prepared = Prepared.of(problem, view, choice, scoring, grows=self._grows)
         else:
-            self._served = Served.in_layout(tree, layout, *of_kernel, grows=self._grows)
+            self._prepared = Prepared.in_layout(problem, view, layout, scoring, grows=self._grows)
 
     def _given(self) -> dict[str, object]:
-        functions = {} if self._scoring is None else self._scoring.options.functions
-        return {"strategy": self._strategy, "choice": self.choice, **functions}
+        scoring = self._options.scoring
+        functions = {} if scoring is None else scoring.options.functions
+        return {"strategy": self._planner.strategy, "choice": self.choice, **functions}
 
     def __repr__(self) -> str:
         limits = "" if self.capacity is None else f", at most {self.capacity.max_rows} rows"
         assumed = " (assumed)" if self._shape_is_assumed else ""
-        made_for = f"{self._shape}{assumed}, {self._target.name}, {self._backend}{limits}"
+        made_for = f"{self.shape}{assumed}, {self.target.name}, {self._backend}{limits}"
         return f"<treegen.Kernel {self.choice.strategy}: {self.tree.size_text}; {made_for}>"
 
-    def _chosen(self, tree: Tree) -> Choice:
-        """The strategy's choice for a tree."""
-        seen = View.of(tree, self._scoring).tree
-        if self._autotune and not self._shape_is_assumed and tree.num_rows:
-            with stage("tune"):
-                tuned(seen, self._shape, self._target)
-        with stage("choose"):
-            return self._strategy.choose(seen, self._shape, self._target)
-
-    def _planned(self, tree: Tree) -> Served:
-        """The tree with its plan, in a kernel of fixed capacity with the layout for all that follow."""
-        choice = self._chosen(tree)
+    def _first(self, problem: Problem) -> Prepared:
+        """A problem prepared, in a kernel of fixed capacity with the layout for all that follow."""
+        scoring, planner = self._options.scoring, self._planner
+        view = View.of(problem, scoring)
         if self._wanted is None:
-            return Served.of(tree, choice, self._shape, self._target, self._scoring, grows=self._grows)
-        if choice.strategy != self._strategy and not suits_fixed_launches(choice.strategy):
-            seen, isolated = View.of(tree, self._scoring).tree, self._strategy.isolated
-            choice = searched(seen, self._shape, self._target, for_any_tree=True, isolated=isolated)
-        return Served.first(tree, self._wanted, choice, self._shape, self._target, self._scoring, grows=self._grows)
+            choice = planner.choose(view.problem, shape_is_assumed=self._shape_is_assumed)
+            return Prepared.of(problem, view, choice, scoring, grows=self._grows)
+        choice = planner.choose_fixed(view.problem, shape_is_assumed=self._shape_is_assumed)
+        return Prepared.first_in_layout(problem, view, self._wanted, choice, scoring, grows=self._grows)
 
     @overload
     def __call__(
@@ -197,7 +171,7 @@ class Kernel(Copyable):
         in out and lse is left as it is. Raises InputError before any launch.
         """
         if torch.compiler.is_compiling():
-            gradients = check_inputs.needing_gradients(self._named(q, k_cache, v_cache, out))
+            gradients = check_inputs.needing_gradients(self._options.named(q, k_cache, v_cache, out))
             result, sums = torch_op.call(self._handle, q, k_cache, v_cache, out, return_lse, lse_base, gradients)
         else:
             result, sums = self.attend(q, k_cache, v_cache, out, return_lse, lse_base)
@@ -213,32 +187,32 @@ class Kernel(Copyable):
         lse_base: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """A call outside of compiled code: out, and the lse or None."""
-        served = self._served
+        prepared = self._prepared
         form = check_inputs.form_of(q, k_cache, v_cache, out, self._read)
         try:
-            kept = served.calls.get((form, lse_base))
-        except TypeError:  # no hash: `_prepared` says what is wrong with lse_base
+            kept = prepared.calls.get((form, lse_base))
+        except TypeError:  # no hash: `_keep_call` says what is wrong with lse_base
             kept = None
         if kept is None:
-            served, kept = self._prepared(form, q, k_cache, v_cache, out, lse_base)
+            prepared, kept = self._keep_call(form, q, k_cache, v_cache, out, lse_base)
         call, slots = kept
-        if served.last_slot >= slots:
-            check_inputs.check_slots(served.last_slot, k_cache, self._shape.kv_layout)
-        if served.layout is not None:
-            check_inputs.check_rows(served.tree, q)
+        if prepared.last_slot >= slots:
+            check_inputs.check_slots(prepared.last_slot, k_cache, prepared.problem.shape.kv_layout)
+        if prepared.layout is not None:
+            check_inputs.check_rows(prepared.tree, q)
         if captures(q):
-            for program in tuple(served.programs.values()):
+            for program in tuple(prepared.programs.values()):
                 self._captured[program] = min(slots, self._captured.get(program, slots))
         if checks_inputs():
-            check_inputs.check_values(served.grown, q, k_cache, v_cache, self._shape.kv_layout)
+            check_inputs.check_values(prepared.grown, q, k_cache, v_cache, prepared.problem.shape.kv_layout)
         if out is None:
-            out = self._empty_out(q)
+            out = _empty_out(prepared, q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         with stage("launch"):
             call(q, k_cache, v_cache, out, lse)
         return out, lse
 
-    def _prepared(
+    def _keep_call(
         self,
         form: tuple[object, ...] | None,
         q: torch.Tensor,
@@ -246,90 +220,39 @@ class Kernel(Copyable):
         v_cache: torch.Tensor,
         out: torch.Tensor | None,
         lse_base: str,
-    ) -> tuple[Served, KeptCall]:
-        """Checks tensors, and settles what calls with all tensors of their form have in common."""
+    ) -> tuple[Prepared, KeptCall]:
+        """Checks tensors, and settles what calls with all tensors of their form have in common. The first call of a
+        kernel that was compiled without a shape prepares anew for the shape of its tensors.
+        """
         check_inputs.lse_scale(lse_base)
         with self._lock:
-            before = self._shape, self._shape_is_assumed, self._served
+            before = self._shape_is_assumed, self._prepared
             try:
                 found, slots = self._checked(q, k_cache, v_cache, out)
                 if self._shape_is_assumed:
                     self._adopt(found)
-                served = self._served
-                call = self._bound(served, q, k_cache, v_cache, self._empty_out(q) if out is None else out, lse_base)
+                prepared = self._prepared
+                into = _empty_out(prepared, q) if out is None else out
+                call = self._options.bound(prepared, q, k_cache, v_cache, into, lse_base)
             except Exception:
-                self._shape, self._shape_is_assumed, self._served = before
+                self._shape_is_assumed, self._prepared = before
                 raise
+            self._backend = backend_for(q.device, self._options.backend)
             if form is not None:
-                served.keep_call(form, lse_base, (call, slots))
-        return served, (call, slots)
-
-    def _adopt(self, shape: Shape) -> None:
-        """Takes a shape that was found in place of the assumed one, and plans anew where that changes something."""
-        self._shape_is_assumed = False
-        if shape != self._shape or self._autotune:
-            self._shape = shape
-            self._served = self._planned(self.tree)
-
-    def _bound(
-        self,
-        served: Served,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        lse_base: str,
-    ) -> Call:
-        if not len(q):
-            return _do_nothing
-        scale = self._shape.head_dim**-0.5 if self._sm_scale is None else self._sm_scale
-        program = self._program(served, q.device)
-        if isinstance(program, TorchProgram):
-            return unbound(program, scale, check_inputs.lse_scale(lse_base))
-        check_inputs.check_strides(served.neighbours, k_cache, v_cache, self._shape.kv_layout)
-        with stage("bind"):
-            return program.bind(q, k_cache, v_cache, out, scale, check_inputs.lse_scale(lse_base))
-
-    def _empty_out(self, q: torch.Tensor) -> torch.Tensor:
-        return torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
+                prepared.keep_call(form, lse_base, (call, slots))
+        return prepared, (call, slots)
 
     def _checked(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None = None
     ) -> tuple[Shape, int]:
         """The shape of tensors that fit the kernel, and the slots of their caches. Raises InputError or ShapeError."""
-        found = check_inputs.shape_of(q, k_cache, v_cache, self._shape.kv_layout)
-        shared = in_same_place(k_cache, v_cache)
-        if self._shape.shared_kv and not shared:
-            fix = f"give k_cache[..., :{self._shape.head_dim_v}], or compile for a shape without shared_kv"
-            raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
-        # Who gives no shape may well call with one tensor for both at first, to see something run, and then with two.
-        shares = shared and found.head_dim_v < found.head_dim if self._shape_is_assumed else self._shape.shared_kv
-        found = replace(found, partial_dtype=self._shape.partial_dtype, shared_kv=shares)
-        served = self._served
-        most_rows = None if served.layout is None else served.layout.limits.max_rows
-        check_inputs.check_fits(served.grown, found if self._shape_is_assumed else self._shape, q, found, most_rows)
-        if self._scoring is not None:
-            self._scoring.check(found, q.device)
-        if out is not None:
-            check_inputs.check_output(out, q, found.head_dim_v)
-        check_inputs.refuse_gradients(check_inputs.needing_gradients(self._named(q, k_cache, v_cache, out)))
-        return found, check_inputs.check_slots(served.last_slot, k_cache, found.kv_layout)
+        return self._options.checked(self._prepared, q, k_cache, v_cache, out, shape_is_assumed=self._shape_is_assumed)
 
-    def _named(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
-    ) -> tuple[tuple[str, torch.Tensor | None], ...]:
-        """All tensors of a call, by their names."""
-        return ("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *self._read
-
-    def _program(self, served: Served, device: torch.device) -> Program:
-        backend = backend_for(device, self._wanted_backend)
-        program = served.programs.get((backend, device))
-        if program is None:
-            with stage(f"prepare {backend}"):
-                program = served.make_program(backend, self._shape, device, self._scales)
-            served.programs[backend, device] = program
-            self._backend = backend
-        return program
+    def _adopt(self, shape: Shape) -> None:
+        """Takes a shape that was found in place of the assumed one, and plans anew where that changes something."""
+        self._shape_is_assumed = False
+        if shape != self.shape or self._planner.autotune:
+            self._prepared = self._first(self._prepared.problem._replace(tree=self.tree, shape=shape))
 
     def update(self, tree: Tree) -> None:
         """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as
@@ -349,18 +272,21 @@ class Kernel(Copyable):
 
     def _replan(self, tree: Tree, *, grows: bool) -> None:
         """See update; `grows` leaves room for rows to grow."""
-        served = self._served
-        if served.layout is None:
-            choice = self._choice_for(tree) or self._chosen(tree)
-            self._served = Served.of(tree, choice, self._shape, self._target, self._scoring, grows=grows)
+        prepared, scoring = self._prepared, self._options.scoring
+        problem = prepared.problem._replace(tree=tree)
+        if prepared.layout is None:
+            view = View.of(problem, scoring)
+            choice = self._planner.keep(prepared.choice, prepared.tree, tree)
+            choice = choice or self._planner.choose(view.problem, shape_is_assumed=self._shape_is_assumed)
+            self._prepared = Prepared.of(problem, view, choice, scoring, grows=grows)
         else:
             check_inputs.check_captured(tree.kv.last_slot, self._captured_slots())
-            self._served = served.successor(tree, self._shape, self._target, grows=grows)
+            self._prepared = prepared.successor(problem, grows=grows)
         self._grows = grows
 
     def _captured_slots(self) -> int | None:
         """Slots of the smallest cache that graphs read by the tables of what is served; None without graphs."""
-        programs = self._served.programs.values()
+        programs = self._prepared.programs.values()
         return min((self._captured[program] for program in programs if program in self._captured), default=None)
 
     def append(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> None:
@@ -378,8 +304,9 @@ class Kernel(Copyable):
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
         with self._lock:
-            if not self._served.take(rows, tokens, slots, self._captured_slots()):
-                grows = self._scoring is None or not self._scoring.positions
+            if not self._prepared.take(rows, tokens, slots, self._captured_slots()):
+                scoring = self._options.scoring
+                grows = scoring is None or not scoring.positions
                 self._replan(self.tree.appended(rows, tokens, slots), grows=grows)
 
     def step(self, slots: npt.ArrayLike | None = None) -> None:
@@ -403,21 +330,6 @@ class Kernel(Copyable):
         with self._lock:
             self.update(self.tree.pruned(rows))
 
-    def _choice_for(self, tree: Tree) -> Choice | None:
-        """The choice made for the tree of the last plan, where it holds for `tree` as well; None where it has to be
-        made.
-        """
-        chosen = self.choice.strategy
-        if chosen == self._strategy or not serves_any_tree(chosen):
-            return None
-        known, before = self._bucket
-        if known is not self._served.tree:
-            before = policy_bucket(self._served.tree)
-        self._bucket = tree, policy_bucket(tree)
-        if self._bucket[1] != before:
-            return None
-        return Choice(chosen, f"{_KEPT}{self.choice.reason.removeprefix(_KEPT)}")
-
     def workspace_size(self) -> int:
         """Bytes of device memory that the kernel takes beside its inputs and outputs: tables, partial results, and the
         lse of calls that do not return it. Nothing is allocated for the answer, and no device is needed.
@@ -426,10 +338,11 @@ class Kernel(Copyable):
         that of the shape that is given or assumed, on the triton backend, without the scores of strategies that run
         unfused.
         """
-        served, layout = self._served, self._served.layout
+        prepared, layout = self._prepared, self._prepared.layout
+        shape = prepared.problem.shape
         if layout is None:
-            return workspace_bytes(served.launched, self._shape, served.tree.num_rows)
-        return workspace_bytes(served.launched, self._shape, layout.limits.max_rows, layout.room)
+            return workspace_bytes(prepared.schedule, shape, prepared.tree.num_rows)
+        return workspace_bytes(prepared.schedule, shape, layout.limits.max_rows, layout.room)
 
     def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
         """Raises InputError when tensors do not fit, as a call does, or a value that is read is NaN.
@@ -438,35 +351,41 @@ class Kernel(Copyable):
         """
         with self._lock:
             self._checked(q, k_cache, v_cache)
-        check_inputs.check_values(self.tree, q, k_cache, v_cache, self._shape.kv_layout)
+        check_inputs.check_values(self.tree, q, k_cache, v_cache, self.shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
         """Runs the kernel on the caller's data and measures it against the float64 oracle."""
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
+        options = self._options
         expected_out, expected_lse = oracle.reference(
             self.tree,
             q,
             k_cache,
             v_cache,
-            sm_scale=self._sm_scale,
-            options=None if self._scoring is None else self._scoring.options,
-            kv_layout=self._shape.kv_layout,
-            k_scale=None if self._scales is None else self._scales.k,
-            v_scale=None if self._scales is None else self._scales.v,
+            sm_scale=options.sm_scale,
+            options=None if options.scoring is None else options.scoring.options,
+            kv_layout=self.shape.kv_layout,
+            k_scale=None if options.scales is None else options.scales.k,
+            v_scale=None if options.scales is None else options.scales.v,
         )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
-        return oracle.Verification(*errors, oracle.TOLERANCE[self._shape.dtype])
+        return oracle.Verification(*errors, oracle.TOLERANCE[self.shape.dtype])
 
     @property
     def tree(self) -> Tree:
         """The tree that the next call serves."""
-        return self._served.grown
+        return self._prepared.grown
 
     @property
     def shape(self) -> Shape:
         """The attention shape; assumed until the first call when none was given."""
-        return self._shape
+        return self._prepared.problem.shape
+
+    @property
+    def target(self) -> Target:
+        """What the plan is made for."""
+        return self._prepared.problem.target
 
     @property
     def plan(self) -> Plan:
@@ -475,34 +394,30 @@ class Kernel(Copyable):
 
     @property
     def schedule(self) -> Schedule:
-        """Work items, tiles and merge lists, without the room that is left for growth."""
-        return self._current().schedule
+        """Work items, tiles and merge lists as they are launched, with the room that is left for growth."""
+        with self._lock:
+            return self._prepared.schedule
 
-    def _current(self) -> Served:
+    def _current(self) -> Prepared:
         """What is served, planned for the tree that it has grown to."""
         with self._lock:
-            served = self._served
-            if served.grown is served.tree:
-                return served
-            if self._shown is None or self._shown.tree is not served.grown:
-                self._shown = served.up_to_date(self._shape, self._target)
+            prepared = self._prepared
+            if prepared.grown is prepared.tree:
+                return prepared
+            if self._shown is None or self._shown.tree is not prepared.grown:
+                self._shown = prepared.up_to_date()
             return self._shown
 
     @property
     def capacity(self) -> Limits | None:
         """What trees may need at most, of a kernel of fixed capacity; None of any other."""
-        layout = self._served.layout
+        layout = self._prepared.layout
         return None if layout is None else layout.limits
 
     @property
     def choice(self) -> Choice:
         """The strategy that made the plan, and why it was taken."""
-        return self._served.choice
-
-    @property
-    def target(self) -> Target:
-        """What the plan is made for."""
-        return self._target
+        return self._prepared.choice
 
     @property
     def backend(self) -> str:
@@ -512,15 +427,15 @@ class Kernel(Copyable):
     @property
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
-        layout = self._served.layout
-        scoring = self._scoring
+        layout, options = self._prepared.layout, self._options
+        scoring = options.scoring
         emitted = emit(
             self.schedule,
-            self._shape,
+            self.shape,
             capacity=None if layout is None else layout.room,
             scoring=None if scoring is None else scoring.code,
-            scaled=self._scales is not None,
-            by_bits=reads_bits(self._shape, self._target.capability),
+            scaled=options.scales is not None,
+            by_bits=reads_bits(self.shape, self.target.capability),
             sinks=scoring is not None and scoring.sinks is not None,
             guarded=scoring is not None and scoring.guarded,
         )
@@ -529,9 +444,8 @@ class Kernel(Copyable):
     @property
     def estimate(self) -> Estimate:
         """What the plan reads, writes and computes."""
-        served = self._current()
-        fixed = served.layout is not None
-        return account(served.plan, served.schedule, served.view.tree, self._shape, self._target, fixed=fixed)
+        prepared = self._current()
+        return account(prepared.plan, prepared.counted, prepared.view.problem, fixed=prepared.layout is not None)
 
     def explain(self, groups: int = 0, formulas: bool = False) -> str:
         """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,
@@ -539,19 +453,18 @@ class Kernel(Copyable):
 
         groups: how many groups of the plan are listed at most; formulas: whether those of the cost model are.
         """
-        served, shape, target = self._current(), self._shape, self._target
-        strategy, reason = served.choice.strategy, served.choice.reason
-        tree = served.view.tree
-        fixed = served.layout is not None
-        entry = Entry.from_plan(strategy, reason, served.plan, served.schedule, tree, shape, target, fixed=fixed)
-        beside = explain(tree, ("auto",), shape, target).entries if served.plan.fixed_block else ()
-        best = Choice(beside[0].strategy, beside[0].reason) if beside else served.choice
+        prepared, scoring = self._current(), self._options.scoring
+        problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
+        entry = Entry.from_plan(choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed)
+        tree, shape, target = problem
+        beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.fixed_block else ()
+        best = Choice(beside[0].strategy, beside[0].reason) if beside else choice
         made = Explanation(tree, shape, self._shape_is_assumed, target, (entry, *beside), best)
         text = made.text(groups, formulas)
-        if self._scoring is None:
+        if scoring is None:
             return text
-        return f"{self._scoring.options.text(served.tree.unique_tokens, tree.unique_tokens)}\n{text}"
+        return f"{scoring.options.text(prepared.tree.unique_tokens, tree.unique_tokens)}\n{text}"
 
 
-def _do_nothing(*_: object) -> None:
-    """The call for a q without rows."""
+def _empty_out(prepared: Prepared, q: torch.Tensor) -> torch.Tensor:
+    return torch.empty(*q.shape[:2], prepared.problem.shape.head_dim_v, dtype=q.dtype, device=q.device)

@@ -1,4 +1,4 @@
-"""What a kernel serves: a tree with its plan, the programs that run it, and calls that are bound to them."""
+"""What a kernel serves: a tree with its plan and schedule, the programs that run it, and calls bound to them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from treegen.backends.triton_program import TritonProgram
 from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
-from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.runtime.append import Growth
 from treegen.runtime.graph_layout import Layout, layout_of
 from treegen.runtime.limits import WantedLimits
 from treegen.runtime.window import View
-from treegen.schedule.lower import lower
-from treegen.schedule.passes.reserve import with_room
+from treegen.schedule.pipeline import RESERVE, Lowering, launched, lowered
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.timed import stage
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
@@ -37,100 +35,95 @@ _MOST_FORMS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """A tree, the choice of a strategy, its plan and schedule, and what serves them. Calls read it without a lock:
-    another tree is another Served, in the kernel's place for this one.
+class Prepared:
+    """A problem, the choice of a strategy, its plan and schedule, and what serves them. Calls read it without a lock:
+    another tree is another Prepared, in the kernel's place for this one.
 
-    view: what the plan is of; scoring: what is done to scores. layout: of a kernel of fixed capacity, whose programs
-    and calls go from tree to tree; else they are of this tree alone. growth: what rows have gained since, where there
-    is room for it in the tables.
-    programs: by backend and device; calls: by the form of tensors and the base of the lse.
+    problem: with the caller's whole tree; view: what the plan is of; counted: the schedule that accounts count;
+    scoring: what is done to scores. layout: of a kernel of fixed capacity, whose programs and calls go from tree to
+    tree; else they are of this tree alone. growth: what rows have gained since, where there is room for it in the
+    tables. programs: by backend and device; calls: by the form of tensors and the base of the lse.
     """
 
-    tree: Tree
+    problem: Problem
     view: View
     choice: Choice
     plan: Plan
-    schedule: Schedule
+    counted: Schedule
     scoring: Scoring | None = None
     layout: Layout | None = None
     growth: Growth | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
     calls: dict[tuple[object, str], KeptCall] = field(default_factory=dict)
+    _launched: Schedule | None = field(init=False)
     _planned_last_slot: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_planned_last_slot", self.tree.kv.last_slot)
+        object.__setattr__(self, "_planned_last_slot", self.problem.tree.kv.last_slot)
+        object.__setattr__(self, "_launched", None if self.growth else self._as_launched())
 
     @classmethod
-    def of(
-        cls,
-        tree: Tree,
-        choice: Choice,
-        shape: Shape,
-        target: Target,
-        scoring: Scoring | None = None,
-        *,
-        grows: bool = False,
-    ) -> Served:
-        """A tree with the plan that the choice makes of it; `grows` leaves room for rows to grow."""
-        view = View.of(tree, scoring)
+    def of(cls, problem: Problem, view: View, choice: Choice, scoring: Scoring | None, *, grows: bool) -> Prepared:
+        """A problem with the plan that the choice makes of it; `grows` leaves room for rows to grow."""
         with stage("plan"):
-            plan = view.planned(choice.strategy, shape, target)
+            plan = view.planned(choice.strategy)
         with stage("lower"):
-            schedule = lower(plan, view.tree, shape, target, positions=view.positions)
-        return cls(tree, view, choice, plan, schedule, scoring, growth=_growth(tree, schedule, None) if grows else None)
+            made = lowered(plan, view.problem, positions=view.positions)
+        growth = _growth(problem, made, None) if grows else None
+        return cls(problem, view, choice, plan, made.schedule, scoring, growth=growth)
 
     @classmethod
     def in_layout(
-        cls,
-        tree: Tree,
-        layout: Layout,
-        shape: Shape,
-        target: Target,
-        scoring: Scoring | None = None,
-        *,
-        grows: bool = False,
-    ) -> Served:
-        """A tree in a layout that holds more. Raises InputError or PlanError for one that exceeds it."""
-        view = View.of(tree, scoring)
+        cls, problem: Problem, view: View, layout: Layout, scoring: Scoring | None, *, grows: bool
+    ) -> Prepared:
+        """A problem in a layout that holds more. Raises InputError or PlanError for one that exceeds it."""
         with stage("plan and lower"):
-            plan, schedule = layout.lowered(view, shape, target)
-        growth = _growth(tree, schedule, layout) if grows else None
-        return cls(tree, view, layout.choice, plan, schedule, scoring, layout, growth)
+            made = layout.lowered(view)
+        growth = _growth(problem, made, layout) if grows else None
+        return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, growth)
 
     @classmethod
-    def first(
+    def first_in_layout(
         cls,
-        tree: Tree,
+        problem: Problem,
+        view: View,
         wanted: WantedLimits,
         choice: Choice,
-        shape: Shape,
-        target: Target,
-        scoring: Scoring | None = None,
+        scoring: Scoring | None,
         *,
-        grows: bool = False,
-    ) -> Served:
-        """The first tree of a fixed capacity. Raises as capacity.layout_of does."""
+        grows: bool,
+    ) -> Prepared:
+        """The first tree of a fixed capacity. Raises as graph_layout.layout_of does."""
         with stage("layout"):
-            layout = layout_of(wanted, choice, View.of(tree, scoring), shape, target)
-            return cls.in_layout(tree, layout, shape, target, scoring, grows=grows)
+            layout = layout_of(wanted, choice, view)
+            return cls.in_layout(problem, view, layout, scoring, grows=grows)
 
-    def successor(self, tree: Tree, shape: Shape, target: Target, *, grows: bool = False) -> Served:
+    def successor(self, problem: Problem, *, grows: bool) -> Prepared:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
         assert self.layout is not None
+        view = View.of(problem, self.scoring)
         made = replace(
-            self.in_layout(tree, self.layout, shape, target, self.scoring, grows=grows),
+            self.in_layout(problem, view, self.layout, self.scoring, grows=grows),
             programs=self.programs,
             calls=self.calls,
         )
         for program in self.programs.values():
-            program.load(made.launched)
+            program.load(made.schedule)
         return made
 
     def take(self, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None, captured: int | None) -> bool:
         """Lets rows grow in the tables that there are; False where that cannot be. See Growth.take."""
-        return self.growth is not None and self.growth.take(rows, tokens, slots, self.programs.values(), captured)
+        if self.growth is None or not self.growth.take(rows, tokens, slots, self.programs.values(), captured):
+            return False
+        for program in self.programs.values():  # of the torch backend: they have no table that could be changed
+            if isinstance(program, TorchProgram):
+                program.load(self.schedule)
+        return True
+
+    @property
+    def tree(self) -> Tree:
+        """The caller's tree, as it was planned for."""
+        return self.problem.tree
 
     @property
     def last_slot(self) -> int:
@@ -140,36 +133,45 @@ class Served:
     @property
     def grown(self) -> Tree:
         """The tree with what rows have gained."""
-        return self.tree if self.growth is None else self.growth.tree
+        return self.problem.tree if self.growth is None else self.growth.tree
 
-    def up_to_date(self, shape: Shape, target: Target) -> Served:
+    def up_to_date(self) -> Prepared:
         """What is served, as a plan of the tree that it has grown to."""
-        tree = self.grown
+        problem = self.problem._replace(tree=self.grown)
+        view = View.of(problem, self.scoring)
         if self.layout is None:
-            return Served.of(tree, self.choice, shape, target, self.scoring)
-        return Served.in_layout(tree, self.layout, shape, target, self.scoring)
+            return Prepared.of(problem, view, self.choice, self.scoring, grows=False)
+        return Prepared.in_layout(problem, view, self.layout, self.scoring, grows=False)
 
     @property
-    def launched(self) -> Schedule:
-        """The schedule in the form in which programs have it, with room for growth."""
-        return self.schedule if self.growth is None else self.growth.schedule
+    def schedule(self) -> Schedule:
+        """What is launched, with room for growth and what rows have gained in it."""
+        return self._launched or self._as_launched()
+
+    def _as_launched(self) -> Schedule:
+        """The passes between what is counted and what is launched, now."""
+        schedule = self.counted if self.growth is None else self.growth.schedule
+        if self.layout is not None:
+            return schedule
+        return launched(Lowering(self.plan, schedule), self.view.problem)
 
     @property
     def neighbours(self) -> int:
         """Tokens whose places kernels count from that of the first, at most: those of a full tile, if there are any."""
-        schedule = self.launched
+        schedule = self.counted if self.growth is None else self.growth.schedule
         if self.layout is None and not schedule.column("tiles").any():
             return 1
         return max((tile.tokens for tile in schedule.classes), default=1)
 
-    def make_program(self, backend: str, shape: Shape, device: torch.device, scales: Scales | None = None) -> Program:
+    def make_program(self, backend: str, device: torch.device, scales: Scales | None = None) -> Program:
         """A new program for the schedule, with the scales of keys and values."""
+        shape = self.problem.shape
         if backend != "triton":
-            return TorchProgram(self.launched, shape, device, scales, self.scoring)
+            return TorchProgram(self.schedule, shape, device, scales, self.scoring)
         if self.layout is None:
-            return TritonProgram(self.launched, shape, device, scales=scales, scoring=self.scoring)
+            return TritonProgram(self.schedule, shape, device, scales=scales, scoring=self.scoring)
         room, most_rows = self.layout.room, self.layout.limits.max_rows
-        return TritonProgram(self.launched, shape, device, room, most_rows, scales, self.scoring)
+        return TritonProgram(self.schedule, shape, device, room, most_rows, scales, self.scoring)
 
     def keep_call(self, form: tuple[object, ...], lse_base: str, call: KeptCall) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""
@@ -178,12 +180,10 @@ class Served:
             del self.calls[next(iter(self.calls))]
 
 
-def _growth(tree: Tree, schedule: Schedule, layout: Layout | None) -> Growth | None:
+def _growth(problem: Problem, made: Lowering, layout: Layout | None) -> Growth | None:
     """Growth of a tree's rows, where there is room for it; none in fixed blocks, whose places follow from lengths."""
-    if schedule.fixed:
-        return None
     with stage("room"):
-        room = with_room(schedule, tree)
+        room = RESERVE.apply(made, problem).room
         if room is None or (layout is not None and not layout.holds(room.schedule)):
             return None
-        return Growth(tree, room)
+        return Growth(problem.tree, room)

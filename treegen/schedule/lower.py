@@ -42,9 +42,9 @@ from treegen.schedule.pack_runs import (
     table,
     tabulate,
 )
-from treegen.schedule.passes.stagger import staggered
 from treegen.schedule.segment_runs import Runs, bit_words, masked_launches, masked_runs, runs_of_groups, runs_of_items
 from treegen.strategies.makespan import assign
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS, fixed_class, lanes_of, sizes_of, tile_sizes
@@ -97,9 +97,7 @@ class Counts(NamedTuple):
 
 def lower(
     plan: Plan,
-    tree: Tree,
-    shape: Shape,
-    target: Target,
+    problem: Problem,
     frame: Frame | None = None,
     positions: Positions | None = None,
 ) -> Schedule:
@@ -112,6 +110,7 @@ def lower(
     class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
     that could merge its partials, or when a plan's runs do not fill its fixed blocks.
     """
+    tree, shape, target = problem
     most_rows = max(1, largest(plan.group_rows)) if len(plan) else 1
     if plan.fixed_block and frame is None:
         frame = Frame((fixed_class(shape, target, plan.fixed_block),), 1)
@@ -140,9 +139,6 @@ def lower(
     elif results.merging is not None:
         classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
     dealt = _deal(plan, classes, items.rows, work, shape, target)
-    if len(classes) == 1 and classes[0].fused and isinstance(results.slot0, int):  # whole paths
-        blocks = len(items.rows) * lanes_of(classes[0], shape)
-        tables = staggered(tables, classes[0].tokens, work, tree, blocks, target)
     return Schedule.trusted(
         classes=classes,
         class_indptr=_class_indptr(tuple(bounds)),

@@ -8,14 +8,12 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cost.figures import time_text
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.search import Found, search
 from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -31,28 +29,28 @@ class Auto(Strategy):
     proven: bool = True
     isolated: bool = False
 
-    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+    def choose(self, problem: Problem) -> Choice:
         """See Strategy."""
-        cached = POLICY_CACHE.lookup(key_of(tree, shape, target), accepts)
+        cached = POLICY_CACHE.lookup(key_of(problem), accepts)
         if cached.entry is not None:
             reason = f"measured as the fastest for such trees: {cached.entry.source}"
             strategy = strategy_of(cached.entry.policy)
             if not self.isolated:
                 return Choice(strategy, reason)
-            if strategy.plan(tree, shape, target).isolated:
+            if strategy.plan(problem).isolated:
                 return Choice(as_isolated(strategy), reason)
-        return searched(tree, shape, target, isolated=self.isolated)
+        return searched(problem, isolated=self.isolated)
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
-        return self.choose(tree, shape, target).strategy.plan(tree, shape, target, on_pass)
+        return self.choose(problem).strategy.plan(problem, on_pass)
 
 
-def searched(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
+def searched(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
     """What the search finds, whatever has been measured. for_any_tree: without cuts at single nodes. isolated: among
     isolated plans.
     """
-    found = search(tree, shape, target, for_any_tree=for_any_tree, isolated=isolated)
+    found = search(problem, for_any_tree=for_any_tree, isolated=isolated)
     return Choice(found.strategy, _reason(found), found.trace)
 
 

@@ -11,13 +11,12 @@ from typing import NamedTuple
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.schedule.lower import lower
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
 from treegen.search.space import heights_of
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.target.tile_config import SMALL_ROWS, resident_blocks
 
 _PARTS = (3 / 4, 1 / 2)
@@ -34,10 +33,10 @@ class Lowered(NamedTuple):
     schedule: Schedule
 
     @classmethod
-    def of(cls, strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> Lowered:
+    def of(cls, strategy: Strategy, problem: Problem) -> Lowered:
         """The plan for a tree."""
-        plan = strategy.plan(tree, shape, target)
-        return cls(strategy, plan, lower(plan, tree, shape, target))
+        plan = strategy.plan(problem)
+        return cls(strategy, plan, lower(plan, problem))
 
     @property
     def takes_one_launch(self) -> bool:
@@ -50,15 +49,16 @@ def large_cohorts(shape: Shape) -> list[Cohort]:
     return [Cohort(head_rows) for head_rows in heights_of(shape.group) if head_rows > SMALL_ROWS]
 
 
-def halved(whole: Cohort, tree: Tree, shape: Shape, target: Target, *, where_room: bool = False) -> Lowered | None:
+def halved(whole: Cohort, problem: Problem, *, where_room: bool = False) -> Lowered | None:
     """These paths by the first split into halves that one launch merges. where_room: only where the thread blocks of
     whole paths, all at a time, leave SMs without work.
     """
-    schedule = Lowered.of(whole, tree, shape, target).schedule
+    shape, target = problem.shape, problem.target
+    schedule = Lowered.of(whole, problem).schedule
     tile, blocks = schedule.classes[0], len(schedule.items) * shape.num_kv_heads
     if where_room and blocks > target.sms * resident_blocks(tile, shape, target):
         return None
     tiles = (schedule.column("tiles") + schedule.column("block_tiles")).max(initial=1)
     splits = (replace(whole, split=math.ceil(tiles * part) * tile.tokens, merge="final") for part in _PARTS)
-    found = (Lowered.of(split, tree, shape, target) for split in splits)
+    found = (Lowered.of(split, problem) for split in splits)
     return next((each for each in found if each.takes_one_launch), None)

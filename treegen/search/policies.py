@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping
 from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.ir.errors import StrategyError
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import named
 from treegen.strategies.isolated import without_isolation
 from treegen.strategies.strategy import Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
 _MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
     "query": (named.query, frozenset({"split"})),
@@ -29,8 +27,9 @@ _MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
 }
 
 
-def key_of(tree: Tree, shape: Shape, target: Target) -> PolicyKey:
+def key_of(problem: Problem) -> PolicyKey:
     """The cache key of a tree's bucket."""
+    tree, shape, target = problem
     return key_for(policy_bucket(tree), shape, target)
 
 

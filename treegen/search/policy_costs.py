@@ -18,12 +18,12 @@ from treegen.cost.launch_counts import FP32_BYTES, evened_turns
 from treegen.ir.arrays import INT32_MAX, Ints, Longs, offsets, ragged, ragged_ranges
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.walks import Lines, Merging, Walks, highest
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.groupings import fragments_of
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import BLOCK_TOKENS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
 
@@ -38,8 +38,9 @@ class PolicyCosts:
     per search.
     """
 
-    def __init__(self, tree: Tree, shape: Shape, target: Target, *, isolated: bool = False) -> None:
-        self.tree, self.shape, self.target = tree, shape, target
+    def __init__(self, problem: Problem, *, isolated: bool = False) -> None:
+        self.problem = problem
+        self.tree, self.shape, self.target = tree, shape, target = problem
         self.facts = facts_of(target)
         spans = tree.topology.spans
         self.lo, self.hi, self.length = spans.lo.astype(np.int64), spans.hi.astype(np.int64), spans.lengths

@@ -19,7 +19,6 @@ from treegen.cost.estimate import account
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import ShapeError
 from treegen.ir.plan import Merge
-from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.progress import now
 from treegen.schedule.lower import lower
@@ -34,7 +33,7 @@ from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.groupings import cohorts_of_spans
 from treegen.strategies.isolated import Isolated, as_isolated
 from treegen.strategies.strategy import Move, Step, Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.target.tile_config import MOST_RESIDENT
 
 _MOST_LEVELS = (12, 8)  # thresholds on rows at which a tree of many edges, and one that is large, is cut
@@ -97,7 +96,7 @@ class _State:
             self.consider(strategy, time_us)
 
 
-def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = False, isolated: bool = False) -> Found:
+def search(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Found:
     """The fastest policy or named strategy by the analytic model.
 
     Of a tree of at most MOST_EDGES edges none of the whole space (treegen.search.space) is better, each in as many
@@ -107,7 +106,8 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
     policies that have them for this tree, and named strategies with their groups divided. Groups of cohorts cut at
     thresholds mix subtrees, so these are left out.
     """
-    costs = PolicyCosts(tree, shape, target, isolated=isolated)
+    tree = problem.tree
+    costs = PolicyCosts(problem, isolated=isolated)
     bounds, state = Bounds(costs), _State()
     _walk_whole_paths(costs, bounds, state)
     query_us = min((time for policy, time in state.times.items() if _is_query(policy)), default=None)
@@ -133,11 +133,12 @@ def search(tree: Tree, shape: Shape, target: Target, *, for_any_tree: bool = Fal
     return Found(best, state.time_us, query_us, len(state.times), tuple(state.trace), left_out)
 
 
-def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tuple[Strategy, float]]:
+def candidates(problem: Problem, most: int) -> list[tuple[Strategy, float]]:
     """At most `most` strategies by rising estimated time in microseconds: policies that fit any tree, and the named
     ones.
     """
-    costs, found = PolicyCosts(tree, shape, target), {}
+    tree, shape, target = problem
+    costs, found = PolicyCosts(problem), {}
     for policy in policies_of(shape, target)[0]:
         for apart in (None, *_thresholds(tree)):
             for merge in get_args(Merge)[: None if apart else 1]:
@@ -151,14 +152,14 @@ def candidates(tree: Tree, shape: Shape, target: Target, most: int) -> list[tupl
                         found[as_named(chosen, tree)] = costs.time_us(chosen)
     for make in _named(tree).values():
         with suppress(ShapeError):
-            found[make()] = time_of(make(), tree, shape, target)
+            found[make()] = time_of(make(), problem)
     return sorted(found.items(), key=lambda entry: entry[1])[:most]
 
 
-def time_of(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> float:
+def time_of(strategy: Strategy, problem: Problem) -> float:
     """Estimated microseconds of a strategy's plan, which is made."""
-    plan = strategy.plan(tree, shape, target)
-    return account(plan, lower(plan, tree, shape, target), tree, shape, target).time_us
+    plan = strategy.plan(problem)
+    return account(plan, lower(plan, problem), problem).time_us
 
 
 def as_named(strategy: Strategy, tree: Tree) -> Strategy:
@@ -240,14 +241,13 @@ def _promising(costs: PolicyCosts, bounds: Bounds, state: _State) -> Iterator[St
 
 def _weigh(strategies: Iterable[Strategy], costs: PolicyCosts, state: _State) -> None:
     """Strategies by the plans that they make, but for those whose plans are too large for the tree."""
-    tree, shape, target = costs.tree, costs.shape, costs.target
     for strategy in strategies:
-        if is_too_large(strategy, tree, shape):
+        if is_too_large(strategy, costs.tree, costs.shape):
             state.left_out.append(strategy.name)
             continue
         now(f"weighing {strategy.name}")
         with suppress(ShapeError):  # FastTree's tiles do not fit every shape
-            state.consider(strategy, time_of(strategy, tree, shape, target))
+            state.consider(strategy, time_of(strategy, costs.problem))
 
 
 def _cut_everywhere(costs: PolicyCosts, bounds: Bounds, state: _State, nodes: Ints) -> None:
@@ -338,9 +338,9 @@ def _merge_in_one_launch(costs: PolicyCosts, state: _State) -> None:
     """The best policy, if items merge last, by what it takes as it is launched, as costs are those of two launches; and
     halves of whole paths.
     """
-    tree, shape, target = costs.tree, costs.shape, costs.target
+    shape, target = costs.shape, costs.target
     while isinstance(state.best, Cohort) and state.best.merge == "final":
-        if state.retime(time_of(state.best, tree, shape, target)):
+        if state.retime(time_of(state.best, costs.problem)):
             break
     launch_us = target.constants.launch_us
     for whole in large_cohorts(shape) if shape.head_dim_v <= _WIDEST_MEASURED else ():
@@ -348,9 +348,9 @@ def _merge_in_one_launch(costs: PolicyCosts, state: _State) -> None:
             continue  # certainly no room
         # Of twice as many blocks that each do half as much none takes less than half of the time.
         least = launch_us + WAITING * (state.times.get(whole, np.inf) - launch_us) / 2
-        half = halved(whole, tree, shape, target, where_room=True) if least < state.time_us * _CLEARLY_LESS else None
+        half = halved(whole, costs.problem, where_room=True) if least < state.time_us * _CLEARLY_LESS else None
         if half is not None:
-            time_us = account(half.plan, half.schedule, tree, shape, target).time_us
+            time_us = account(half.plan, half.schedule, costs.problem).time_us
             if time_us < state.time_us * _CLEARLY_LESS:
                 state.consider(half.strategy, time_us)
 

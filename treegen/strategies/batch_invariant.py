@@ -17,7 +17,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.strategies.tile_paths import Machine, by_tile_path
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.target.tile_config import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
 
 CHUNK = 512
@@ -61,12 +61,13 @@ class BatchInvariant(Strategy):
         """See Strategy."""
         return len(tree.topology.spans) + tree.num_rows + tree.path_tokens // self.chunk
 
-    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+    def choose(self, problem: Problem) -> Choice:
         """See Strategy."""
         return Choice(self, "a row's bits follow from its own query, keys and values alone, whatever the batch")
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
+        tree, shape, target = problem
         tile = fixed_class(shape, target, self.block)
         lanes = lanes_of(tile, shape)
         machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)

@@ -20,7 +20,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.target.tile_config import rows_per_tile
 
 _NO_NODES = frozen(np.empty(0))
@@ -104,8 +104,9 @@ class Cohort(Strategy):
             raise StrategyError("cut", self.cut, "names a root, or a node twice", "name nodes that have a parent")
         return cut
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
+        tree, shape = problem.tree, problem.shape
         return self.plan_of_joined(tree, None, shape, on_pass)
 
     def plan_of_joined(self, trees: Tree, borders: Longs | None, shape: Shape, on_pass: OnPass | None = None) -> Plan:

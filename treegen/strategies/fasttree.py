@@ -20,7 +20,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies.groupings import path_segments
 from treegen.strategies.passes import SplitContext
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
 Pair = tuple[int, int]
 _NODE_SIZE = 32  # segments that are made in the time of an edge's assignment, which goes node by node
@@ -225,8 +225,9 @@ class FastTree(Strategy):
         factor = group if self.variant == "artifact" else 1
         return Costs(self.alpha, self.beta, self.gamma, rows, tile_kv, factor)
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy. The tiles that the last round settles on are the plan's tiles."""
+        tree, shape = problem.tree, problem.shape
         decision = self.decide(tree, shape)
         plan = virtual_tree(tree, decision.concatenated)
         if on_pass:

@@ -19,6 +19,7 @@ from treegen.strategies.groupings import SIZES, by_node
 from treegen.strategies.makespan import divide
 from treegen.strategies.passes import DivideContext
 from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.task_costs import source_of_costs, task_costs, task_rows
 from treegen.target.tile_config import lanes_of, resident_blocks, rows_per_tile, tile_class
@@ -54,12 +55,14 @@ class FlashForge(Strategy):
         """See Strategy."""
         return SIZES[by_node](tree, INT32_MAX)
 
-    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+    def choose(self, problem: Problem) -> Choice:
         """See Strategy; the reason names the source of the costs."""
+        target = problem.target
         return Choice(self, f"named by the caller; costs of tasks: {source_of_costs(target)}")
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
+        tree, shape, target = problem
         plan = replace(by_node(tree), strategy=str(self))
         if on_pass:
             on_pass("by_node", plan)

@@ -16,6 +16,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, tile_class
 
@@ -93,10 +94,11 @@ class Isolated(Strategy):
         """See Strategy."""
         return self.strategy.plan_size(tree, shape)
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
+        tree, shape, target = problem
         step = SeparateRows()
-        plan = step.apply(self.strategy.plan(tree, shape, target, on_pass), tree).changed(strategy=str(self))
+        plan = step.apply(self.strategy.plan(problem, on_pass), tree).changed(strategy=str(self))
         if self.two_tiles and not plan.tiles:
             plan = plan.changed(tiles=_two_tiles(shape, target))
         if on_pass:

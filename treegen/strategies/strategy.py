@@ -13,7 +13,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import groupings
 from treegen.strategies.passes import Pass, SplitContext
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]
@@ -63,12 +63,12 @@ class Strategy(ABC):
         """
         return 0
 
-    def choose(self, tree: Tree, shape: Shape, target: Target) -> Choice:
+    def choose(self, problem: Problem) -> Choice:
         """The strategy that will make the plan, and why; itself unless the strategy picks among others."""
         return Choice(self, "named by the caller")
 
     @abstractmethod
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """A plan that obeys the coverage law; `on_pass(name, plan)` is called after every pass."""
 
     def __str__(self) -> str:
@@ -153,8 +153,9 @@ class Pipeline(Strategy):
         lengths = [step.tokens for step in self.passes if isinstance(step, SplitContext)]
         return groupings.SIZES[self.grouping](tree, min(lengths, default=INT32_MAX))
 
-    def plan(self, tree: Tree, shape: Shape, target: Target, on_pass: OnPass | None = None) -> Plan:
+    def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
+        tree = problem.tree
         plan = self.grouping(tree).changed(strategy=str(self))
         if on_pass:
             on_pass(self.grouping.__name__, plan)

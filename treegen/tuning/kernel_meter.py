@@ -20,9 +20,9 @@ from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.schedule.lower import lower
+from treegen.schedule.pipeline import launch_schedule
 from treegen.strategies import Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.tuning.timing import median_us
 from treegen.tuning.worker import DeviceLostError
 
@@ -102,13 +102,13 @@ def checked_rows(tree: Tree, most: int | None = None) -> Ints:
     return frozen(np.sort(tree.topology.row_of_rank[ranks]))
 
 
-def prepare(tree: Tree, strategy: Strategy, shape: Shape, target: Target, device: torch.device) -> TritonProgram:
+def prepare(problem: Problem, strategy: Strategy, device: torch.device) -> TritonProgram:
     """A strategy's plan, ready to run; only that of a strategy which treegen's tests do not cover is verified."""
-    chosen = strategy.choose(tree, shape, target).strategy
-    plan = chosen.plan(tree, shape, target)
+    chosen = strategy.choose(problem).strategy
+    plan = chosen.plan(problem)
     if not chosen.proven:
-        verify(plan, tree)
-    return TritonProgram(lower(plan, tree, shape, target), shape, device)
+        verify(plan, problem.tree)
+    return TritonProgram(launch_schedule(plan, problem), problem.shape, device)
 
 
 class KernelMeter:
@@ -119,17 +119,17 @@ class KernelMeter:
         self._timer = timer
         self._case: Case | None = None
 
-    def __call__(self, tree: Tree, strategy: Strategy, shape: Shape, target: Target) -> tuple[float | None, float]:
+    def __call__(self, problem: Problem, strategy: Strategy) -> tuple[float | None, float]:
         """Microseconds on a cold L2, and the larger error of out and lse; a wrong output is not timed.
 
         Raises DeviceLostError when the device fails from now on, else what planning, compiling or launching raises.
         """
-        device = default_device()
+        tree, shape, device = problem.tree, problem.shape, default_device()
         try:
             if self._case is None or self._case.tree is not tree or self._case.shape != shape:
                 self._case = None  # its memory is wanted
                 self._case = Case.of(tree, shape, device)
-            case, program = self._case, prepare(tree, strategy, shape, target, device)
+            case, program = self._case, prepare(problem, strategy, device)
             with expected_compiles():
                 error = case.check(program)
             if not error <= oracle.TOLERANCE[shape.dtype]:

@@ -26,10 +26,9 @@ from typing import IO
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, TreeError
-from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.strategies import Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 from treegen.tuning.worker import LEAVING_S, Job, Meter, Reply
 
 _START_S = 120.0  # until a process has imported what its meter needs; torch from a cold disk takes long
@@ -89,22 +88,20 @@ class Measurer:
 
     def measure(
         self,
-        tree: Tree,
+        problem: Problem,
         candidates: Sequence[Strategy],
-        shape: Shape,
-        target: Target,
         on_candidate: Callable[[Outcome], None] | None = None,
     ) -> list[Outcome]:
         """The outcomes of all candidates in the order given. on_candidate(outcome): called after each.
 
         Raises TreeError for a tree without rows, and StoppedError when another thread calls `stop`.
         """
-        check_tree(tree)
-        self._process.load(_pickled_job(Job(self._meter, tree, shape, target)))
+        check_tree(problem.tree)
+        self._process.load(_pickled_job(Job(self._meter, problem)))
 
         from treegen.backends.oracle import TOLERANCE
 
-        self._tolerance = TOLERANCE[shape.dtype]
+        self._tolerance = TOLERANCE[problem.shape.dtype]
         return self.again(candidates, on_candidate)
 
     def again(

@@ -22,8 +22,9 @@ from treegen.ir.errors import BackendError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.schedule.lower import lower
+from treegen.schedule.pipeline import launch_schedule
 from treegen.target.cost_grid import CostGrid
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import resident_blocks, tile_class
 from treegen.tuning.timing import median_us
@@ -85,7 +86,7 @@ def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int)
     q = torch.randn(tree.num_rows, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     k, v = torch.randn(2, tokens, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     out, lse = torch.empty_like(q), torch.empty(len(q), 1, device="cuda")
-    program = TritonProgram(lower(plan, tree, shape, target), shape, q.device)
+    program = TritonProgram(launch_schedule(plan, Problem(tree, shape, target)), shape, q.device)
     with expected_compiles():
         return median_us(lambda: program(q, k, v, out, lse, HEAD_DIM**-0.5, 1.0), repeats)
 

@@ -15,8 +15,6 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, Found
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.search.auto import Auto
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
@@ -25,6 +23,7 @@ from treegen.search.space import SPLITS
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.tuning.measurer import Measurer, Outcome, check_tree
 from treegen.tuning.worker import Meter
@@ -63,9 +62,7 @@ class Tuning:
 
 
 def tuned(
-    tree: Tree,
-    shape: Shape,
-    target: Target,
+    problem: Problem,
     tuning: Tuning | None = None,
     *,
     again: bool = False,
@@ -78,14 +75,15 @@ def tuned(
     measures a key, others wait for it. Raises BackendError without a CUDA device, or when no candidate could be
     measured.
     """
-    key, chosen = key_of(tree, shape, target), tuning or Tuning()
+    tree = problem.tree
+    key, chosen = key_of(problem), tuning or Tuning()
 
     def make() -> Entry:
         if measurer is not None:
-            return _measured(tree, shape, target, chosen, on_candidate, measurer)
+            return _measured(problem, chosen, on_candidate, measurer)
         check_tree(tree)
         with chosen.measurer() as own:
-            return _measured(tree, shape, target, chosen, on_candidate, own)
+            return _measured(problem, chosen, on_candidate, own)
 
     if again:
         entry = make()
@@ -106,38 +104,39 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
         )
 
 
-def proposals(tree: Tree, shape: Shape, target: Target, most: int) -> list[Strategy]:
+def proposals(problem: Problem, most: int) -> list[Strategy]:
     """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
     and whole paths in large tiles, so that what is chosen loses to neither; some that merge last in one launch, which
     are ranked as if it were two; and the best split's neighbours between those that the search takes.
     """
-    found = [strategy for strategy, _ in candidates(tree, shape, target, 1_000_000)]
+    found = [strategy for strategy, _ in candidates(problem, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
-    more = (*_in_one_launch(found, tree, shape, target), *_between_splits(found, tree, shape, target))
+    more = (*_in_one_launch(found, problem), *_between_splits(found, problem))
     return list(dict.fromkeys((*found[:most], plain, cohort(), *more)))
 
 
-def _between_splits(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
+def _between_splits(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
     """The first of these that splits, with the splits halfway to the next smaller and larger of the space, where they
     cut anything.
     """
     for strategy in found:
         if isinstance(strategy, Cohort) and strategy.split is not None:
-            whole = replace(strategy, split=None).plan(tree, shape, target)
+            whole = replace(strategy, split=None).plan(problem)
             for split in (strategy.split * 3 // 4, strategy.split * 3 // 2):
                 other = replace(strategy, split=split)
-                if split > SPLITS[-1] and len(other.plan(tree, shape, target)) > len(whole):
+                if split > SPLITS[-1] and len(other.plan(problem)) > len(whole):
                     yield other
             return
 
 
-def _in_one_launch(found: list[Strategy], tree: Tree, shape: Shape, target: Target) -> Iterator[Strategy]:
+def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
     """The first of these that merge last in one launch, and whole paths of many head rows in halves that do."""
+    shape = problem.shape
     last = [each for each in found if isinstance(each, Cohort) and each.merge == "final"][:_MOST_LOWERED]
-    made = (Lowered.of(each, tree, shape, target) for each in last)
+    made = (Lowered.of(each, problem) for each in last)
     yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
     for whole in large_cohorts(shape):
-        found_half = halved(whole, tree, shape, target)
+        found_half = halved(whole, problem)
         if found_half is not None:
             yield found_half.strategy
 
@@ -160,26 +159,23 @@ def _settled(outcomes: list[Outcome], chosen: list[Strategy], measurer: Measurer
 
 
 def _measured(
-    tree: Tree,
-    shape: Shape,
-    target: Target,
+    problem: Problem,
     tuning: Tuning,
     on_candidate: Callable[[Outcome], None] | None,
     measurer: Measurer,
 ) -> Entry:
-    chosen = proposals(tree, shape, target, tuning.most)
-    outcomes = _settled(measurer.measure(tree, chosen, shape, target, on_candidate), chosen, measurer)
+    target = problem.target
+    chosen = proposals(problem, tuning.most)
+    outcomes = _settled(measurer.measure(problem, chosen, on_candidate), chosen, measurer)
     times = [
         (outcome.microseconds, index) for index, outcome in enumerate(outcomes) if outcome.microseconds is not None
     ]
     if not times:
-        problem = next((outcome.problem for outcome in outcomes if outcome.problem), "there are none")
-        raise BackendError(
-            "candidates", f"{len(chosen)} of {target.name}", f"all failed: {problem}", "see treegen tune"
-        )
+        reason = next((outcome.problem for outcome in outcomes if outcome.problem), "there are none")
+        raise BackendError("candidates", f"{len(chosen)} of {target.name}", f"all failed: {reason}", "see treegen tune")
     microseconds, best = min(times)
     return Entry(
-        key_of(tree, shape, target),
+        key_of(problem),
         policy_of(chosen[best]),
         microseconds,
         tuple((outcome.strategy, outcome.microseconds, outcome.problem or "measured") for outcome in outcomes),

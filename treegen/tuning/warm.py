@@ -21,6 +21,7 @@ from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.search.bucket import policy_bucket
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.tuning.compile_pool import Compiled
 from treegen.tuning.kernel_variants import kernel_sources
@@ -193,7 +194,7 @@ def _work(
                 where: Where = "none"
                 problem = ""
                 try:
-                    where = tuned(job.tree, job.shape, target, tuning, again=again, measurer=measurer).where
+                    where = tuned(Problem(job.tree, job.shape, target), tuning, again=again, measurer=measurer).where
                 except TreegenError as error:
                     problem = str(error)
                 done.put(Warmed(job, where, problem, device, time.perf_counter() - begin))

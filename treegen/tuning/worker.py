@@ -17,12 +17,10 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple, TypeAlias
 
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.strategies import Strategy
-from treegen.target.targets import Target
+from treegen.target.problem import Problem
 
-Meter: TypeAlias = Callable[[Tree, Strategy, Shape, Target], tuple[float | None, float]]
+Meter: TypeAlias = Callable[[Problem, Strategy], tuple[float | None, float]]
 """Microseconds of a candidate and its output's error; None where a wrong output was not worth timing."""
 
 LEAVING_S = 1.0
@@ -34,9 +32,7 @@ class Job(NamedTuple):
     """What all candidates have in common."""
 
     meter: Meter
-    tree: Tree
-    shape: Shape
-    target: Target
+    problem: Problem
 
 
 class Reply(NamedTuple):
@@ -94,7 +90,7 @@ def _receive(connection: Connection, messages: SimpleQueue[bytes | None]) -> Non
 
 def _measured(job: Job, strategy: Strategy) -> Reply:
     try:
-        microseconds, out_error = job.meter(job.tree, strategy, job.shape, job.target)
+        microseconds, out_error = job.meter(job.problem, strategy)
         return Reply(None if microseconds is None else float(microseconds), float(out_error))
     except Exception as cause:
         return Reply(problem=f"failed: {problem_of(cause)}", lost=isinstance(cause, DeviceLostError))

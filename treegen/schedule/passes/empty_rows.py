@@ -51,8 +51,7 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
     )
     kept_before = offsets(~empty)
     work, work_indptr = _work(schedule, place, len(items), shape)
-    made = replace(
-        schedule,
+    made = schedule.changed(
         class_indptr=frozen(schedule.class_indptr + len(items) * (np.arange(len(schedule.class_indptr)) > 0)),
         items=frozen(np.concatenate([schedule.items[:place], items, schedule.items[place:]])),
         merge_rows=frozen(schedule.merge_rows[~empty]),

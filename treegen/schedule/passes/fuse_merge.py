@@ -64,8 +64,7 @@ def in_one_launch(schedule: Schedule) -> Schedule:
         return schedule
     items = schedule.items.copy()
     items[order, ITEM_FIELDS.index("slot0")] = parts * row0[order] + np.arange(parts) * rows[order]
-    return replace(
-        schedule,
+    return schedule.changed(
         classes=(tile,),
         class_indptr=frozen(np.array([0, len(items)])),
         items=frozen(items),

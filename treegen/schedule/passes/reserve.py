@@ -6,7 +6,7 @@ row's mask and the slots to come, and the length 0, which kernels mask. The bloc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -110,6 +110,6 @@ def with_room(schedule: Schedule, tree: Tree) -> Room | None:
     items = schedule.items.copy()
     items[:, ITEM_FIELDS.index("block0")] = block0[:-1]
     items[:, ITEM_FIELDS.index("block_tiles")] = block_tiles
-    made = replace(schedule, items=frozen(items), blocks=frozen(table))
+    made = schedule.changed(items=frozen(items), blocks=frozen(table))
     taken = TakenSlots.of(tree.kv)
     return Room(made, taken, rows, slot, taken.free_behind(slot), item_of_row, entry, entries, size, filled)

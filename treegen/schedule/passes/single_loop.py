@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from treegen.ir.arrays import offsets, ragged
+from treegen.ir.arrays import frozen, offsets, ragged
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.target.tile_config import MOST_UNROLLED
 
@@ -39,7 +39,9 @@ def in_one_loop(schedule: Schedule) -> Schedule:
         if tiles.any():
             items = schedule.items.copy() if items is None else items
             blocks = _as_blocks(items[of_class], schedule, tile, blocks)
-    return replace(schedule, classes=tuple(classes), items=schedule.items if items is None else items, blocks=blocks)
+    if items is None:
+        return schedule.changed(classes=tuple(classes))
+    return schedule.changed(classes=tuple(classes), items=frozen(items), blocks=frozen(blocks))
 
 
 def _as_blocks(items: np.ndarray, schedule: Schedule, tile: TileClass, blocks: np.ndarray) -> np.ndarray:

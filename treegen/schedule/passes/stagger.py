@@ -7,10 +7,12 @@ Results are those of another order of the same sums; plans, accounts and estimat
 
 from __future__ import annotations
 
-from treegen.ir.arrays import Longs, frozen, ragged_ranges
-from treegen.ir.tree import Tree
-from treegen.schedule.pack_runs import Tables
-from treegen.target.targets import Target
+import numpy as np
+
+from treegen.ir.arrays import frozen, ragged_ranges
+from treegen.ir.schedule import Schedule
+from treegen.target.problem import Problem
+from treegen.target.tile_config import lanes_of
 
 LEAST_TOKENS = 1280
 """Tokens in full tiles of the shortest item from which it pays. Measured on an H200 (fp16, head dim 128, cold L2): ten
@@ -23,20 +25,25 @@ time; with more, memory never waits.
 """
 
 
-def staggered(tables: Tables, tile_tokens: int, work: Longs, tree: Tree, blocks: int, target: Target) -> Tables:
-    """The tables with the full tiles of every other item in another order, or as they are where that does not pay.
-
-    tile_tokens: of a full tile; work: tokens of every item, whole paths; blocks: thread blocks of their launch.
+def staggered(schedule: Schedule, problem: Problem) -> Schedule:
+    """The schedule with the full tiles of every other item in another order, or as it is where that does not pay: where
+    some row has several items, or there are several tile classes.
     """
-    least, (tile0, counts, _, _) = LEAST_TOKENS // tile_tokens, tables.walk
-    if blocks <= target.sms or len(tables.tiles) < least * len(counts) or counts.min() < least:
-        return tables
-    own = tree.unique_tokens / int(work.sum())
+    if len(schedule.classes) != 1 or not schedule.classes[0].fused:
+        return schedule
+    tile, (tree, shape, target) = schedule.classes[0], problem
+    least, counts = LEAST_TOKENS // tile.tokens, schedule.column("tiles").astype(np.int64)
+    if len(counts) * lanes_of(tile, shape) <= target.sms or len(schedule.tiles) < least * len(counts):
+        return schedule
+    if counts.min() < least or schedule.column("slot0").max() >= 0:
+        return schedule
+    loaded = sum(int(table[:, 1].sum(dtype=np.int64)) for table in (schedule.tiles, schedule.blocks))
+    own = tree.unique_tokens / loaded
     if not OWN_SHARE[0] <= own <= OWN_SHARE[1]:
-        return tables
-    first, counts = tile0[1::2], counts[1::2]
+        return schedule
+    first, counts = schedule.column("tile0")[1::2].astype(np.int64), counts[1::2]
     place = ragged_ranges(first, counts)
     begin, count = first.repeat(counts), counts.repeat(counts)
-    tiles = tables.tiles.copy()
-    tiles[place] = tables.tiles[begin + (place - begin + count // 2) % count]
-    return tables._replace(tiles=frozen(tiles))
+    tiles = schedule.tiles.copy()
+    tiles[place] = schedule.tiles[begin + (place - begin + count // 2) % count]
+    return schedule.changed(tiles=frozen(tiles))

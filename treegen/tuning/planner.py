@@ -1,0 +1,62 @@
+"""The planner: what makes a kernel's choices, by name, by measurement, out of the cache, or by search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from treegen.ir.tree import Tree
+from treegen.search.auto import searched
+from treegen.search.bucket import policy_bucket
+from treegen.search.policies import serves_any_tree, suits_fixed_launches
+from treegen.strategies import Choice, Strategy
+from treegen.target.problem import Problem
+from treegen.timed import stage
+from treegen.tuning.tune import tuned
+
+_KEPT = "kept from an earlier tree of the same bucket: "
+
+
+class Planner:
+    """Chooses strategies for one problem after another. To be used by one thread at a time.
+
+    strategy: what the caller asks for. autotune: buckets of trees that the cache does not know are measured first.
+    """
+
+    def __init__(self, strategy: Strategy, *, autotune: bool = False) -> None:
+        self.strategy = strategy
+        self.autotune = autotune
+        self._bucket: tuple[Tree, str] | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., Planner], tuple[Strategy, bool]]:
+        return _planner, (self.strategy, self.autotune)
+
+    def choose(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
+        """The choice for a problem. With an assumed shape nothing is measured."""
+        if self.autotune and not shape_is_assumed and problem.tree.num_rows:
+            with stage("tune"):
+                tuned(problem)
+        with stage("choose"):
+            return self.strategy.choose(problem)
+
+    def choose_fixed(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
+        """The choice for a problem, and for all trees that follow in its launches."""
+        choice = self.choose(problem, shape_is_assumed=shape_is_assumed)
+        if choice.strategy == self.strategy or suits_fixed_launches(choice.strategy):
+            return choice
+        return searched(problem, for_any_tree=True, isolated=self.strategy.isolated)
+
+    def keep(self, choice: Choice, before: Tree, tree: Tree) -> Choice | None:
+        """The choice made for the tree `before`, where it holds for `tree` as well; None where it has to be made."""
+        chosen = choice.strategy
+        if chosen == self.strategy or not serves_any_tree(chosen):
+            return None
+        known = self._bucket
+        bucket_before = known[1] if known is not None and known[0] is before else policy_bucket(before)
+        self._bucket = tree, policy_bucket(tree)
+        if self._bucket[1] != bucket_before:
+            return None
+        return Choice(chosen, f"{_KEPT}{choice.reason.removeprefix(_KEPT)}")
+
+
+def _planner(strategy: Strategy, autotune: bool) -> Planner:
+    return Planner(strategy, autotune=autotune)
