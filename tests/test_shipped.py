@@ -1,4 +1,4 @@
-"""The shipped policies: valid, taken by this treegen, and of the trees and shapes that the README names."""
+"""The shipped policies: valid, taken by this treegen, and of the trees and shapes that docs/limits.md names."""
 
 import json
 import os
