@@ -31,7 +31,7 @@ _MOST_PIECES = 8  # rank intervals, and segments, of a group that are listed
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ExplainedPlan:
     """What one strategy makes of a tree; `reason` says why this strategy was taken."""
 
     strategy: Strategy
@@ -52,7 +52,7 @@ class Entry:
         model: CostModel = "analytic",
         *,
         fixed: bool = False,
-    ) -> Entry:
+    ) -> ExplainedPlan:
         """The entry of a plan that is already made and lowered. fixed: whether launches are those of a capacity."""
         return cls(strategy, reason, plan, schedule, *assess(plan, schedule, problem, model, fixed=fixed))
 
@@ -74,7 +74,7 @@ class Explanation:
     shape: Shape
     shape_assumed: bool
     target: Target
-    entries: tuple[Entry, ...]
+    entries: tuple[ExplainedPlan, ...]
     automatic: Choice
     model: CostModel = "analytic"
     left_out: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ def tree_json(tree: Tree) -> dict[str, object]:
     }
 
 
-def entry_json(entry: Entry) -> dict[str, Any]:
+def entry_json(entry: ExplainedPlan) -> dict[str, Any]:
     """An entry in JSON forms, with all groups of its plan."""
     plan = entry.plan
     intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
@@ -261,7 +261,7 @@ def entry_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _entry_lines(entry: Entry, most_groups: int, formulas: bool) -> list[str]:
+def _entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[str]:
     plan, schedule = entry.plan, entry.schedule
     shown = min(most_groups, len(plan))
     lines = [f"strategy {entry.strategy.summary}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]

@@ -14,7 +14,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.report.estimate_text import COLUMNS, fitted
-from treegen.report.explain import Entry, entry_json, explain, group_text, tree_json
+from treegen.report.explain import ExplainedPlan, entry_json, explain, group_text, tree_json
 from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines
 from treegen.strategies import Strategy
@@ -31,7 +31,7 @@ class Difference:
     shape: Shape
     shape_assumed: bool
     target: Target
-    entries: tuple[Entry, Entry]
+    entries: tuple[ExplainedPlan, ExplainedPlan]
     comparison: Comparison
 
     @property
@@ -147,7 +147,7 @@ def difference(
     return Difference(tree, explanation.shape, shape is None, explanation.target, (one, two), compared)
 
 
-def _entry_lines(entry: Entry) -> Iterable[str]:
+def _entry_lines(entry: ExplainedPlan) -> Iterable[str]:
     plan, schedule = entry.plan, entry.schedule
     yield f"strategy {entry.strategy.summary}: {entry.reason}"
     yield f"  {len(plan)} groups, {len(plan.node)} segments, {len(schedule.items)} work items"
@@ -156,7 +156,7 @@ def _entry_lines(entry: Entry) -> Iterable[str]:
         yield f"    tile class {tile}: {items} work items"
 
 
-def _group_lines(name: str, entry: Entry, only: Longs, most_groups: int) -> Iterable[str]:
+def _group_lines(name: str, entry: ExplainedPlan, only: Longs, most_groups: int) -> Iterable[str]:
     yield f"groups only in {name}: {len(only)}"
     for group in only[:most_groups].tolist():
         yield f"  group {group}: {group_text(entry.plan.groups[group])}"
@@ -164,7 +164,7 @@ def _group_lines(name: str, entry: Entry, only: Longs, most_groups: int) -> Iter
         yield f"  ... {len(only) - most_groups} more groups"
 
 
-def _estimate_lines(names: tuple[str, str], entries: tuple[Entry, Entry]) -> Iterable[str]:
+def _estimate_lines(names: tuple[str, str], entries: tuple[ExplainedPlan, ExplainedPlan]) -> Iterable[str]:
     """The fields of both estimates, and how many times the first's amount the second's is."""
     one, two = (entry.estimate for entry in entries)
     rows = [("estimate", *names, "second/first")]

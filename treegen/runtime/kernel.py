@@ -19,7 +19,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_tree
-from treegen.report.explain import Entry, Explanation, explain
+from treegen.report.explain import ExplainedPlan, Explanation, explain
 from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
