@@ -39,7 +39,7 @@ _REMOVE = "remove it, or run `treegen cache clear`"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedPolicy:
     """What a lookup gave: an entry and where it is from ("made": by this call), or None, "none" and why."""
 
     entry: Entry | None
@@ -79,7 +79,7 @@ class PolicyCache:
         self._wait_s = wait_s
         self._memory: dict[tuple[str, PolicyKey], Entry] = {}
 
-    def lookup(self, key: PolicyKey, accept: Callable[[Policy], bool]) -> Found:
+    def lookup(self, key: PolicyKey, accept: Callable[[Policy], bool]) -> CachedPolicy:
         """The entry of a key whose policy the caller accepts: from memory, else the user's folder, else a shipped one.
 
         Never raises: `accept` may, which is a refusal.
@@ -87,7 +87,7 @@ class PolicyCache:
         folder = policies_folder()
         kept = self._memory.get((str(folder), key))
         if kept is not None and not _refusal(kept, accept):
-            return Found(kept, "memory")
+            return CachedPolicy(kept, "memory")
         digest = key.digest
         reasons = []
         path = folder / f"{digest}.json"
@@ -99,13 +99,15 @@ class PolicyCache:
             reason = problem if entry is None else _refusal(entry, accept)
             if entry is not None and not reason:
                 self._memory[str(folder), key] = entry
-                return Found(entry, where)
+                return CachedPolicy(entry, where)
             if reason:
                 warn_once(place, reason, fix)
                 reasons.append(f"the {where} entry {reason}")
-        return Found(None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped")
+        return CachedPolicy(
+            None, "none", "; ".join(reasons) or f"no entry {digest[:12]} in {folder}, and none is shipped"
+        )
 
-    def decide(self, key: PolicyKey, accept: Callable[[Policy], bool], make: Callable[[], Entry]) -> Found:
+    def decide(self, key: PolicyKey, accept: Callable[[Policy], bool], make: Callable[[], Entry]) -> CachedPolicy:
         """`lookup`, and where that misses what `make` returns, which is stored.
 
         One process makes the entry of a key, the others wait for it; when it dies or raises the next one does. Where
@@ -130,7 +132,7 @@ class PolicyCache:
             if entry.key != key:
                 raise FormatError("make", entry.key, "gave an entry of another key", "make one for the key asked for")
             self.store(entry)
-            return Found(entry, "made")
+            return CachedPolicy(entry, "made")
 
     def store(self, entry: Entry) -> Path | None:
         """Keeps an entry in memory and in the user's folder, in place of what was there.

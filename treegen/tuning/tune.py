@@ -11,7 +11,7 @@ from statistics import median
 import torch
 
 from treegen.autotune_cache.entry import Entry, installed_versions
-from treegen.autotune_cache.policy_cache import POLICY_CACHE, Found
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
@@ -68,7 +68,7 @@ def tuned(
     again: bool = False,
     on_candidate: Callable[[Outcome], None] | None = None,
     measurer: Measurer | None = None,
-) -> Found:
+) -> CachedPolicy:
     """The measured policy of a tree's bucket: from the cache, else from measurements, which are stored.
 
     again: measures in any case. measurer: what measures, where it is to serve more trees than this one. One process
@@ -88,7 +88,7 @@ def tuned(
     if again:
         entry = make()
         POLICY_CACHE.store(entry)
-        return Found(entry, "made")
+        return CachedPolicy(entry, "made")
     return POLICY_CACHE.decide(key, accepts, make)
 
 
