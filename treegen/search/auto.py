@@ -9,7 +9,7 @@ from treegen.cost.figures import time_text
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.search.policies import accepts, key_of, strategy_of
-from treegen.search.search import Found, search
+from treegen.search.search import SearchResult, search
 from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
@@ -64,7 +64,7 @@ def isolated_strategy(strategy: Strategy, autotune: bool) -> Strategy:
     return as_isolated(strategy)
 
 
-def _reason(found: Found) -> str:
+def _reason(found: SearchResult) -> str:
     if not found.time_us:
         return "nothing to do"
     best, left_out = time_text(found.time_us), ""

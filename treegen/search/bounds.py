@@ -291,7 +291,7 @@ def _steps(count: int) -> Longs:
     return np.unique(np.linspace(0, count, _STEPS + 1).astype(np.int64))
 
 
-class _Classes:
+class _BoundClasses:
     """What tile classes take for a shape on a target; `usual`: the one for few rows and the one for many."""
 
     def __init__(self, shape: Shape, target: Target) -> None:
@@ -314,8 +314,8 @@ class _Classes:
 
 
 @cache
-def _classes_of(shape: Shape, target: Target) -> _Classes:
-    return _Classes(shape, target)
+def _classes_of(shape: Shape, target: Target) -> _BoundClasses:
+    return _BoundClasses(shape, target)
 
 
 class _Class:

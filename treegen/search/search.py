@@ -46,7 +46,7 @@ _CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search found. counted: policies whose time was counted; query_us: plain per-row decoding at its best, None
     where the tree is too large to count it; left_out: what else was not weighed for the size of the tree.
     """
@@ -130,7 +130,7 @@ def search(problem: Problem, *, for_any_tree: bool = False, isolated: bool = Fal
     assert state.best is not None
     best, left_out = as_named(state.best, tree), tuple(state.left_out)
     best = as_isolated(best) if isolated else best
-    return Found(best, state.time_us, query_us, len(state.times), tuple(state.trace), left_out)
+    return SearchResult(best, state.time_us, query_us, len(state.times), tuple(state.trace), left_out)
 
 
 def candidates(problem: Problem, most: int) -> list[tuple[Strategy, float]]:
