@@ -18,7 +18,7 @@ from treegen.bench import bench_runs, report
 from treegen.bench.bench_runs import Timers
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
-from treegen.bench.results import Outcome, Result
+from treegen.bench.results import ProviderOutcome, Result
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.ir.errors import FormatError
@@ -149,11 +149,11 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
             report.load(tmp_path / "w.json")
 
 
-def outcome(provider: str, eager: float | None, graph: float | None = None, status: str = "right") -> Outcome:
-    return Outcome(provider, status, 1e-4, eager, graph, True)
+def outcome(provider: str, eager: float | None, graph: float | None = None, status: str = "right") -> ProviderOutcome:
+    return ProviderOutcome(provider, status, 1e-4, eager, graph, True)
 
 
-def result(tree: str, floor: float, *outcomes: Outcome) -> Result:
+def result(tree: str, floor: float, *outcomes: ProviderOutcome) -> Result:
     return Result(tree, "32/8", 128, "fp16", 1, 10, 100, floor, outcomes)
 
 

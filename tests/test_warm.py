@@ -22,7 +22,7 @@ from treegen.target.targets import Target, target_from
 from treegen.tuning.compile_pool import Compiled
 from treegen.tuning.kernel_variants import kernel_sources
 from treegen.tuning.tune import Tuning, proposals
-from treegen.tuning.warm import Job, Warmed, jobs_of, kernels_of, summary, warm
+from treegen.tuning.warm import Warmed, WarmJob, jobs_of, kernels_of, summary, warm
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, dtype="fp16")
@@ -104,7 +104,7 @@ def test_an_exception_of_the_caller_ends_it_at_once(tmp_path: Path, policies_fol
     assert set(entries(policies_folder)) == {f"{jobs[0].key.digest}.json"}
 
 
-def _entry_of(job: Job) -> Entry:
+def _entry_of(job: WarmJob) -> Entry:
     return Entry(job.key, {"strategy": "query"}, 1.0)
 
 
@@ -179,7 +179,7 @@ def test_the_command_s_summary_and_exit_code(
         return found
 
     def measured(
-        jobs: Sequence[Job], *arguments: object, on_job: Callable[[Warmed], None], **options: object
+        jobs: Sequence[WarmJob], *arguments: object, on_job: Callable[[Warmed], None], **options: object
     ) -> list[Warmed]:
         found = [Warmed(jobs[0], "made", "", 1, 2.0), Warmed(jobs[1], "none", "all failed", 0, 1.0)]
         for warmed in found[: 1 if interrupted else 2]:

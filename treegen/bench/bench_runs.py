@@ -15,7 +15,7 @@ import torch
 from treegen.backends import oracle
 from treegen.backends.devices import default_device
 from treegen.bench.providers import Call, Provider, UnavailableError
-from treegen.bench.results import Outcome, Result
+from treegen.bench.results import ProviderOutcome, Result
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -73,7 +73,7 @@ def run(
             )
 
 
-def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> Outcome:
+def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> ProviderOutcome:
     """Prepares a provider for a case, checks its output and, only if that is right, takes its times."""
     try:
         with expected_compiles():
@@ -81,16 +81,16 @@ def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> Out
             first = call().clone()
             error = case.error_of(first)
             if not error <= oracle.TOLERANCE[case.shape.dtype]:
-                return Outcome(provider.name, "wrong", error, detail=f"error {error:.1e}")
+                return ProviderOutcome(provider.name, "wrong", error, detail=f"error {error:.1e}")
             repeatable = torch.equal(first, call())
         del first
         eager = None if timers.eager is None else timers.eager(call, repeats)
         graph, detail = _graph_us(call, case, repeats, timers)
-        return Outcome(provider.name, "right", error, eager, graph, repeatable, detail)
+        return ProviderOutcome(provider.name, "right", error, eager, graph, repeatable, detail)
     except UnavailableError as cause:
-        return Outcome(provider.name, "unavailable", detail=str(cause))
+        return ProviderOutcome(provider.name, "unavailable", detail=str(cause))
     except Exception as cause:
-        return Outcome(provider.name, "failed", detail=problem_of(cause))
+        return ProviderOutcome(provider.name, "failed", detail=problem_of(cause))
 
 
 def _graph_us(call: Call, case: Case, repeats: int, timers: Timers) -> tuple[float | None, str]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from treegen.bench.results import Outcome, Result, geometric_mean
+from treegen.bench.results import ProviderOutcome, Result, geometric_mean
 from treegen.ir.errors import FormatError, InputError
 from treegen.text_files import parsed_json, read_text, save_text
 
@@ -34,7 +34,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
         )
     try:
         results = [
-            Result(**{**entry, "outcomes": tuple(Outcome(**outcome) for outcome in entry["outcomes"])})
+            Result(**{**entry, "outcomes": tuple(ProviderOutcome(**outcome) for outcome in entry["outcomes"])})
             for entry in value["results"]
         ]
         return dict(value["machine"]), results
@@ -43,7 +43,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
         raise FormatError(str(path), "its results", reason, "measure again with `treegen bench --json`") from cause
 
 
-def outcome_of(result: Result, provider: str) -> Outcome | None:
+def outcome_of(result: Result, provider: str) -> ProviderOutcome | None:
     """The outcome of a provider in a result."""
     return next((outcome for outcome in result.outcomes if outcome.provider == provider), None)
 
@@ -160,7 +160,7 @@ def plot(path: Path, machine: dict[str, Any], results: Sequence[Result]) -> None
     pyplot.close(figure)
 
 
-def _cell(outcome: Outcome | None) -> str:
+def _cell(outcome: ProviderOutcome | None) -> str:
     if outcome is None or outcome.status == "unavailable":
         return "-"
     if outcome.best_us is None:

@@ -12,7 +12,7 @@ Status: TypeAlias = Literal["right", "wrong", "unavailable", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProviderOutcome:
     """A provider on a case. error: `max |out - ref| / max |ref|`; times: medians in microseconds on a cold L2 without
     the host's launch time, called as it is and replayed as a CUDA graph; detail: why there is none.
     """
@@ -46,7 +46,7 @@ class Result:
     rows: int
     unique_tokens: int
     floor_us: float
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ProviderOutcome, ...]
 
 
 def geometric_mean(values: Sequence[float]) -> float:

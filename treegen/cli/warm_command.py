@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from treegen.ir.shape import Shape
     from treegen.target.targets import Target
     from treegen.tuning.tune import Tuning
-    from treegen.tuning.warm import Job
+    from treegen.tuning.warm import WarmJob
 
 
 def warm(
@@ -77,14 +77,14 @@ def warm(
     raise typer.Exit(_warm(kernels, jobs, target, devices, tuning, again))
 
 
-def _state(job: Job, again: bool) -> str:
+def _state(job: WarmJob, again: bool) -> str:
     where: Where = "none" if again else POLICY_CACHE.lookup(job.key, accepts).where
     return "measure" if where == "none" else f"known ({where})"
 
 
 def _warm(
     kernels: Sequence[tuple[Source, Shape]],
-    jobs: Sequence[Job],
+    jobs: Sequence[WarmJob],
     target: Target,
     devices: Sequence[int],
     tuning: Tuning,

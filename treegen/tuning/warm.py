@@ -32,7 +32,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class WarmJob:
     """A key of the cache and the tree that is measured for it, under its name. trees: how many share the key."""
 
     name: str
@@ -49,7 +49,7 @@ class Warmed:
     device: the CUDA device that it was given to. seconds: that it took there.
     """
 
-    job: Job
+    job: WarmJob
     where: Where
     problem: str
     device: int | None
@@ -64,7 +64,7 @@ def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Sh
     return [(source, shape) for shape in dict.fromkeys(shapes) for source in kernel_sources(shape, target)]
 
 
-def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: Target) -> list[Job]:
+def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: Target) -> list[WarmJob]:
     """A job for every bucket of trees and shape, in the order in which buckets first occur, shape by shape.
 
     Of the trees of a bucket the one with the median of unique tokens stands for all (of equals the first, of two the
@@ -78,7 +78,7 @@ def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: 
     for shape in dict.fromkeys(shapes):
         for bucket, alike in buckets.items():
             _, _, name, tree = sorted(alike)[(len(alike) - 1) // 2]
-            jobs.append(Job(name, tree, shape, key_for(bucket, shape, target), len(alike)))
+            jobs.append(WarmJob(name, tree, shape, key_for(bucket, shape, target), len(alike)))
     return jobs
 
 
@@ -86,7 +86,7 @@ _Done: TypeAlias = SimpleQueue[Warmed | BaseException]
 
 
 def warm(
-    jobs: Sequence[Job],
+    jobs: Sequence[WarmJob],
     target: Target,
     devices: Sequence[int | None],
     tuning: Tuning | None = None,
@@ -103,7 +103,7 @@ def warm(
     """
     chosen = tuning or Tuning()
     measurers = [chosen.measurer(device) for device in devices]
-    todo: SimpleQueue[Job] = SimpleQueue()
+    todo: SimpleQueue[WarmJob] = SimpleQueue()
     done: _Done = SimpleQueue()
     stopped = Event()
     for job in jobs:
@@ -178,7 +178,7 @@ def _work(
     target: Target,
     tuning: Tuning,
     again: bool,
-    todo: SimpleQueue[Job],
+    todo: SimpleQueue[WarmJob],
     done: _Done,
     stopped: Event,
 ) -> None:
