@@ -29,7 +29,7 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import CrossingError, TreeError
 from treegen.ir.tree.edits import Edited
 from treegen.ir.tree.page_tables import TreeParts, check_table, last_page, tree_parts
-from treegen.ir.tree.queries import Pieces, grafted
+from treegen.ir.tree.queries import QueryPieces, grafted
 
 # Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
 _MOST_ENTRIES = 1 << 22
@@ -90,7 +90,7 @@ def from_custom_mask(
     order = np.argsort(piece, kind="stable")
     tokens = _joined([one.tokens for one in seen], indptr)[order]
     request = np.arange(len(seen))
-    pieces = Pieces(
+    pieces = QueryPieces(
         request.repeat(number),
         _joined([one.parent for one in seen], first),
         np.bincount(piece, minlength=int(first[-1])),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from treegen.ir.tree import Tree
 
 
-class Pieces(NamedTuple):
+class QueryPieces(NamedTuple):
     """Runs of new tokens below the rows of a tree.
 
     Piece p hangs below piece `parent[p]`, or, where that is -1, below what row `row[p]` of the tree sees. It has
@@ -70,7 +70,7 @@ def with_drafts(
         places = tree.kv.slots_at(node, sees - 1)
     else:
         places = _draft_slots(tree, slots, len(row))
-    pieces = Pieces(row, parent, np.ones(len(row), np.int64), places)
+    pieces = QueryPieces(row, parent, np.ones(len(row), np.int64), places)
     return grafted(base, pieces, row, np.arange(len(row)))
 
 
@@ -107,7 +107,7 @@ def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Lo
     return node, depth - prefix[node]
 
 
-def grafted(base: TreeParts, pieces: Pieces, under: Longs, at: Longs) -> Edited:
+def grafted(base: TreeParts, pieces: QueryPieces, under: Longs, at: Longs) -> Edited:
     """The tree of new rows over a base and pieces below its rows, without what none of them sees: row i sees what row
     `under[i]` of the base sees and, where `at[i]` is not -1, piece `at[i]` and all pieces above it.
     """

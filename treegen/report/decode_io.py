@@ -35,7 +35,7 @@ from treegen.strategies.groupings import BY_TREE, by_node
 from treegen.strategies.passes import BY_GROUP, DivideContext
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
-from treegen.workloads.traces import Segment, Workload
+from treegen.workloads.traces import CourseSegment, Workload
 
 DEFAULT_LAYERS = 32
 DEFAULT_STRIDE = 64
@@ -166,7 +166,7 @@ def decimal_bytes(amount: int) -> str:
     return f"{amount} B" if units[0] == "B" else f"{value:.2f} {units[0]}"
 
 
-def policy_of_decode(segments: Sequence[Segment], shape: Shape, target: Target) -> Strategy:
+def policy_of_decode(segments: Sequence[CourseSegment], shape: Shape, target: Target) -> Strategy:
     """What `auto` takes for a whole decoding: what the search finds for any tree like its widest, half-way in it."""
     widest = max(segments, key=lambda segment: segment.tree.num_rows)
     tree = widest.at((widest.first + widest.last) // 2)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
-from treegen.workloads.traces import Segment
+from treegen.workloads.traces import CourseSegment
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class Batch:
         return np.diff(self.first_row)
 
 
-def batches(segments: Iterable[Segment], stride: int) -> Iterator[Batch]:
+def batches(segments: Iterable[CourseSegment], stride: int) -> Iterator[Batch]:
     """The trees of a decoding that are counted, with the steps that they stand for."""
     trees: list[Tree] = []
     weights: list[Floats] = []

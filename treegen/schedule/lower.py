@@ -33,8 +33,8 @@ from treegen.schedule.merge_lists import (
 )
 from treegen.schedule.pack_runs import (
     Each,
+    PackedTables,
     Sizes,
-    Tables,
     fixed_pieces_of,
     packed_pieces_of,
     pieces_of,
@@ -284,7 +284,7 @@ def _tabulate_classes(
     work: Longs,
     *,
     fixed: bool,
-) -> tuple[tuple[TileClass, ...], Tables]:
+) -> tuple[tuple[TileClass, ...], PackedTables]:
     """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
 
     tokens: of every class; bounds: where the items of every class begin, and where the last ones end; work: tokens of
@@ -312,7 +312,7 @@ def _tabulate_classes(
     return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
 
 
-def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: _Items, runs: Runs) -> Tables:
+def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: _Items, runs: Runs) -> PackedTables:
     """The tables of a plan with fixed blocks, whose groups are work items each."""
     if len(items.group) and int(items.begin.max()):
         rows = int(plan.group_rows.max())

@@ -43,7 +43,7 @@ class Pieces(NamedTuple):
     padded: bool = False
 
 
-class Tables(NamedTuple):
+class PackedTables(NamedTuple):
     """Tile and block tables, and of every item where its part of the first begins, how many tiles it has there, and the
     same of the second.
     """
@@ -125,7 +125,7 @@ def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Long
     return places
 
 
-def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> Tables:
+def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> PackedTables:
     """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
     up. Arguments as of `pieces_of`.
     """
@@ -151,7 +151,7 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> T
     elif padded:
         made[num_tiles + ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
     made = frozen(made)
-    return Tables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, block0[:-1], pieces.block_tiles))
+    return PackedTables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, block0[:-1], pieces.block_tiles))
 
 
 def _tiles_and_blocks(table: Ints, full: Longs, blocks: Longs, num_tiles: int, tokens: Each, block: Each) -> Ints:

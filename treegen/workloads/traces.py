@@ -29,7 +29,7 @@ _FILE = re.compile(r"(?P<path>.+?)(?:#(?P<index>[0-9]{1,9}))?(?::(?P<options>\w+
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segment:
+class CourseSegment:
     """Steps `first`, `first + 1`, ... between two events: `tree` at the first one, of which only `growing` nodes grow.
 
     They are `grown[i]` tokens longer at step `first + i`: one per step in plain decoding, the accepted tokens in
@@ -62,7 +62,7 @@ class Decode:
     """One decoding from its first to its last step; `segments()` makes its course anew on every call."""
 
     name: str
-    segments: Callable[[], Iterator[Segment]]
+    segments: Callable[[], Iterator[CourseSegment]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +77,14 @@ def few_shot(prompt: int = 4000, width: int = 20, steps: int = 400) -> Decode:
     """A shared prompt; at step t = 1..steps each of `width` branches has t tokens (DeFT, table 6). Raises TreeError."""
     tree = generate.few_shot(prompt, width, 1)
     _check(steps=steps)
-    segment = Segment(1, tree, frozen(np.arange(1, 1 + width)), np.arange(steps))
+    segment = CourseSegment(1, tree, frozen(np.arange(1, 1 + width)), np.arange(steps))
     return Decode("few-shot", lambda: iter((segment,)))
 
 
 def replay(template: Template, name: str = "reasoning") -> Decode:
     """The decoding that a template describes, cut where a node begins or ends; steps without a row are left out."""
 
-    def segments() -> Iterator[Segment]:
+    def segments() -> Iterator[CourseSegment]:
         alive = template.end >= template.start
         events = np.concatenate([template.start[alive], template.end[alive].astype(np.int64) + 1])
         first, end = template.steps[0], template.steps[-1] + 1
@@ -92,7 +92,7 @@ def replay(template: Template, name: str = "reasoning") -> Decode:
         for begin, until in pairwise(borders):
             if (alive & (template.start <= begin) & (begin <= template.end)).any():
                 tree = template.at(begin)
-                yield Segment(begin, tree, tree.row_node, np.arange(until - begin))
+                yield CourseSegment(begin, tree, tree.row_node, np.arange(until - begin))
 
     return Decode(name, segments)
 
@@ -104,7 +104,7 @@ def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") ->
     """
     _check(prompt=prompt)
     tree = Tree.from_token_tree(draft.paths, prompt)
-    segment = Segment(1, tree, frozen(np.zeros(1)), offsets(np.array(draft.accepted, np.int64))[:-1])
+    segment = CourseSegment(1, tree, frozen(np.zeros(1)), offsets(np.array(draft.accepted, np.int64))[:-1])
     return Decode(name, lambda: iter((segment,)))
 
 
@@ -151,7 +151,7 @@ def _generated(kind: str, options: dict[str, int]) -> Decode:
         return replay(generate.reasoning_template(**options))
     _check(steps=options["steps"], accepted=options["accepted"])
     tree = generate.speculative(options["seed"], options["tokens"], options["prompt"])
-    segment = Segment(1, tree, frozen(np.zeros(1)), np.arange(options["steps"]) * options["accepted"])
+    segment = CourseSegment(1, tree, frozen(np.zeros(1)), np.arange(options["steps"]) * options["accepted"])
     return Decode(kind, lambda: iter((segment,)))
 
 
