@@ -67,7 +67,7 @@ class Growth:
         self.last_slot = tree.kv.last_slot
         self._entered: list[_Entered] = []  # what `_blocks` do not know yet
         self._blocks = room.schedule.blocks.copy()
-        self._devices: dict[int, _Device] = {}
+        self._devices: dict[int, _GrowthOnDevice] = {}
         self._grown = tree
 
     @property
@@ -207,11 +207,11 @@ class Growth:
     def _device(self, program: TritonProgram) -> _Device:
         device = self._devices.get(id(program))
         if device is None:
-            device = self._devices[id(program)] = _Device(program, self._room, self._steps)
+            device = self._devices[id(program)] = _GrowthOnDevice(program, self._room, self._steps)
         return device
 
 
-class _Device:
+class _GrowthOnDevice:
     """The rows' entries in a program's table, whose lengths at `steps` steps of all rows are on the device."""
 
     def __init__(self, program: TritonProgram, room: Room, steps: int) -> None:
