@@ -1,1 +1,1 @@
-"""What is told of plans: explanations, differences, and the IO of whole decodings."""
+"""What plans read, write and cost, in words: explanations, differences, and the IO of whole decodings."""

@@ -176,7 +176,7 @@ def explain(
     entries = []
     for choice, plan, schedule in _planned(kept, problem):
         now(f"accounting for {choice.strategy.name}")
-        entries.append(Entry.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
+        entries.append(ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
     now("writing")
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
 

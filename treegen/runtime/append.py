@@ -204,7 +204,7 @@ class Growth:
         self._gained += self._common - self._settled
         self._settled = self._common
 
-    def _device(self, program: TritonProgram) -> _Device:
+    def _device(self, program: TritonProgram) -> _GrowthOnDevice:
         device = self._devices.get(id(program))
         if device is None:
             device = self._devices[id(program)] = _GrowthOnDevice(program, self._room, self._steps)

@@ -455,7 +455,9 @@ class Kernel(Copyable):
         """
         prepared, scoring = self._current(), self._options.scoring
         problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
-        entry = Entry.from_plan(choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed)
+        entry = ExplainedPlan.from_plan(
+            choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed
+        )
         tree, shape, target = problem
         beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.fixed_block else ()
         best = Choice(beside[0].strategy, beside[0].reason) if beside else choice

@@ -96,7 +96,7 @@ class _State:
             self.consider(strategy, time_us)
 
 
-def search(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Found:
+def search(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> SearchResult:
     """The fastest policy or named strategy by the analytic model.
 
     Of a tree of at most MOST_EDGES edges none of the whole space (treegen.search.space) is better, each in as many
