@@ -273,7 +273,7 @@ class Kernel(Copyable):
     def _replan(self, tree: Tree, *, grows: bool) -> None:
         """See update; `grows` leaves room for rows to grow."""
         prepared, scoring = self._prepared, self._options.scoring
-        problem = prepared.problem._replace(tree=tree)
+        problem = prepared.problem.with_tree(tree)
         if prepared.layout is None:
             view = View.of(problem, scoring)
             choice = self._planner.keep(prepared.choice, prepared.tree, tree)

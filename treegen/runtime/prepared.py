@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import torch
@@ -74,13 +74,15 @@ class Prepared:
 
     @classmethod
     def in_layout(
-        cls, problem: Problem, view: View, layout: Layout, scoring: Scoring | None, *, grows: bool
+        cls, problem: Problem, view: View, layout: Layout, scoring: Scoring | None, *, grows: bool, **served: Any
     ) -> Prepared:
-        """A problem in a layout that holds more. Raises InputError or PlanError for one that exceeds it."""
+        """A problem in a layout that holds more. served: `programs` and `calls` that the layout has already. Raises
+        InputError or PlanError for a problem that exceeds it.
+        """
         with stage("plan and lower"):
             made = layout.lowered(view)
         growth = _growth(problem, made, layout) if grows else None
-        return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, growth)
+        return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, growth, **served)
 
     @classmethod
     def first_in_layout(
@@ -101,13 +103,9 @@ class Prepared:
     def successor(self, problem: Problem, *, grows: bool) -> Prepared:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
         assert self.layout is not None
-        view = View.of(problem, self.scoring)
-        made = replace(
-            self.in_layout(problem, view, self.layout, self.scoring, grows=grows),
-            programs=self.programs,
-            calls=self.calls,
-        )
-        for program in self.programs.values():
+        view, programs, calls = View.of(problem, self.scoring), self.programs, self.calls
+        made = self.in_layout(problem, view, self.layout, self.scoring, grows=grows, programs=programs, calls=calls)
+        for program in programs.values():
             program.load(made.schedule)
         return made
 
@@ -137,7 +135,7 @@ class Prepared:
 
     def up_to_date(self) -> Prepared:
         """What is served, as a plan of the tree that it has grown to."""
-        problem = self.problem._replace(tree=self.grown)
+        problem = self.problem.with_tree(self.grown)
         view = View.of(problem, self.scoring)
         if self.layout is None:
             return Prepared.of(problem, view, self.choice, self.scoring, grows=False)

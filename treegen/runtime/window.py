@@ -32,7 +32,7 @@ class View:
         if window_left < 0 or not scoring.prunes or not tree.num_rows:
             return cls(problem, Positions.of(tree))
         seen, positions = windowed(tree, window_left)
-        return cls(problem._replace(tree=seen), positions, window_left)
+        return cls(problem.with_tree(seen), positions, window_left)
 
     @property
     def tree(self) -> Tree:

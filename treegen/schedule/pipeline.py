@@ -30,6 +30,10 @@ class Lowering(NamedTuple):
     schedule: Schedule
     room: Room | None = None
 
+    def with_schedule(self, schedule: Schedule) -> Lowering:
+        """The lowering with another schedule of its plan."""
+        return self if schedule is self.schedule else Lowering(self.plan, schedule, self.room)
+
 
 class SchedulePass(NamedTuple):
     """A named rewriting of a lowering, for the problem that it solves."""
@@ -47,14 +51,14 @@ def _empty_rows(lowering: Lowering, problem: Problem) -> Lowering:
 
 def _reserve(lowering: Lowering, problem: Problem) -> Lowering:
     room = None if lowering.schedule.fixed else with_room(lowering.schedule, problem.tree)
-    return lowering if room is None else lowering._replace(schedule=room.schedule, room=room)
+    return lowering if room is None else Lowering(lowering.plan, room.schedule, room)
 
 
-STAGGER = SchedulePass("stagger", lambda made, problem: made._replace(schedule=staggered(made.schedule, problem)))
+STAGGER = SchedulePass("stagger", lambda made, problem: made.with_schedule(staggered(made.schedule, problem)))
 EMPTY_ROWS = SchedulePass("empty-rows", _empty_rows)
 RESERVE = SchedulePass("reserve", _reserve)
-FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: made._replace(schedule=in_one_launch(made.schedule)))
-SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: made._replace(schedule=in_one_loop(made.schedule)))
+FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: made.with_schedule(in_one_launch(made.schedule)))
+SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: made.with_schedule(in_one_loop(made.schedule)))
 
 COUNTED = (STAGGER,)
 """Up to the schedule that accounts and estimates count."""

@@ -15,3 +15,7 @@ class Problem(NamedTuple):
     tree: Tree
     shape: Shape
     target: Target
+
+    def with_tree(self, tree: Tree) -> Problem:
+        """The same for another tree."""
+        return Problem(tree, self.shape, self.target)
