@@ -21,7 +21,7 @@ from treegen.backends import oracle
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_scales import Scales
 from treegen.codegen.aot import ARCHITECTURES
-from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
+from treegen.codegen.emit import KernelOptions, emit_partial, kernel_key, reads_bits
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy
@@ -223,7 +223,7 @@ def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
     plain = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"))).text
     for word in ('"scaled', "by_bits", "k_scales", "from_bits", ".to(query.dtype)"):
         assert word not in plain
-    scaled = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"), scaled=True)).text
+    scaled = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"), options=KernelOptions(scaled=True))).text
     assert "k_scales, v_scales," in scaled
 
 

@@ -15,7 +15,7 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.check_inputs import form_of
 from treegen.codegen.aot import ARCHITECTURES
-from treegen.codegen.emit import emit_partial, kernel_key
+from treegen.codegen.emit import KernelOptions, emit_partial, kernel_key
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.errors import InputError, ShapeError
 from treegen.strategies import Strategy
@@ -84,7 +84,8 @@ def test_kernels_of_every_strategy(strategy: str) -> None:
 
 def test_one_load_serves_keys_and_values_where_they_are_the_same() -> None:
     tile = tile_class(MLA, target_of(90), 64)
-    once, twice = (emit_partial(kernel_key(tile, MLA, shared_kv=shared)).text for shared in (True, False))
+    options = [KernelOptions(shared_kv=shared) for shared in (True, False)]
+    once, twice = (emit_partial(kernel_key(tile, MLA, options=each)).text for each in options)
     assert "value = tl.load" not in once
     assert once.count("value = key") == 2
     assert twice.count("value = tl.load") == 2

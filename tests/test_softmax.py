@@ -14,7 +14,7 @@ from test_kernels import tensors
 from treegen import KVRuns, Shape, Tree
 from treegen.backends import oracle
 from treegen.backends.softmax import LEAST_SCORE
-from treegen.codegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key
+from treegen.codegen.emit import KernelOptions, emit_merge, emit_partial, fixed_merge_key, kernel_key
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
 from treegen.target.targets import target_from
 from treegen.target.tile_config import tile_class
@@ -170,7 +170,9 @@ def test_a_score_that_is_not_a_number_shows_in_out_and_lse(backend: str) -> None
 
 def test_kernels_have_the_same_least_score() -> None:
     shape = Shape(*HEADS, 16, dtype="fp16")
-    partial = emit_partial(kernel_key(tile_class(shape, target_from("h200"), 64), shape, sinks=True))
+    partial = emit_partial(
+        kernel_key(tile_class(shape, target_from("h200"), 64), shape, options=KernelOptions(sinks=True))
+    )
     merge = emit_merge(fixed_merge_key(shape, sinks=True))
     for source, name in ((partial, "UNSEEN"), (merge, "LEAST")):
         constants = dict(line.split(" = ") for line in source.text.splitlines() if " = tl.constexpr(" in line)

@@ -14,7 +14,7 @@ from treegen import Shape, Tree
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_views import in_words
 from treegen.codegen.aot import ARCHITECTURES
-from treegen.codegen.emit import emit_partial, kernel_key, reads_bits
+from treegen.codegen.emit import KernelOptions, emit_partial, kernel_key, reads_bits
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy, cohort
 from treegen.target.tile_config import reads_words, tile_class
@@ -92,9 +92,10 @@ def test_what_is_read_in_words() -> None:
     assert [reads_words(rows, SHAPE) for rows in (16, 32, 64)] == [True, True, False]
     tile = tile_class(SHAPE, target_of(90), 1)
     assert kernel_key(tile, SHAPE).words
-    assert not kernel_key(tile, SHAPE, words=False).words
-    assert not kernel_key(tile, SHAPE, shared_kv=True).words
-    assert "planes" not in emit_partial(kernel_key(tile, SHAPE, words=False)).text
+    by_element = kernel_key(tile, SHAPE, options=KernelOptions(words=False))
+    assert not by_element.words
+    assert not kernel_key(tile, SHAPE, options=KernelOptions(shared_kv=True)).words
+    assert "planes" not in emit_partial(by_element).text
 
 
 def test_they_compile_ahead() -> None:

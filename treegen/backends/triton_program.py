@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from types import ModuleType
@@ -20,6 +21,7 @@ from treegen.backends.kv_views import in_words
 from treegen.backends.unfused import unfused_parts
 from treegen.codegen.compile_counter import warn_of_compiles
 from treegen.codegen.emit import (
+    KernelOptions,
     Source,
     compile_templates,
     emit_merge,
@@ -99,11 +101,10 @@ class TritonProgram:
         self._waits = waits(schedule)
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
-        self._scoring = scoring
-        self._sinks = scoring is not None and scoring.sinks is not None
-        self._guarded = scoring is not None and scoring.guarded
+        self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
+        self._options = kernel_options(shape, self._capability, scales, scoring)
         self._merge_keys = [
-            merge_key_of(schedule, shape, s, capacity, sinks=self._sinks) for s in range(schedule.num_stages)
+            merge_key_of(schedule, shape, s, capacity, sinks=self._options.sinks) for s in range(schedule.num_stages)
         ]
         self._capacity = capacity or schedule.size
         self._workspace: torch.Tensor | None = None
@@ -125,8 +126,6 @@ class TritonProgram:
             self._extra = Extra(table[arena.positions :], scoring.sinks, tuple(scoring.arguments()))
         self._scales = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, self._scales, scoring)
-        self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
-        self._by_bits = reads_bits(shape, self._capability)
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
@@ -224,26 +223,14 @@ class TritonProgram:
         """Every launch: the kernel, its grid, and its positional and keyword arguments."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
-        code = None if self._scoring is None else self._scoring.code
-        shared, scaled = shared_kv(shape, tensors), self._scales is not None
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
+        asked = replace(self._options, shared_kv=shared_kv(shape, tensors), words=words is not None)
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(
-                    tile,
-                    shape,
-                    page_size,
-                    code,
-                    shared_kv=shared,
-                    scaled=scaled,
-                    by_bits=self._by_bits,
-                    words=words is not None,
-                    sinks=self._sinks,
-                    guarded=self._guarded,
-                )
+                key = kernel_key(tile, shape, page_size, asked)
                 kernel = _module(emit_partial(key)).partial_attention
                 lanes = lanes_of(tile, shape)
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
@@ -265,6 +252,17 @@ class TritonProgram:
                 grid = (merges * -(-shape.num_qo_heads // merging.heads),)
                 options = merge_options(merging, capability=self._capability)
                 yield _module(emit_merge(merging)).merge, grid, arguments, options
+
+
+def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring: Scoring | None) -> KernelOptions:
+    """What is asked of kernels for a compute capability (times ten), but for what the tensors of a call decide."""
+    return KernelOptions(
+        scoring=None if scoring is None else scoring.code,
+        scaled=scales is not None,
+        by_bits=reads_bits(shape, capability),
+        sinks=scoring is not None and scoring.sinks is not None,
+        guarded=scoring is not None and scoring.guarded,
+    )
 
 
 def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:

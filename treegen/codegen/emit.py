@@ -123,24 +123,31 @@ def reads_bits(shape: Shape, capability: int) -> bool:
     return shape.kv_dtype == "e4m3" and capability < _FIRST_WITH_E4M3
 
 
-def kernel_key(
-    tile: TileClass,
-    shape: Shape,
-    page_size: int = 1,
-    scoring: ScoreCode | None = None,
-    *,
-    shared_kv: bool | None = None,
-    scaled: bool = False,
-    by_bits: bool = False,
-    words: bool = True,
-    sinks: bool = False,
-    guarded: bool = False,
-) -> KernelKey:
-    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot. shared_kv: whether one
-    load serves K and V, by default where the shape says so. scaled, by_bits, scoring, sinks, guarded: see KernelKey.
-    words: whether tensors allow words to be read; the tile and the shape have to, too, and guarded kernels read none.
+@dataclass(frozen=True, slots=True)
+class KernelOptions:
+    """What is asked of stage-1 kernels besides a tile class, a shape and a page size.
+
+    scoring, scaled, by_bits, sinks, guarded: see KernelKey. shared_kv: whether one load serves K and V; None where the
+    shape decides it. words: whether tensors allow words to be read; the tile and the shape have to allow it, too, and
+    guarded kernels read none.
     """
-    shared = loads_once(shape) if shared_kv is None else shared_kv
+
+    scoring: ScoreCode | None = None
+    scaled: bool = False
+    by_bits: bool = False
+    sinks: bool = False
+    guarded: bool = False
+    shared_kv: bool | None = None
+    words: bool = True
+
+
+NO_OPTIONS = KernelOptions()
+
+
+def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1, options: KernelOptions = NO_OPTIONS) -> KernelKey:
+    """The key of the stage-1 kernel for a tile class; `page_size` 1 addresses the cache by slot."""
+    shared = loads_once(shape) if options.shared_kv is None else options.shared_kv
+    allows_words = options.words and not shared and not options.guarded
     return KernelKey(
         dtype=shape.dtype,
         kv_dtype=shape.kv_dtype,
@@ -158,13 +165,13 @@ def kernel_key(
         waiting=tile.waiting,
         warps=tile.warps,
         stages=tile.stages,
-        scoring=scoring,
-        sinks=sinks,
+        scoring=options.scoring,
+        sinks=options.sinks,
         shared_kv=shared,
-        scaled=scaled,
-        by_bits=by_bits,
-        words=words and not shared and not guarded and reads_words(tile.rows, shape),
-        guarded=guarded,
+        scaled=options.scaled,
+        by_bits=options.by_bits,
+        words=allows_words and reads_words(tile.rows, shape),
+        guarded=options.guarded,
     )
 
 
@@ -226,26 +233,21 @@ def emit(
     shape: Shape,
     page_size: int = 1,
     capacity: Capacity | None = None,
-    scoring: ScoreCode | None = None,
-    *,
-    scaled: bool = False,
-    by_bits: bool = False,
-    sinks: bool = False,
-    guarded: bool = False,
+    options: KernelOptions = NO_OPTIONS,
 ) -> list[Source]:
     """The modules of a schedule as it is launched, each once, in launch order; `page_size` 1 addresses the cache by
     slot.
 
-    A class that runs unfused has none. capacity: see merge_key_of; scoring, scaled, by_bits, sinks, guarded: see
-    KernelKey.
+    A class that runs unfused has none. capacity: see merge_key_of.
     """
     fused = [tile for tile in schedule.classes if tile.fused]
-    options = {"scaled": scaled, "by_bits": by_bits, "sinks": sinks, "guarded": guarded}
-    keys = (kernel_key(tile, shape, page_size, scoring, **options) for tile in fused)
+    keys = (kernel_key(tile, shape, page_size, options) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges
     merges = (
-        merge_key_of(schedule, shape, stage, capacity, sinks=sinks) for stage, merged in enumerate(rows) if merged
+        merge_key_of(schedule, shape, stage, capacity, sinks=options.sinks)
+        for stage, merged in enumerate(rows)
+        if merged
     )
     return [*emitted, *map(emit_merge, dict.fromkeys(merges))]
 

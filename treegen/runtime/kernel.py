@@ -10,8 +10,8 @@ import torch
 
 from treegen.backends import check_inputs, oracle
 from treegen.backends.devices import backend_for, captures, default_device
-from treegen.backends.triton_program import workspace_bytes
-from treegen.codegen.emit import emit, reads_bits
+from treegen.backends.triton_program import kernel_options, workspace_bytes
+from treegen.codegen.emit import emit
 from treegen.cost.estimate import Estimate, account
 from treegen.environment import checks_inputs
 from treegen.ir.arrays import IntsLike
@@ -427,18 +427,10 @@ class Kernel(Copyable):
     @property
     def source(self) -> str:
         """The emitted Triton modules, for a cache addressed by slot."""
-        layout, options = self._prepared.layout, self._options
-        scoring = options.scoring
-        emitted = emit(
-            self.schedule,
-            self.shape,
-            capacity=None if layout is None else layout.room,
-            scoring=None if scoring is None else scoring.code,
-            scaled=options.scales is not None,
-            by_bits=reads_bits(self.shape, self.target.capability),
-            sinks=scoring is not None and scoring.sinks is not None,
-            guarded=scoring is not None and scoring.guarded,
-        )
+        layout, given = self._prepared.layout, self._options
+        capacity = None if layout is None else layout.room
+        options = kernel_options(self.shape, self.target.capability, given.scales, given.scoring)
+        emitted = emit(self.schedule, self.shape, capacity=capacity, options=options)
         return "\n\n".join(source.text for source in emitted)
 
     @property

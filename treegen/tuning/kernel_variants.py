@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from treegen.codegen.emit import Source, emit_merge, emit_partial, kernel_key, merge_keys, reads_bits
+from treegen.codegen.emit import KernelOptions, Source, emit_merge, emit_partial, kernel_key, merge_keys, reads_bits
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
@@ -34,8 +34,8 @@ def kernel_sources(shape: Shape, target: Target) -> list[Source]:
     space or a hand put into the policy cache may use further tiles. Raises ShapeError when no tile fits the shape.
     """
     classes = kernel_classes(shape, target)
-    sizes, by_bits = dict.fromkeys((1, shape.page_size)), reads_bits(shape, target.capability)
-    keys = [kernel_key(tile, shape, size, by_bits=by_bits) for size in sizes for tile in classes]
+    sizes, options = dict.fromkeys((1, shape.page_size)), KernelOptions(by_bits=reads_bits(shape, target.capability))
+    keys = [kernel_key(tile, shape, size, options) for size in sizes for tile in classes]
     return [*map(emit_partial, keys), *map(emit_merge, merge_keys(shape))]
 
 
