@@ -33,11 +33,12 @@ from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
 from treegen.codegen import emit
-from treegen.codegen import kernel_signature as launch_arguments
+from treegen.codegen import kernel_signature as signatures
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir import arena
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import Schedule
 from treegen.schedule import lower as lowering
 from treegen.schedule import pipeline
@@ -104,6 +105,14 @@ def rewritten(*changes: tuple[str, str]) -> Callable[[], jinja2.Environment]:
     return lambda: usual.overlay(loader=jinja2.ChoiceLoader([jinja2.DictLoader({name: text}), usual.loader]))
 
 
+def strides_as_data(key: KernelKey | MergeKey) -> tuple[signatures.Parameter, ...]:
+    """The signature of a kernel in which no stride is a constant."""
+    return tuple(
+        replace(parameter, constant=False) if parameter.kind is signatures.ParameterKind.SIZE else parameter
+        for parameter in signatures.kernel_signature(key)
+    )
+
+
 def without(option: str) -> Plans:
     """The plan without an option of its strategy."""
 
@@ -142,7 +151,7 @@ OPTIMISATIONS = (
     Optimisation("one loop for short work", 1.1, ((single_loop, "MOST_TILES", 0),)),
     Optimisation(
         "dependent launches", 1.12,
-        ((launch_arguments, "depends_on_launches", lambda capability: False),),
+        ((signatures, "depends_on_launches", lambda capability: False),),
     ),
     Optimisation(
         "final merges in one launch, against two", 1.07,
@@ -163,16 +172,7 @@ OPTIMISATIONS = (
     Optimisation(
         "the caches' strides as constants",
         1.03,
-        (
-            (
-                emit,
-                "_environment",
-                rewritten(
-                    ("k_stride_token: tl.constexpr, k_stride_head: tl.constexpr", "k_stride_token, k_stride_head"),
-                    ("v_stride_token: tl.constexpr, v_stride_head: tl.constexpr", "v_stride_token, v_stride_head"),
-                ),
-            ),
-        ),
+        ((emit, "kernel_signature", strides_as_data),),
     ),
     Optimisation("masks by block, against by token", 1.03, ((emit, "_MOST_BY_BLOCK", 0),)),
     Optimisation(
@@ -250,7 +250,7 @@ def made_without(
             own = emit.emit(schedule, own_shape, own_shape.page_size)
             made.append((own_shape, schedule))
             sources += own
-            depends = len(own) > 1 and launch_arguments.depends_on_launches(target.capability)
+            depends = len(own) > 1 and signatures.depends_on_launches(target.capability)
             facts.append((own_shape, [each.digest for each in own], schedule.pack().array.tobytes(), depends))
     return made, sources, facts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,11 +16,15 @@ import treegen
 from treegen import Shape, Tree
 from treegen.backends import triton_program
 from treegen.backends.bound_call import BoundCall
+from treegen.backends.check_inputs import KV_TORCH_DTYPES
+from treegen.backends.kv_scales import Scales
 from treegen.backends.triton_program import TritonProgram
 from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
-from treegen.strategies import strategy_from
+from treegen.schedule.pipeline import launch_schedule
+from treegen.scoring.options import ScoreOptions, Scoring
+from treegen.strategies import Strategy, cohort, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -133,6 +138,94 @@ def test_kernels_get_what_triton_would_hand_them(
         assert list(direct.arguments) == list(by_triton.arguments)
         differing = {name for name, value in direct.arguments.items() if value != by_triton.arguments[name]}
         assert differing <= scratch
+
+
+BIAS, VALID = torch.randn(400, 4), torch.ones(7, 9, 400, dtype=torch.bool).transpose(0, 1)
+SLOPES, SINKS = torch.linspace(0.1, 0.4, 4), torch.linspace(-1, 2, 4)
+
+
+class Asked(NamedTuple):
+    """What is launched, and the parameters of kernels that it is there for."""
+
+    parameters: set[str]
+    strategy: str | Strategy = "deft-node"
+    tree: Tree = MERGED
+    shape: Shape = SHAPE
+    scoring: ScoreOptions | None = None
+    scaled: bool = False
+
+
+EVERY_SCORE = ScoreOptions(
+    score_mod=lambda score, b, h, q_idx, kv_idx: score + BIAS[kv_idx, h],
+    mask_mod=lambda b, h, q_idx, kv_idx: VALID[q_idx % 9, h, kv_idx],
+    alibi_slopes=SLOPES,
+    sinks=SINKS,
+)
+WAITING = Asked(
+    {"flags", "parts"}, cohort(64, apart=32, merge="final"), Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
+)
+ASKED = {
+    "plain": Asked({"items", "merge_rows"}),
+    "sinks": Asked({"sinks"}, scoring=ScoreOptions(sinks=SINKS)),
+    "scales": Asked({"k_scales", "v_scales"}, scaled=True),
+    "captured": Asked({"captured_0_size_0", "captured_2_stride_2", "row_positions"}, scoring=EVERY_SCORE),
+    "dealt": Asked({"work_indptr", "work"}, "flashforge"),
+    "merging": Asked({"epilogue_indptr", "epilogue_slots"}, cohort(16, apart=2, merge="final")),
+    "waiting": WAITING,
+    "words": Asked({"k_scales"}, shape=Shape(4, 2, 64, dtype="fp16", kv_dtype="e4m3"), scaled=True),
+    "dealt, with all": Asked(
+        {"work", "k_scales", "captured_0", "sinks"}, "flashforge", MERGED, SHAPE, EVERY_SCORE, True
+    ),
+    "waiting, with all": WAITING._replace(scoring=EVERY_SCORE, scaled=True),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=list(ASKED))
+def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: Asked) -> None:
+    shape, problem = asked.shape, Problem(asked.tree, asked.shape, target_from("h200"))
+    strategy = strategy_from(asked.strategy) if isinstance(asked.strategy, str) else asked.strategy
+    schedule = launch_schedule(strategy.plan(problem), problem)
+    scoring = None if asked.scoring is None else Scoring.of(asked.scoring)
+    k_scale, v_scale = torch.rand(2, shape.num_kv_heads) + 1
+    scales, rows = Scales.of(k_scale, v_scale) if asked.scaled else None, asked.tree.num_rows
+    program = TritonProgram(schedule, shape, torch.device("cpu"), None, rows, scales, scoring)
+    program._capability = 90
+    q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=KV_TORCH_DTYPES[shape.dtype])
+    pages = -(-(asked.tree.kv.last_slot + 1) // shape.page_size)
+    k, v = (torch.zeros(sizes).to(KV_TORCH_DTYPES[shape.kv_dtype]) for sizes in shape.cache_sizes(pages))
+    out, lse = torch.zeros_like(q), torch.zeros(q.shape[:2])
+    program.bind(q, k, v, out, 0.25, 2.0)(q, k, v, out, lse)
+
+    expected = {name: tensor.data_ptr() for name, tensor in {"q": q, "k": k, "v": v, "out": out, "lse": lse}.items()}
+    for name, tensor in {"q": q, "out": out}.items():
+        expected |= {f"{name}_stride_row": tensor.stride(0), f"{name}_stride_head": tensor.stride(1)}
+    for name, tensor in {"k": k, "v": v}.items():
+        strides = (tensor if shape.kv_dtype == shape.dtype else tensor.view(torch.int32)).stride()
+        for what, stride in zip(("page", "token", "head"), (strides[0], *strides)[-4:-1], strict=True):
+            expected[f"{name}_stride_{what}"] = stride
+    expected |= {"heads": shape.num_qo_heads, "kv_heads": shape.num_kv_heads, "parts": 1}
+    expected |= {"score_scale": 0.25 / math.log(2), "lse_scale": 2 * math.log(2)}
+    expected |= {"INTERPRETED": False, "DEPENDENT": True}
+    expected |= {"k_scales": k_scale.data_ptr(), "v_scales": v_scale.data_ptr(), "sinks": SINKS.data_ptr()}
+    for number, tensor in enumerate((SLOPES, BIAS, VALID)):
+        expected[f"captured_{number}"] = tensor.data_ptr()
+        for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            expected |= {f"captured_{number}_size_{axis}": size, f"captured_{number}_stride_{axis}": stride}
+    assert program._workspace is not None
+    base, scratch = program._workspace.data_ptr(), program._scratch(rows)
+    expected |= {"part_lse": base, "part_out": base + scratch.out_at, "flags": base + scratch.flags_at}
+    table, arena = program.table.data_ptr(), schedule.pack()
+    for name in ("rows", "tiles", "blocks", "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "merge_slots"):
+        expected[name] = table + 4 * getattr(arena, name)
+    expected["row_positions"] = table + 4 * arena.positions
+
+    assert len(launched) == schedule.launches
+    assert asked.parameters <= {name for each in launched for name in each.arguments}
+    for how, _, arguments, _ in launched:
+        assert how == "directly"
+        for name in {"items", "merge_rows", "merge_indptr"} & arguments.keys():  # of a class or of a stage
+            assert arguments.pop(name) in [table + 4 * place for place in getattr(arena, name)]
+        assert arguments == {name: expected[name] for name in arguments}
 
 
 def test_scratch_does_not_overlap(launched: list[Launched], monkeypatch: pytest.MonkeyPatch) -> None:

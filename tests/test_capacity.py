@@ -76,12 +76,11 @@ def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     made: list[tuple[object, ...]] = []
     from treegen.codegen.kernel_signature import Tensors
 
-    for launched, grid, arguments, options in program._launches(
-        Tensors(q, k, v, q, q, *program._partials(q.device)), (k, v), 0.25, 1.0
-    ):
-        own = {tensor.data_ptr() for tensor in (q, k, v)}
-        pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
-        made.append((launched.fn.__module__, grid, [p for p in pointers if p not in own], sorted(options.items())))
+    own = {tensor.data_ptr() for tensor in (q, k, v)}
+    for launch in program._launches(Tensors(q, k, v, q, q, *program._partials(q.device)), (k, v), 0.25, 1.0):
+        pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in launch.arguments]
+        others = [pointer for pointer in pointers if pointer not in own]
+        made.append((launch.kernel.fn.__module__, launch.grid, others, sorted(launch.options.items())))
     return made
 
 

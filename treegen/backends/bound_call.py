@@ -49,14 +49,13 @@ class Scratch(NamedTuple):
         return cls(out_at, flags_at, lse_at, lse_at + rows * of_lse)
 
 
-class Launch(NamedTuple):
-    """A compiled kernel on its grid: it takes pointers to the tensors `first:end` (of arguments.Tensors), and `rest`
-    behind them.
+class BoundLaunch(NamedTuple):
+    """A compiled kernel on its grid. taken: which tensors of a call it takes pointers to, in the order of
+    kernel_signature.Tensors. rest: its arguments behind these pointers.
     """
 
     run: Callable[..., None]
-    first: int
-    end: int
+    taken: slice
     rest: tuple[Any, ...]
 
 
@@ -71,7 +70,7 @@ class BoundCall:
 
     def __init__(
         self,
-        launches: tuple[Launch, ...],
+        launches: tuple[BoundLaunch, ...],
         owner: object,
         device: torch.device,
         current_stream: Callable[[int], int],
@@ -98,7 +97,7 @@ class BoundCall:
         if workspace is None and (needed := size if lse is None else lse_at):
             workspace = torch.empty(needed, dtype=torch.uint8, device=self._device)
         base = 0 if workspace is None else workspace.data_ptr()
-        pointers = (
+        pointers = (  # in the order of kernel_signature.Tensors
             q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), out.data_ptr(),
             base + lse_at if lse is None else lse.data_ptr(),
             base + out_at, base, base + flags_at,
@@ -111,8 +110,8 @@ class BoundCall:
 
     def _launch(self, pointers: tuple[int, ...]) -> None:
         stream = self._current_stream(self._index)
-        for run, first, end, rest in self._launches:
-            run(*pointers[first:end], *rest, stream=stream)
+        for run, taken, rest in self._launches:
+            run(*pointers[taken], *rest, stream=stream)
 
 
 def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from treegen.backends.bound_call import BoundCall, Call, Launch, Scratch, unbound
+from treegen.backends.bound_call import BoundCall, BoundLaunch, Call, Scratch, unbound
 from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.devices import capability_of, interpreted
 from treegen.backends.kv_scales import Scales, placed
@@ -31,23 +31,24 @@ from treegen.codegen.emit import (
     reads_bits,
 )
 from treegen.codegen.kernel_signature import (
-    NO_EXTRA,
-    Extra,
+    ItemTables,
     MergeTables,
-    Tables,
     Tensors,
     by_slot,
-    merge_arguments,
-    merge_options,
-    partial_arguments,
-    partial_options,
+    call_values,
+    captured_values,
+    kernel_arguments,
+    launch_options,
     shared_kv,
+    switch_values,
+    tensors_taken,
 )
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning, warn
+from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.schedule.passes.fuse_merge import parts_of, waits
@@ -76,6 +77,16 @@ def _begin() -> None:
 _begin()
 
 
+class KernelLaunch(NamedTuple):
+    """A launch as Triton takes it: of a kernel, on a grid, with arguments in the order of the key's signature."""
+
+    key: KernelKey | MergeKey
+    kernel: Any
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
 class TritonProgram:
     """A schedule, as it is launched, prepared for execution on one device. Calls share no scratch memory, so streams
     may overlap.
@@ -98,7 +109,6 @@ class TritonProgram:
         scoring: Scoring | None = None,
     ) -> None:
         self._schedule = schedule
-        self._waits = waits(schedule)
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
         self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
@@ -114,18 +124,29 @@ class TritonProgram:
         arena = schedule.pack(capacity)
         self.table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
         _copy(arena.array, table)
-        self._tables = table[arena.rows :], table[arena.tiles :], table[arena.blocks :]
         self._blocks_at = arena.blocks
-        self._items = [table[place:] for place in arena.items]
+        shared_tables = {
+            "rows": table[arena.rows :],
+            "tiles": table[arena.tiles :],
+            "blocks": table[arena.blocks :],
+            "work_indptr": table[arena.work_indptr :],
+            "work": table[arena.work :],
+            "epilogue_indptr": table[arena.epilogue_indptr :],
+            "epilogue_slots": table[arena.epilogue_slots :],
+            "row_positions": table[arena.positions :],
+        }
+        self._item_tables = [ItemTables(items=table[place:], **shared_tables) for place in arena.items]
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
-        self._merges = [(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
-        self._work = table[arena.work_indptr :], table[arena.work :]
-        self._epilogue = table[arena.epilogue_indptr :], table[arena.epilogue_slots :]
-        self._extra = NO_EXTRA
+        self._merge_tables = [
+            MergeTables(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places
+        ]
+        of_heads = placed(scales, device, shape.num_kv_heads)
+        self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)
+        self._values: dict[str, Any] = {}  # what all launches take besides, by the names of parameters
+        if of_heads is not None:
+            self._values |= {"k_scales": of_heads.k, "v_scales": of_heads.v}
         if scoring is not None:
-            self._extra = Extra(table[arena.positions :], scoring.sinks, tuple(scoring.arguments()))
-        self._scales = placed(scales, device, shape.num_kv_heads)
-        self._unfused = unfused_parts(schedule, shape, device, self._scales, scoring)
+            self._values |= {"sinks": scoring.sinks, **captured_values(scoring.readable)}
 
     def load(self, schedule: Schedule) -> None:
         """Takes another schedule of the same classes and stages, which calls on the current stream find from now on,
@@ -159,8 +180,8 @@ class TritonProgram:
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
         with _LAUNCHING, on_device(q.device):
-            for kernel, grid, arguments, options in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
-                kernel[grid](*arguments, **options)
+            for launch in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
+                launch.kernel[launch.grid](*launch.arguments, **launch.options)
 
     def bind(
         self,
@@ -181,17 +202,14 @@ class TritonProgram:
         bound = []
         tensors = self._tensors(q, k_cache, v_cache, out, lse)
         with _LAUNCHING, on_device(q.device):
-            for kernel, grid, arguments, options in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
-                if _is_interpreted(kernel):
+            for launch in self._launches(tensors, (k_cache, v_cache), sm_scale, lse_scale):
+                if _is_interpreted(launch.kernel):
                     return unbound(self, sm_scale, lse_scale)
-                compiled = kernel.warmup(*arguments, grid=grid, **options)
+                compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
                 check_pairs(compiled)
-                constants = (options[name] for name in kernel.arg_names[len(arguments) :])
-                first = next(i for i, tensor in enumerate(tensors) if tensor is arguments[0])
-                end = len(tensors) - (not self._waits)
-                rest = (_settled(argument) for argument in arguments[end - first :])
-                on_grid = compiled[(grid[0], 1, 1)]
-                bound.append(Launch(on_grid, first, end, (*rest, *constants)))
+                taken = tensors_taken(launch.key)
+                rest = launch.arguments[taken.stop - taken.start :]
+                bound.append(BoundLaunch(compiled[launch.grid[0], 1, 1], taken, tuple(map(_settled, rest))))
         warn_of_compiles()
         from triton.runtime import driver
 
@@ -219,39 +237,43 @@ class TritonProgram:
 
     def _launches(
         self, tensors: Tensors, caches: tuple[torch.Tensor, torch.Tensor], sm_scale: float, lse_scale: float
-    ) -> Iterator[tuple[Any, tuple[int], tuple[Any, ...], dict[str, Any]]]:
-        """Every launch: the kernel, its grid, and its positional and keyword arguments."""
+    ) -> Iterator[KernelLaunch]:
+        """Every launch, in order."""
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
-        asked = replace(self._options, shared_kv=shared_kv(shape, tensors), words=words is not None)
+        options = replace(self._options, shared_kv=shared_kv(shape, tensors), words=words is not None)
+        values = self._values | {"parts": parts_of(self._schedule) if waits(self._schedule) else 0}
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
-                key = kernel_key(tile, shape, page_size, asked)
-                kernel = _module(emit_partial(key)).partial_attention
-                lanes = lanes_of(tile, shape)
-                blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes
-                parts = parts_of(self._schedule) if self._waits else 0
-                tables = Tables(self._items[c], *self._tables, self._work, self._epilogue, self._scales or (), parts)
+                key = kernel_key(tile, shape, page_size, options)
                 read = tensors
                 if key.words and words is not None:
-                    read = tensors._replace(k_cache=words[0], v_cache=words[1])
+                    read = tensors._replace(k=words[0], v=words[1])
                 elif key.by_bits:
-                    read = tensors._replace(k_cache=caches[0].view(torch.uint8), v_cache=caches[1].view(torch.uint8))
-                arguments = partial_arguments(key, shape, read, tables, sm_scale, lse_scale, self._extra)
-                options = partial_options(key, interpreted=_is_interpreted(kernel), capability=self._capability)
-                yield kernel, (blocks,), arguments, options
+                    read = tensors._replace(k=caches[0].view(torch.uint8), v=caches[1].view(torch.uint8))
+                of_call, tables = call_values(shape, read, sm_scale, lse_scale), self._item_tables[c]._asdict()
+                blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes_of(tile, shape)
+                yield self._launch(emit_partial(key), blocks, values | of_call | tables)
             merges = self._capacity.merges[stage_number]
             if merges:
                 merging = self._merge_keys[stage_number]
-                merge_tables = MergeTables(*self._merges[stage_number])
-                arguments = merge_arguments(merging, shape, tensors, merge_tables, lse_scale, self._extra)
-                grid = (merges * -(-shape.num_qo_heads // merging.heads),)
-                options = merge_options(merging, capability=self._capability)
-                yield _module(emit_merge(merging)).merge, grid, arguments, options
+                of_call = call_values(shape, tensors, sm_scale, lse_scale)
+                tables = self._merge_tables[stage_number]._asdict()
+                blocks = merges * -(-shape.num_qo_heads // merging.heads)
+                yield self._launch(emit_merge(merging), blocks, values | of_call | tables)
+
+    def _launch(self, source: Source, blocks: int, values: Mapping[str, Any]) -> KernelLaunch:
+        """The launch of a module's kernel. blocks: thread blocks of its grid; values: those of its parameters, by name,
+        but for switches.
+        """
+        key, kernel = source.key, getattr(_module(source), source.kernel)
+        switches = switch_values(interpreted=_is_interpreted(kernel), capability=self._capability)
+        arguments = kernel_arguments(key, {**values, **switches})
+        return KernelLaunch(key, kernel, (blocks,), arguments, launch_options(key, self._capability))
 
 
 def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring: Scoring | None) -> KernelOptions:

@@ -14,14 +14,14 @@ from typing import Any
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.emit import Source
 from treegen.codegen.kernel_signature import (
-    Extra,
-    MergeTables,
-    Tables,
+    ParameterKind,
     Tensors,
-    merge_arguments,
-    merge_options,
-    partial_arguments,
-    partial_options,
+    call_values,
+    captured_values,
+    kernel_arguments,
+    kernel_signature,
+    launch_options,
+    switch_values,
 )
 from treegen.codegen.kernel_usage import stack_accesses_in_loops, usage
 from treegen.codegen.load import load_module
@@ -107,31 +107,12 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     if triton.knobs.runtime.interpret:
         raise BackendError("TRITON_INTERPRET", 1, "replaces the compiler", "unset it before importing triton")
     kernel = getattr(load_module(source), source.kernel)
-    tensors, table = _tensors(shape, source.key), _Contiguous("torch.int32", (_ANY,))
-    arguments: tuple[Any, ...]
-    if isinstance(source.key, KernelKey):
-        scale = _Contiguous(_DTYPES["fp32"], (shape.num_kv_heads,))
-        tables = Tables(table, table, table, table, (table, table), (table, table), (scale, scale), _ANY)
-        extra = _extra(source.key, table)
-        arguments = partial_arguments(source.key, shape, tensors, tables, _SCALE, _SCALE, extra)
-        options = partial_options(source.key, interpreted=False, capability=architecture)
-    else:
-        extra = Extra(sinks=_Contiguous("torch.float32", (_ANY,)))
-        arguments = merge_arguments(source.key, shape, tensors, MergeTables(table, table, table), _SCALE, extra)
-        options = merge_options(source.key, capability=architecture)
+    arguments = _arguments(source.key, shape, architecture)
+    options = launch_options(source.key, architecture)
     with _device_of(architecture), expected_compiles():
         compiled = kernel.warmup(*arguments, grid=(1,), **options)
     check_pairs(compiled)
     return compiled
-
-
-def _extra(key: KernelKey, table: _Contiguous) -> Extra:
-    """Stand-ins for what kernels with scoring take besides."""
-    captured: list[Any] = []
-    for kind, dims in () if key.scoring is None else key.scoring.captured:
-        tensor = _Contiguous(f"torch.{kind}", (_ANY,) * dims)
-        captured += [tensor, *tensor.shape, *map(tensor.stride, range(dims))]
-    return Extra(table, _Contiguous("torch.float32", (_ANY,)), tuple(captured))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +135,29 @@ class _Contiguous:
         return 0
 
 
+_STAND_INS = {
+    ParameterKind.TABLE: _Contiguous("torch.int32", (_ANY,)),
+    ParameterKind.HEAD_VALUES: _Contiguous("torch.float32", (_ANY,)),
+    ParameterKind.COUNT: _ANY,
+}
+"""What stands for arguments that neither the shape nor the key says more about."""
+
+
+def _arguments(key: KernelKey | MergeKey, shape: Shape, architecture: int) -> tuple[Any, ...]:
+    """Stand-ins for the arguments of a launch."""
+    scoring = key.scoring if isinstance(key, KernelKey) else None
+    captured = () if scoring is None else scoring.captured
+    values = {
+        **call_values(shape, _tensors(shape, key), _SCALE, _SCALE),
+        **captured_values(_Contiguous(f"torch.{kind}", (_ANY,) * dims) for kind, dims in captured),
+        **switch_values(interpreted=False, capability=architecture),
+    }
+    for parameter in kernel_signature(key):
+        if parameter.kind in _STAND_INS:
+            values[parameter.name] = _STAND_INS[parameter.kind]
+    return kernel_arguments(key, values)
+
+
 def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:
     dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
     kv_dtype, (k_sizes, v_sizes) = _DTYPES[shape.kv_dtype], shape.cache_sizes(_ANY)
@@ -165,14 +169,14 @@ def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:
     elif isinstance(key, KernelKey) and key.by_bits:
         kv_dtype = "torch.uint8"
     return Tensors(
-        _Contiguous(dtype, (_ANY, heads, shape.head_dim)),
-        _Contiguous(kv_dtype, k_sizes),
-        _Contiguous(kv_dtype, v_sizes),
-        _Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
-        _Contiguous(_DTYPES["fp32"], (_ANY, heads)),
-        _Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),
-        _Contiguous(_DTYPES["fp32"], (_ANY,)),
-        _Contiguous("torch.int64", (_ANY,)),
+        q=_Contiguous(dtype, (_ANY, heads, shape.head_dim)),
+        k=_Contiguous(kv_dtype, k_sizes),
+        v=_Contiguous(kv_dtype, v_sizes),
+        out=_Contiguous(dtype, (_ANY, heads, shape.head_dim_v)),
+        lse=_Contiguous(_DTYPES["fp32"], (_ANY, heads)),
+        part_out=_Contiguous(_DTYPES[shape.partial_dtype], (_ANY,)),
+        part_lse=_Contiguous(_DTYPES["fp32"], (_ANY,)),
+        flags=_Contiguous("torch.int64", (_ANY,)),
     )
 
 

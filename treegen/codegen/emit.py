@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jinja2
 
+from treegen.codegen.kernel_signature import Parameter, kernel_signature
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
@@ -94,8 +95,7 @@ class PartialContext:
     precision: str
     scoring: ScoreCode | None
     loads: tuple[EntryLoad, ...]
-    extra: tuple[str, ...]
-    unspecialized: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
     positions: bool
     sinks: bool
     guarded: bool
@@ -113,6 +113,7 @@ class MergeContext:
     head_dim_v: int
     dim_v: int
     dim_v_mask: bool
+    parameters: tuple[Parameter, ...]
     sinks: bool
 
 
@@ -276,7 +277,6 @@ def emit_partial(key: KernelKey) -> Source:
     dim, rest = (*key_pieces(key.head_dim, key.head_dim_v), 0)[:2]
     blocks_per_tile = key.tile_tokens // key.block_tokens
     positions = key.scoring is not None and key.scoring.positions
-    captured = _captured_arguments(key.scoring)
     run_fields = POSITIONED_RUN_FIELDS if positions else RUN_FIELDS
     unread = ("lo", "hi") if key.mask == "none" else ()
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
@@ -322,8 +322,7 @@ def emit_partial(key: KernelKey) -> Source:
         precision=', input_precision="ieee"' if key.dtype == "fp32" else "",
         scoring=key.scoring,
         loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
-        extra=(*(("row_positions",) if positions else ()), *(("sinks",) if key.sinks else ()), *captured),
-        unspecialized=(*(("parts",) if key.waiting else ()), *(name for name in captured if "_s" in name)),
+        parameters=kernel_signature(key),
         positions=positions,
         sinks=key.sinks,
         guarded=key.guarded,
@@ -337,20 +336,18 @@ def emit_partial(key: KernelKey) -> Source:
 def emit_merge(key: MergeKey) -> Source:
     """The stage-2 module for a key."""
     dim_v = padded(key.head_dim_v)
-    masked = dim_v != key.head_dim_v
-    context = MergeContext(key.heads, key.parts, key.staged, SURPLUS_MERGE, key.head_dim_v, dim_v, masked, key.sinks)
+    context = MergeContext(
+        heads=key.heads,
+        parts=key.parts,
+        staged=key.staged,
+        surplus=SURPLUS_MERGE,
+        head_dim_v=key.head_dim_v,
+        dim_v=dim_v,
+        dim_v_mask=dim_v != key.head_dim_v,
+        parameters=kernel_signature(key),
+        sinks=key.sinks,
+    )
     return _render("merge", key, context)
-
-
-def _captured_arguments(scoring: ScoreCode | None) -> tuple[str, ...]:
-    """The names of every captured tensor, and of its sizes and strides, in the order of arguments.score_arguments."""
-    if scoring is None:
-        return ()
-    names = []
-    for number, (_, dims) in enumerate(scoring.captured):
-        names.append(f"captured_{number}")
-        names += [f"captured_{number}_{what}_{axis}" for what in ("size", "stride") for axis in range(dims)]
-    return tuple(names)
 
 
 def _render(kernel: str, key: KernelKey | MergeKey, context: PartialContext | MergeContext) -> Source:

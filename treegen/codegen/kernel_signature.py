@@ -1,4 +1,7 @@
-"""The arguments of emitted kernels, in one place for launches and for compilation ahead of them.
+"""The signature of emitted kernels: what each parameter is, and the arguments that launches give for it.
+
+`kernel_signature` is the only list of a kernel's parameters. Templates print it. Launches and compilation ahead of time
+look arguments up in its order. Bound calls read from it which arguments are pointers that every call gives anew.
 
 Triton specialises machine code for the arguments' types, for integers that are 1 or multiples of 16, for pointers that
 are multiples of 16 bytes, and for the caches' strides by token and head, which are constants of it: code that was
@@ -8,6 +11,10 @@ compiled ahead is found again only if all of these are the same.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.keys import KernelKey, MergeKey
@@ -40,13 +47,13 @@ class TensorLike(Protocol):
 
 
 class Tensors(NamedTuple):
-    """q, the caches, the results, the partial results and flags, in the order in which stage-1 kernels take them; only
-    those that wait take flags.
+    """The tensors of a call, named as the parameters of kernels and in their order: q, the caches, the results, the
+    partial results and the flags. A kernel takes some neighbours of them; only kernels that wait take flags.
     """
 
     q: TensorLike
-    k_cache: TensorLike
-    v_cache: TensorLike
+    k: TensorLike
+    v: TensorLike
     out: TensorLike
     lse: TensorLike
     part_out: TensorLike
@@ -54,102 +61,198 @@ class Tensors(NamedTuple):
     flags: TensorLike
 
 
-class Tables(NamedTuple):
-    """The tables of a tile class; work and epilogue: an indptr and the list behind it; scales: of keys and of values,
-    for kernels that have them; parts: of every row, for kernels that wait.
-    """
+class ItemTables(NamedTuple):
+    """The tables of a tile class, named as the parameters of stage-1 kernels."""
 
     items: TensorLike
     rows: TensorLike
     tiles: TensorLike
     blocks: TensorLike
-    work: tuple[TensorLike, TensorLike]
-    epilogue: tuple[TensorLike, TensorLike]
-    scales: tuple[TensorLike, ...] = ()
-    parts: int = 0
+    work_indptr: TensorLike
+    work: TensorLike
+    epilogue_indptr: TensorLike
+    epilogue_slots: TensorLike
+    row_positions: TensorLike
 
 
 class MergeTables(NamedTuple):
-    """The tables of a stage's merges."""
+    """The tables of a stage's merges, named as the parameters of stage-2 kernels."""
 
-    rows: TensorLike
-    indptr: TensorLike
-    slots: TensorLike
+    merge_rows: TensorLike
+    merge_indptr: TensorLike
+    merge_slots: TensorLike
 
 
-class Extra(NamedTuple):
-    """What kernels with scoring take besides: the table of the rows' positions, the heads' sinks, and captured tensors,
-    each with its sizes and strides. Those that a kernel does not take are left out.
+class ParameterKind(Enum):
+    """What a parameter of a kernel is."""
+
+    TENSOR = "a tensor of the call"
+    TABLE = "a table of the schedule, of 32-bit integers"
+    COUNT = "a number of the schedule"
+    HEAD_VALUES = "a tensor with a number for every head"
+    SIZE = "a size or a stride of the call's tensors"
+    FLOAT = "a floating-point number"
+    CAPTURED = "a tensor that scores are made of"
+    CAPTURED_SIZE = "a size of such a tensor"
+    CAPTURED_STRIDE = "a stride of such a tensor"
+    SWITCH = "a fact about the launch that machine code is made for"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of an emitted kernel.
+
+    line: the line of the parameter list on which it stands. constant: whether its value is a constant of the machine
+    code. specialized: whether Triton may specialise machine code for its value.
     """
 
-    positions: TensorLike | None = None
-    sinks: TensorLike | None = None
-    captured: tuple[Any, ...] = ()
+    name: str
+    kind: ParameterKind
+    line: int = 0
+    constant: bool = False
+    specialized: bool = True
+
+    @property
+    def declaration(self) -> str:
+        """The parameter as the kernel declares it."""
+        return f"{self.name}: tl.constexpr" if self.constant else self.name
 
 
-NO_EXTRA = Extra()
+@cache
+def kernel_signature(key: KernelKey | MergeKey) -> tuple[Parameter, ...]:
+    """The parameters of a key's kernel, in order. The tensors of the call come first, in the order of Tensors."""
+    lines = _partial_lines(key) if isinstance(key, KernelKey) else _merge_lines(key)
+    return tuple(replace(parameter, line=number) for number, line in enumerate(lines) for parameter in line)
 
 
-def partial_arguments(
-    key: KernelKey,
-    shape: Shape,
-    tensors: Tensors,
-    tables: Tables,
-    sm_scale: float,
-    lse_scale: float,
-    extra: Extra = NO_EXTRA,
-) -> tuple[Any, ...]:
-    """The positional arguments of `partial_attention`; scales as in TritonProgram."""
+def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
+    tensors = _each(ParameterKind.TENSOR, *Tensors._fields)
+    yield (*tensors, Parameter("parts", ParameterKind.COUNT, specialized=False)) if key.waiting else tensors[:-1]
+    yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "blocks")
+    if key.dealt:
+        yield _each(ParameterKind.TABLE, "work_indptr", "work")
+    if key.merging:
+        yield _each(ParameterKind.TABLE, "epilogue_indptr", "epilogue_slots")
+    if key.scaled:
+        yield _each(ParameterKind.HEAD_VALUES, "k_scales", "v_scales")
+    yield _each(ParameterKind.SIZE, "kv_heads")
+    yield _each(ParameterKind.SIZE, "q_stride_row", "q_stride_head")
+    for one in ("k", "v"):
+        yield (
+            Parameter(f"{one}_stride_page", ParameterKind.SIZE),
+            Parameter(f"{one}_stride_token", ParameterKind.SIZE, constant=True),
+            Parameter(f"{one}_stride_head", ParameterKind.SIZE, constant=True),
+        )
+    yield _each(ParameterKind.SIZE, "out_stride_row", "out_stride_head")
+    yield _each(ParameterKind.FLOAT, "score_scale", "lse_scale")
+    if key.scoring is not None and key.scoring.positions:
+        yield _each(ParameterKind.TABLE, "row_positions")
+    if key.sinks:
+        yield _each(ParameterKind.HEAD_VALUES, "sinks")
+    for number, (_, dims) in enumerate(() if key.scoring is None else key.scoring.captured):
+        names = _CapturedNames.of(number, dims)
+        yield _each(ParameterKind.CAPTURED, names.tensor)
+        yield from ((Parameter(size, ParameterKind.CAPTURED_SIZE, specialized=False),) for size in names.sizes)
+        yield from ((Parameter(stride, ParameterKind.CAPTURED_STRIDE, specialized=False),) for stride in names.strides)
+    yield (Parameter("INTERPRETED", ParameterKind.SWITCH, constant=True),)
+    yield (Parameter("DEPENDENT", ParameterKind.SWITCH, constant=True),)
+
+
+def _merge_lines(key: MergeKey) -> Iterator[tuple[Parameter, ...]]:
+    yield _each(ParameterKind.TENSOR, "out", "lse", "part_out", "part_lse")
+    yield _each(ParameterKind.TABLE, *MergeTables._fields)
+    yield _each(ParameterKind.SIZE, "heads")
+    yield _each(ParameterKind.SIZE, "out_stride_row", "out_stride_head")
+    yield _each(ParameterKind.FLOAT, "lse_scale")
+    if key.sinks:
+        yield _each(ParameterKind.HEAD_VALUES, "sinks")
+    yield (Parameter("DEPENDENT", ParameterKind.SWITCH, constant=True),)
+
+
+def _each(kind: ParameterKind, *names: str) -> tuple[Parameter, ...]:
+    return tuple(Parameter(name, kind) for name in names)
+
+
+class _CapturedNames(NamedTuple):
+    """The names of the parameters that describe a captured tensor."""
+
+    tensor: str
+    sizes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, number: int, dims: int) -> _CapturedNames:
+        tensor = f"captured_{number}"
+        sizes, strides = (tuple(f"{tensor}_{what}_{axis}" for axis in range(dims)) for what in ("size", "stride"))
+        return cls(tensor, sizes, strides)
+
+
+@cache
+def tensors_taken(key: KernelKey | MergeKey) -> slice:
+    """Which of Tensors a kernel takes: neighbours, as its first arguments."""
+    signature = kernel_signature(key)
+    names = [parameter.name for parameter in signature if parameter.kind is ParameterKind.TENSOR]
+    first = Tensors._fields.index(names[0])
+    taken = slice(first, first + len(names))
+    assert names == list(Tensors._fields[taken])
+    assert names == [parameter.name for parameter in signature[: len(names)]]
+    return taken
+
+
+def kernel_arguments(key: KernelKey | MergeKey, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a key's kernel out of values by parameters' names, in the order of its signature."""
+    return tuple(values[parameter.name] for parameter in kernel_signature(key))
+
+
+def call_values(shape: Shape, tensors: Tensors, sm_scale: float, lse_scale: float) -> dict[str, Any]:
+    """What kernels take of a call, by parameters' names: its tensors, their sizes and strides, and its scales, which
+    TritonProgram explains.
+    """
     q, out = tensors.q, tensors.out
-    return (
-        *(tensors if key.waiting else tensors[:-1]), *((tables.parts,) if key.waiting else ()),
-        *tables[:4], *(tables.work if key.dealt else ()), *(tables.epilogue if key.merging else ()),
-        *(tables.scales if key.scaled else ()),
-        shape.num_kv_heads,
-        q.stride(0), q.stride(1),
-        *cache_strides(tensors.k_cache, shape.kv_layout), *cache_strides(tensors.v_cache, shape.kv_layout),
-        out.stride(0), out.stride(1),
-        sm_scale / math.log(2), lse_scale * math.log(2),
-        *((extra.positions,) if key.scoring is not None and key.scoring.positions else ()),
-        *((extra.sinks,) if key.sinks else ()),
-        *(extra.captured if key.scoring is not None else ()),
-    )  # fmt: skip
+    values = {
+        **tensors._asdict(),
+        "heads": shape.num_qo_heads, "kv_heads": shape.num_kv_heads,
+        "q_stride_row": q.stride(0), "q_stride_head": q.stride(1),
+        "out_stride_row": out.stride(0), "out_stride_head": out.stride(1),
+        "score_scale": sm_scale / math.log(2), "lse_scale": lse_scale * math.log(2),
+    }  # fmt: skip
+    for one, kv in (("k", tensors.k), ("v", tensors.v)):
+        page, token, head = cache_strides(kv, shape.kv_layout)
+        values |= {f"{one}_stride_page": page, f"{one}_stride_token": token, f"{one}_stride_head": head}
+    return values
 
 
-def merge_arguments(
-    key: MergeKey, shape: Shape, tensors: Tensors, tables: MergeTables, lse_scale: float, extra: Extra = NO_EXTRA
-) -> tuple[Any, ...]:
-    """The positional arguments of `merge`."""
-    out = tensors.out
-    return (
-        out, tensors.lse, tensors.part_out, tensors.part_lse,
-        *tables,
-        shape.num_qo_heads,
-        out.stride(0), out.stride(1),
-        lse_scale * math.log(2),
-        *((extra.sinks,) if key.sinks else ()),
-    )  # fmt: skip
+def captured_values(tensors: Iterable[TensorLike]) -> dict[str, Any]:
+    """What kernels take of captured tensors, by parameters' names."""
+    values: dict[str, Any] = {}
+    for number, tensor in enumerate(tensors):
+        names = _CapturedNames.of(number, tensor.dim())
+        values[names.tensor] = tensor
+        values |= zip(names.sizes, tensor.shape, strict=True)
+        values |= ((name, tensor.stride(axis)) for axis, name in enumerate(names.strides))
+    return values
 
 
-def partial_options(key: KernelKey, *, interpreted: bool, capability: int) -> dict[str, Any]:
-    """The keyword arguments of `partial_attention`. capability: compute capability times ten, 0 if no GPU runs it."""
+def switch_values(*, interpreted: bool, capability: int) -> dict[str, bool]:
+    """What machine code is made for, by parameters' names. capability: compute capability times ten, 0 where no GPU
+    runs the kernel.
+    """
+    return {"INTERPRETED": interpreted, "DEPENDENT": depends_on_launches(capability)}
+
+
+def launch_options(key: KernelKey | MergeKey, capability: int) -> dict[str, Any]:
+    """What Triton takes of a launch besides arguments. capability: as of switch_values."""
     dependent, on_hopper = depends_on_launches(capability), _HOPPER <= capability < _BLACKWELL
+    if isinstance(key, MergeKey):
+        return {"num_warps": key.warps, **({"launch_pdl": True} if dependent else {})}
     needs_most = key.merging or key.dealt or key.tile_tokens > _FEW_TOKENS
     may_take_all = capability > 0 and not on_hopper and not needs_most
     return {
-        "INTERPRETED": interpreted,
-        "DEPENDENT": dependent,
         "num_warps": key.warps,
         "num_stages": key.stages,
         **({"launch_pdl": True} if dependent and key.merging else {}),
         **({"maxnreg": _MOST_REGISTERS} if may_take_all else {}),
     }
-
-
-def merge_options(key: MergeKey, *, capability: int) -> dict[str, Any]:
-    """The keyword arguments of `merge`. capability: as of partial_options."""
-    dependent = depends_on_launches(capability)
-    return {"DEPENDENT": dependent, "num_warps": key.warps, **({"launch_pdl": True} if dependent else {})}
 
 
 def depends_on_launches(capability: int) -> bool:
@@ -169,7 +272,7 @@ def cache_strides(cache: TensorLike, kv_layout: str) -> tuple[int, int, int]:
 
 def by_slot(shape: Shape, tensors: Tensors) -> bool:
     """Whether slots follow one another across pages in both caches, so that pages need not be told apart."""
-    strides = (cache_strides(cache, shape.kv_layout) for cache in (tensors.k_cache, tensors.v_cache))
+    strides = (cache_strides(cache, shape.kv_layout) for cache in (tensors.k, tensors.v))
     return all(page == token * shape.page_size for page, token, _ in strides)
 
 
@@ -185,4 +288,4 @@ def in_same_place(k_cache: TensorLike, v_cache: TensorLike) -> bool:
 
 def shared_kv(shape: Shape, tensors: Tensors) -> bool:
     """Whether one load serves K and V: V is the first piece of K, in the same memory."""
-    return value_is_piece(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k_cache, tensors.v_cache)
+    return value_is_piece(shape.head_dim, shape.head_dim_v) and in_same_place(tensors.k, tensors.v)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -168,12 +168,10 @@ class Scoring:
     def __reduce__(self) -> tuple[Callable[..., Scoring], tuple[ScoreOptions, bool]]:
         return _traced_again, (self.options, self.prunes)
 
-    def arguments(self) -> Iterator[Any]:
-        """What stage-1 kernels take for the captured tensors: each with its sizes and strides."""
-        for tensor in self.captured:
-            yield _readable(tensor)
-            yield from tensor.shape
-            yield from tensor.stride()
+    @property
+    def readable(self) -> tuple[torch.Tensor, ...]:
+        """The captured tensors in types that kernels read."""
+        return tuple(map(_readable, self.captured))
 
     def check(self, shape: Shape, device: torch.device) -> None:
         """Raises InputError unless tensors fit the shape and are on the device."""
