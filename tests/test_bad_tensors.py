@@ -12,6 +12,7 @@ import treegen
 from treegen import Shape, Tree, TreegenError
 from treegen.backends.check_inputs import check_strides
 from treegen.ir.errors import BackendError, InputError, ShapeError, StrategyError, TreeError
+from treegen.runtime.call_options import CallOptions
 
 TREE = Tree.parse("10(5,3)")
 
@@ -110,7 +111,7 @@ def test_a_kernel_refuses_tokens_of_full_tiles_too_far_apart(monkeypatch: pytest
 def test_bad_tensors_are_refused_before_any_launch(name: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil, expected, pieces = BAD_TENSORS[name]
     kernel = treegen.compile(TREE, backend=backend)
-    monkeypatch.setattr(kernel, "_program", lambda device: pytest.fail("launched"))
+    monkeypatch.setattr(CallOptions, "program", lambda *arguments: pytest.fail("launched"))
     with pytest.raises(expected) as caught:
         kernel(**spoil(good()))
     message = str(caught.value)

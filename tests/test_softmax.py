@@ -182,7 +182,8 @@ def test_kernels_have_the_same_least_score() -> None:
 def test_the_oracle_keeps_values_from_rows_that_do_not_see_them() -> None:
     tree = Tree.parse("30(5,9)")
     q, k, v = tensors(tree, 44, 1, HEADS, 16, torch.float32, pad_pages=False)
-    options = treegen.compile(tree, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx != 3, backend="torch")._scoring.options
+    kernel = treegen.compile(tree, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx != 3, backend="torch")
+    options = kernel._options.scoring.options
     expected = oracle.reference(tree, q, k, v, options=options)
     v[3], v[31] = math.nan, math.inf
     out, lse = oracle.reference(tree, q, k, v, options=options)

@@ -92,7 +92,8 @@ def test_launches_find_the_latest_batch_where_the_first_one_was(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the interpreter: the tables stay where a captured graph reads them."""
-    monkeypatch.setattr("treegen.runtime.kernel.backend_for", lambda device, wanted: "triton")
+    for module in ("kernel", "call_options"):
+        monkeypatch.setattr(f"treegen.runtime.{module}.backend_for", lambda device, wanted: "triton")
     made = batches(3, 3, 6, 16, 4, 0.8)
     wrapper = graphed(6, max(map(total, made)), strategy)
     k, v = pages(16)
