@@ -17,6 +17,7 @@ from treegen.ir.tree import Tree, check_is_tree
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
+from treegen.runtime.prepared import prepare
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
@@ -94,36 +95,41 @@ def compile(
     bf16). Where nothing is done to scores, the bound is that of the product of q and k, before sm_scale. A sink below
     it takes no part. Raises a TreegenError for any argument that cannot be served.
     """
-    check_is_tree("tree", tree)
-    if shape is not None and not isinstance(shape, Shape):
-        raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
-        reason = "is not a finite number of at least 0"
-        raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for others), or None")
+    _check(tree, shape, sm_scale, batch_invariant=batch_invariant, isolated=isolated)
+    problem = Problem(tree, shape or DEFAULT_SHAPE, resolve_target(target))
     options = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
     if shape is not None:
         options.check(shape)
-    scoring = Scoring.of(options)
-    wanted = WantedLimits(max_rows, max_items, max_slots)
-    chosen, problem = strategy_from(strategy), Problem(tree, shape or DEFAULT_SHAPE, resolve_target(target))
-    if not isinstance(batch_invariant, bool):
-        fix = "give True or False; strategy=treegen.strategies.batch_invariant(...) has options"
-        raise InputError("batch_invariant", batch_invariant, "is not a bool", fix)
+    chosen, scoring = strategy_from(strategy), Scoring.of(options)
     if batch_invariant:
         chosen = invariant_strategy(chosen, autotune)
-    if not isinstance(isolated, bool):
-        raise InputError("isolated", isolated, "is not a bool", "give True or False")
     if isolated:
         chosen, scoring = in_isolation(chosen, scoring, autotune)
     if scoring is not None and isinstance(chosen, BatchInvariant):
         scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
         check_tuning(chosen, problem.target)
-    planner, calls = (
-        Planner(chosen, autotune=autotune),
-        CallOptions(backend, sm_scale, Scales.of(k_scale, v_scale), scoring),
-    )
-    return Kernel(problem, planner, calls, wanted if wanted.any else None, shape_is_assumed=shape is None)
+    limits, scales = WantedLimits(max_rows, max_items, max_slots), Scales.of(k_scale, v_scale)
+    wanted, assumed = limits if limits.any else None, shape is None
+
+    calls, planner = CallOptions(backend, sm_scale, scales, scoring), Planner(chosen, autotune=autotune)
+    prepared = prepare(problem, planner, scoring, wanted, shape_is_assumed=assumed)  # choice, plan, schedule
+    return Kernel(prepared, planner, calls, wanted, shape_is_assumed=assumed)
+
+
+def _check(tree: Tree, shape: Shape | None, sm_scale: float | None, **modes: bool) -> None:
+    """Raises TreeError or InputError for arguments of wrong types. modes: switches by name."""
+    check_is_tree("tree", tree)
+    if shape is not None and not isinstance(shape, Shape):
+        raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
+    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
+        reason = "is not a finite number of at least 0"
+        raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for others), or None")
+    for name, mode in modes.items():
+        if not isinstance(mode, bool):
+            fix = "give True or False"
+            fix += "; strategy=treegen.strategies.batch_invariant(...) has options" * (name == "batch_invariant")
+            raise InputError(name, mode, "is not a bool", fix)
 
 
 def in_isolation(

@@ -24,6 +24,7 @@ from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import PageBounds, WantedLimits
+from treegen.runtime.prepared import prepare
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
@@ -205,8 +206,9 @@ class TreeAttentionWrapper(Copyable):
         chosen, scoring = strategy_from(self._strategy), Scoring.of(options)
         if self._isolated:
             chosen, scoring = in_isolation(chosen, scoring)
-        problem = Problem(tree, shape, resolve_target(None))
-        return Kernel(problem, Planner(chosen), CallOptions(sm_scale=sm_scale, scoring=scoring), wanted)
+        planner, problem = Planner(chosen), Problem(tree, shape, resolve_target(None))
+        prepared = prepare(problem, planner, scoring, wanted)
+        return Kernel(prepared, planner, CallOptions(sm_scale=sm_scale, scoring=scoring), wanted)
 
     def run(
         self,

@@ -8,7 +8,7 @@ import torch
 
 from treegen.backends import check_inputs
 from treegen.backends.bound_call import Call, unbound
-from treegen.backends.devices import backend_for
+from treegen.backends.devices import backend_for, default_device
 from treegen.backends.kv_scales import Scales
 from treegen.backends.torch_program import TorchProgram
 from treegen.codegen.kernel_signature import in_same_place
@@ -21,12 +21,18 @@ from treegen.timed import stage
 
 @dataclass(frozen=True, eq=False)
 class CallOptions:
-    """What was given to treegen.compile for calls. backend: the wanted one; sm_scale: None for that of the shape."""
+    """What was given to treegen.compile for calls. backend: the wanted one; sm_scale: None for that of the shape.
+
+    Raises BackendError for a backend that is unknown, or that this machine cannot run.
+    """
 
     backend: str | None = None
     sm_scale: float | None = None
     scales: Scales | None = None
     scoring: Scoring | None = None
+
+    def __post_init__(self) -> None:
+        backend_for(default_device(), self.backend)
 
     @property
     def read(self) -> tuple[tuple[str, torch.Tensor], ...]:

@@ -24,7 +24,7 @@ from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
 from treegen.runtime.limits import Limits, WantedLimits
-from treegen.runtime.prepared import KeptCall, Prepared, Program
+from treegen.runtime.prepared import KeptCall, Prepared, Program, prepare
 from treegen.runtime.window import View
 from treegen.strategies import Choice
 from treegen.target.problem import Problem
@@ -66,20 +66,20 @@ class Kernel(Copyable):
 
     def __init__(
         self,
-        problem: Problem,
+        prepared: Prepared,
         planner: Planner,
         options: CallOptions,
         wanted: WantedLimits | None = None,
         *,
         shape_is_assumed: bool = False,
     ) -> None:
+        self._prepared = prepared
         self._planner = planner
         self._options = options
         self._wanted = wanted
         self._shape_is_assumed = shape_is_assumed
         self._grows = False
         self._begin()
-        self._prepared = self._first(problem)
 
     def _begin(self) -> None:
         """Sets what every kernel has for itself."""
@@ -94,7 +94,7 @@ class Kernel(Copyable):
     def _state(self) -> dict[str, Any]:
         with self._lock:
             own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
-            problem = self._prepared.problem._replace(tree=self.tree)
+            problem = self._prepared.problem.with_tree(self.tree)
             return {**own, "problem": problem, "choice": self.choice, "layout": self._prepared.layout}
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -118,16 +118,6 @@ class Kernel(Copyable):
         assumed = " (assumed)" if self._shape_is_assumed else ""
         made_for = f"{self.shape}{assumed}, {self.target.name}, {self._backend}{limits}"
         return f"<treegen.Kernel {self.choice.strategy}: {self.tree.size_text}; {made_for}>"
-
-    def _first(self, problem: Problem) -> Prepared:
-        """A problem prepared, in a kernel of fixed capacity with the layout for all that follow."""
-        scoring, planner = self._options.scoring, self._planner
-        view = View.of(problem, scoring)
-        if self._wanted is None:
-            choice = planner.choose(view.problem, shape_is_assumed=self._shape_is_assumed)
-            return Prepared.of(problem, view, choice, scoring, grows=self._grows)
-        choice = planner.choose_fixed(view.problem, shape_is_assumed=self._shape_is_assumed)
-        return Prepared.first_in_layout(problem, view, self._wanted, choice, scoring, grows=self._grows)
 
     @overload
     def __call__(
@@ -252,7 +242,8 @@ class Kernel(Copyable):
         """Takes a shape that was found in place of the assumed one, and plans anew where that changes something."""
         self._shape_is_assumed = False
         if shape != self.shape or self._planner.autotune:
-            self._prepared = self._first(self._prepared.problem._replace(tree=self.tree, shape=shape))
+            problem = Problem(self.tree, shape, self.target)
+            self._prepared = prepare(problem, self._planner, self._options.scoring, self._wanted, grows=self._grows)
 
     def update(self, tree: Tree) -> None:
         """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as

@@ -25,6 +25,7 @@ from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.problem import Problem
 from treegen.timed import stage
+from treegen.tuning.planner import Planner
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 KeptCall: TypeAlias = "tuple[Call, int]"
@@ -83,22 +84,6 @@ class Prepared:
             made = layout.lowered(view)
         growth = _growth(problem, made, layout) if grows else None
         return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, growth, **served)
-
-    @classmethod
-    def first_in_layout(
-        cls,
-        problem: Problem,
-        view: View,
-        wanted: WantedLimits,
-        choice: Choice,
-        scoring: Scoring | None,
-        *,
-        grows: bool,
-    ) -> Prepared:
-        """The first tree of a fixed capacity. Raises as graph_layout.layout_of does."""
-        with stage("layout"):
-            layout = layout_of(wanted, choice, view)
-            return cls.in_layout(problem, view, layout, scoring, grows=grows)
 
     def successor(self, problem: Problem, *, grows: bool) -> Prepared:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
@@ -176,6 +161,29 @@ class Prepared:
         self.calls[form, lse_base] = call
         if len(self.calls) > _MOST_FORMS:
             del self.calls[next(iter(self.calls))]
+
+
+def prepare(
+    problem: Problem,
+    planner: Planner,
+    scoring: Scoring | None = None,
+    wanted: WantedLimits | None = None,
+    *,
+    grows: bool = False,
+    shape_is_assumed: bool = False,
+) -> Prepared:
+    """A problem with the planner's choice for it; with `wanted` limits in the layout of all trees that follow.
+
+    grows leaves room for rows to grow. Raises what strategies, lowering and graph_layout.layout_of raise.
+    """
+    view = View.of(problem, scoring)
+    if wanted is None:
+        choice = planner.choose(view.problem, shape_is_assumed=shape_is_assumed)
+        return Prepared.of(problem, view, choice, scoring, grows=grows)
+    choice = planner.choose_fixed(view.problem, shape_is_assumed=shape_is_assumed)
+    with stage("layout"):
+        layout = layout_of(wanted, choice, view)
+        return Prepared.in_layout(problem, view, layout, scoring, grows=grows)
 
 
 def _growth(problem: Problem, made: Lowering, layout: Layout | None) -> Growth | None:
