@@ -9,7 +9,7 @@ from treegen import Shape, Tree
 from treegen.codegen.emit import emit
 from treegen.schedule.pipeline import launch_schedule
 from treegen.search.auto import searched
-from treegen.strategies.named import cohort
+from treegen.strategies import cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 

@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+import treegen.ir.tree.build as build
+import treegen.ir.tree.custom_masks as custom_masks
+import treegen.ir.tree.edits as edits
+import treegen.ir.tree.page_tables as page_tables
+import treegen.ir.tree.queries as queries
+import treegen.ir.tree.tree_json as tree_json
+import treegen.ir.tree.tree_text as tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
-from treegen.ir.tree import build, custom_masks, edits, page_tables, queries, tree_json, tree_text
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.signature import signature
 from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of

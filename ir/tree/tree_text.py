@@ -18,7 +18,7 @@ import numpy as np
 
 from treegen.ir.arrays import check_made
 from treegen.ir.errors import FormatError
-from treegen.ir.tree import build
+from treegen.ir.tree.build import Parts, from_levels
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
@@ -33,7 +33,7 @@ Run: TypeAlias = tuple[int, int]
 """The first of equal neighbouring children, and how many there are."""
 
 
-def parse(text: str) -> build.Parts:
+def parse(text: str) -> Parts:
     """Parents, tokens and default rows of a TREE text; raises FormatError with the place of the first mistake."""
     if not isinstance(text, str):
         raise FormatError("tree", text, "is not a text", "write levels 1,4/100,10 or nodes 100(10*4)")
@@ -42,7 +42,7 @@ def parse(text: str) -> build.Parts:
     if levels:
         counts, lengths = ([_integer(word, text) for word in _NUMBER.findall(part)] for part in levels.groups())
         check_made("tree", text, sum(counts), "nodes", FormatError)
-        return build.from_levels(counts, lengths)
+        return from_levels(counts, lengths)
     return _parse_nested(stripped)
 
 
@@ -113,14 +113,14 @@ class _Nodes:
             if above:
                 self._above[node::size] = array("q", range(above, above + size * copies, size))
 
-    def parts(self) -> build.Parts:
+    def parts(self) -> Parts:
         """The tree of these nodes."""
         above = np.frombuffer(self._above, np.int64)
         parents = np.where(above > 0, np.arange(len(above)) - above, -1)
-        return build.Parts(parents, np.frombuffer(self._tokens, np.int64), None)
+        return Parts(parents, np.frombuffer(self._tokens, np.int64), None)
 
 
-def _parse_nested(text: str) -> build.Parts:
+def _parse_nested(text: str) -> Parts:
     reader, nodes = _Reader(text), _Nodes(text)
     opened: list[int] = []  # the node of every parenthesis that is open
     while True:
@@ -147,7 +147,7 @@ def _integer(digits: str, text: str) -> int:
     return int(digits)
 
 
-def parse_node_list(text: str) -> build.Parts:
+def parse_node_list(text: str) -> Parts:
     """FastTree's text: the node count, then one line `parent id seqlen children` per node."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if not lines or len(lines[0]) != 1 or not re.fullmatch(r"[0-9]{1,9}", lines[0][0]):
@@ -170,7 +170,7 @@ def parse_node_list(text: str) -> build.Parts:
         node = next(v for v in range(count) if found[v] != children[v])
         reason = f"node {node} has {found[node]} children, its line says {children[node]}"
         raise FormatError("tree", f"{count} nodes", reason, "correct the count or the parents")
-    return build.Parts(parents, tokens, None)
+    return Parts(parents, tokens, None)
 
 
 def write(tree: Tree) -> str | None:
@@ -210,7 +210,7 @@ def _write_levels(tree: Tree) -> str | None:
     if (np.diff(depth) < 0).any():
         return None
     lengths = tree.tokens[first]
-    parts = build.from_levels(counts, lengths)
+    parts = from_levels(counts, lengths)
     if not np.array_equal(parts.parents, tree.parent) or not np.array_equal(parts.tokens, tree.tokens):
         return None
     return ",".join(map(str, counts)) + "/" + ",".join(map(str, lengths))

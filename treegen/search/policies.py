@@ -8,22 +8,33 @@ from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.ir.errors import StrategyError
 from treegen.search.bucket import policy_bucket
-from treegen.strategies import named
+from treegen.strategies import (
+    cascade,
+    cohort,
+    deft_flatten,
+    deft_node,
+    deft_node_chunk,
+    fasttree,
+    flashforge,
+    medusa,
+    query,
+    specinfer,
+)
 from treegen.strategies.isolated import without_isolation
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 
 _MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
-    "query": (named.query, frozenset({"split"})),
-    "cohort": (named.cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
-    "deft-flatten": (named.deft_flatten, frozenset()),
-    "deft-node": (named.deft_node, frozenset()),
-    "deft-node-chunk": (named.deft_node_chunk, frozenset()),
-    "fasttree": (named.fasttree, frozenset()),
-    "flashforge": (named.flashforge, frozenset()),
-    "cascade": (named.cascade, frozenset()),
-    "specinfer": (named.specinfer, frozenset()),
-    "medusa": (named.medusa, frozenset()),
+    "query": (query, frozenset({"split"})),
+    "cohort": (cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
+    "deft-flatten": (deft_flatten, frozenset()),
+    "deft-node": (deft_node, frozenset()),
+    "deft-node-chunk": (deft_node_chunk, frozenset()),
+    "fasttree": (fasttree, frozenset()),
+    "flashforge": (flashforge, frozenset()),
+    "cascade": (cascade, frozenset()),
+    "specinfer": (specinfer, frozenset()),
+    "medusa": (medusa, frozenset()),
 }
 
 

@@ -28,7 +28,18 @@ from treegen.search.policy_costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.size import is_large, is_too_large, most_counted
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.search.walks import Lines, Walks, highest
-from treegen.strategies import named
+from treegen.strategies import (
+    cascade,
+    cohort,
+    deft_flatten,
+    deft_node,
+    deft_node_chunk,
+    fasttree,
+    flashforge,
+    medusa,
+    query,
+    specinfer,
+)
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.strategies.groupings import cohorts_of_spans
 from treegen.strategies.isolated import Isolated, as_isolated
@@ -165,7 +176,7 @@ def time_of(strategy: Strategy, problem: Problem) -> float:
 def as_named(strategy: Strategy, tree: Tree) -> Strategy:
     """`query` for a cohort of one row with its whole path, where both plan the tree alike."""
     if isinstance(strategy, Cohort) and _is_query(strategy) and not _has_rows_inside(tree):
-        return named.query(strategy.split)
+        return query(strategy.split)
     return strategy
 
 
@@ -177,16 +188,16 @@ def _has_rows_inside(tree: Tree) -> bool:
 
 def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
     """The strategies that the search compares as they are; policies stand for the others."""
-    return {**_NAMED, "query": named.query} if _has_rows_inside(tree) else _NAMED
+    return {**_NAMED, "query": query} if _has_rows_inside(tree) else _NAMED
 
 
 def _divided() -> list[Strategy]:
     """The strategies that an isolated search compares with policies: those that group rows by the nodes they see, and
     whole paths of large cohorts divided, with every split.
     """
-    of_nodes = (named.fasttree(), named.flashforge(), named.deft_node(), named.cascade())
-    chunks = (named.deft_node_chunk(split) for split in SPLITS if split is not None)
-    whole = [named.cohort(split=split) for split in SPLITS]
+    of_nodes = (fasttree(), flashforge(), deft_node(), cascade())
+    chunks = (deft_node_chunk(split) for split in SPLITS if split is not None)
+    whole = [cohort(split=split) for split in SPLITS]
     return [*map(as_isolated, (*of_nodes, *chunks, *whole)), *(Isolated(each, two_tiles=True) for each in whole)]
 
 
@@ -374,12 +385,12 @@ def _moves(before: Strategy | None, after: Strategy) -> tuple[Move, ...]:
 
 
 _NAMED: dict[str, Callable[[], Strategy]] = {
-    "fasttree": named.fasttree,
-    "flashforge": named.flashforge,
-    "deft-flatten": named.deft_flatten,
-    "deft-node": named.deft_node,
-    "deft-node-chunk": named.deft_node_chunk,
-    "cascade": named.cascade,
-    "specinfer": named.specinfer,
-    "medusa": named.medusa,
+    "fasttree": fasttree,
+    "flashforge": flashforge,
+    "deft-flatten": deft_flatten,
+    "deft-node": deft_node,
+    "deft-node-chunk": deft_node_chunk,
+    "cascade": cascade,
+    "specinfer": specinfer,
+    "medusa": medusa,
 }

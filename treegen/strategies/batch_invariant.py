@@ -78,6 +78,15 @@ class BatchInvariant(Strategy):
         return plan
 
 
+def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
+    """Rows whose bits follow from their own queries, keys and values alone, whatever the batch (batch invariance).
+
+    chunk: tokens of a path that a work item reads, a multiple of 128; block: 1, or 16 where nodes and their pieces in
+    the cache begin at multiples of 16 tokens of the path.
+    """
+    return BatchInvariant(chunk, block)
+
+
 def invariant_strategy(strategy: Strategy, autotune: bool) -> BatchInvariant:
     """What plans in batch-invariant mode where a caller asks for this strategy: itself, or for `auto` the default one.
     Raises StrategyError for any other, and for `autotune`.

@@ -137,6 +137,24 @@ class Cohort(Strategy):
         return plan
 
 
+def cohort(
+    head_rows: int = 64,
+    split: int | None = None,
+    tile: tuple[int, int] | None = None,
+    apart: int | None = None,
+    cut: tuple[int, ...] = (),
+    merge: Merge = "reduce",
+) -> Strategy:
+    """Neighbouring rows that fill a tile with their whole paths, masked: one launch, no partials (path cohorts).
+
+    head_rows: query head rows of a group; split: tokens per work item; tile: (head rows, tokens) of a tile; apart:
+    nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes; merge:
+    "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths (of whole paths that are split,
+    by the last of parts of whole tiles).
+    """
+    return Cohort(head_rows, split, tile, apart, cut, merge)
+
+
 def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Ints:
     """For every group 1 if no path is cut below what it reads, else 0."""
     fragment = fragments_of(tree, cut)

@@ -265,6 +265,15 @@ class FastTree(Strategy):
         return replace(plan, strategy=str(self), tiles=tuple(sorted(tiles.items(), reverse=True)))
 
 
+def fasttree(**options: Any) -> Strategy:
+    """Greedy edge assignment, long-context split and two tile phases (FastTree); options are the fields of FastTree."""
+    try:
+        return FastTree(**options)
+    except TypeError as cause:
+        known = ", ".join(field.name for field in fields(FastTree) if field.name not in ("name", "proven"))
+        raise StrategyError("fasttree", options, str(cause).partition(") ")[2], f"use {known}") from cause
+
+
 def _group_sizes(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
     """Rows and context tokens of every node's group in the virtual tree."""
     topology, spans, parent = tree.topology, tree.topology.spans, tree.parent

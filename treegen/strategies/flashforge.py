@@ -80,3 +80,10 @@ class FlashForge(Strategy):
         head_rows = task_rows(np.minimum(rows, height), tile, shape)
         count = -(-rows // height) * lanes_of(tile, shape)
         return divide(head_rows, tokens, count, blocks, task_costs(shape, target)), blocks
+
+
+def flashforge(blocks: int | None = None) -> Strategy:
+    """Each node with all rows that see it, long ones divided by a bound on the makespan, and the pieces dealt to thread
+    blocks by profiled cost, longest first (FlashForge). `blocks`: by default what the target holds.
+    """
+    return FlashForge(blocks)

@@ -8,7 +8,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TypeAlias
 
 from treegen.ir.errors import StrategyError
-from treegen.strategies import named
+from treegen.strategies.baselines import cascade, medusa, query, specinfer
+from treegen.strategies.cohort import cohort
+from treegen.strategies.deft import deft_flatten, deft_node, deft_node_chunk
+from treegen.strategies.fasttree import fasttree
+from treegen.strategies.flashforge import flashforge
 from treegen.strategies.strategy import Strategy
 
 Factory: TypeAlias = Callable[[], Strategy]
@@ -16,16 +20,16 @@ ENTRY_POINTS = "treegen.strategies"
 """The entry-point group in which installed packages offer strategies: a name, and a function that makes one."""
 
 _FACTORIES: dict[str, Factory] = {
-    "query": named.query,
-    "medusa": named.medusa,
-    "specinfer": named.specinfer,
-    "cascade": named.cascade,
-    "deft-node": named.deft_node,
-    "deft-node-chunk": named.deft_node_chunk,
-    "deft-flatten": named.deft_flatten,
-    "fasttree": named.fasttree,
-    "flashforge": named.flashforge,
-    "cohort": named.cohort,
+    "query": query,
+    "medusa": medusa,
+    "specinfer": specinfer,
+    "cascade": cascade,
+    "deft-node": deft_node,
+    "deft-node-chunk": deft_node_chunk,
+    "deft-flatten": deft_flatten,
+    "fasttree": fasttree,
+    "flashforge": flashforge,
+    "cohort": cohort,
 }
 
 

@@ -11,7 +11,7 @@ from treegen.ir.arrays import INT32_MAX
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies import groupings
+from treegen.strategies.groupings import SIZES
 from treegen.strategies.passes import Pass, SplitContext
 from treegen.target.problem import Problem
 
@@ -148,10 +148,10 @@ class Pipeline(Strategy):
 
     def plan_size(self, tree: Tree, shape: Shape) -> int:
         """See Strategy."""
-        if self.grouping not in groupings.SIZES:
+        if self.grouping not in SIZES:
             return 0
         lengths = [step.tokens for step in self.passes if isinstance(step, SplitContext)]
-        return groupings.SIZES[self.grouping](tree, min(lengths, default=INT32_MAX))
+        return SIZES[self.grouping](tree, min(lengths, default=INT32_MAX))
 
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""

@@ -20,8 +20,8 @@ from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
 from treegen.search.space import SPLITS
+from treegen.strategies import cohort
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.named import cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
