@@ -27,7 +27,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
     assert EXPECTED[name] in capsys.readouterr().out
 

@@ -26,6 +26,7 @@ from treegen.search.search import as_named, candidates, search, time_of
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.strategies import strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, nodes_below
+from treegen.strategies.registry import spec_of
 from treegen.strategies.strategy import Move
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
@@ -186,10 +187,9 @@ def test_no_named_strategy_is_better(tree: Tree, shape: Shape, target: str) -> N
 def test_bounds_are_below_named_strategies(tree: Tree, shape: Shape) -> None:
     bounds = Bounds(PolicyCosts(Problem(tree, shape, H200)))
     for name in strategy_names():
-        if name != "cohort":
-            time_us = time_of(strategy_from(name), Problem(tree, shape, H200)) * (1 + 1e-9)
-            for enough in (np.inf, 0.0):
-                assert bounds.of_strategy(name, 128, enough) <= time_us, name
+        time_us = time_of(strategy_from(name), Problem(tree, shape, H200)) * (1 + 1e-9)
+        for enough in (np.inf, 0.0):
+            assert bounds.of_groups(spec_of(name).groups, enough) <= time_us, name
 
 
 @given(forests(30, 500, salt=1211), st.sampled_from(SHAPES))

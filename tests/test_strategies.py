@@ -450,7 +450,7 @@ class NodeByAnotherName(Strategy):
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     from treegen.strategies import registry
 
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
 
 
 @pytest.mark.usefixtures("_own_registry")

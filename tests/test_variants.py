@@ -17,10 +17,10 @@ from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop
 from treegen.schedule.pipeline import launch_schedule
-from treegen.search.policies import _MAKERS
 from treegen.search.search import candidates, search
 from treegen.search.space import policies_of
 from treegen.strategies import Strategy, cohort, fasttree
+from treegen.strategies.registry import searched_specs
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.tuning.kernel_variants import kernel_sources
@@ -37,7 +37,7 @@ REACHING = (
 
 def every_strategy(shape: Shape, target: Target, source: random.Random) -> Iterator[Strategy]:
     """The named strategies, every policy, and of each one with cuts and one that merges last."""
-    yield from (make() for make, _ in _MAKERS.values())
+    yield from (spec.factory() for spec in searched_specs())
     whole, split = policies_of(shape, target)
     for policy in (*whole, *source.sample(split, 3)):
         apart = source.choice((2, 3, 5))

@@ -34,6 +34,7 @@ __version__ = VERSION
 
 
 def _auto() -> strategies.Strategy:
+    """What treegen's own search finds: the least estimated time of all policies and of the strategies above."""
     from treegen.search.auto import Auto
 
     return Auto()

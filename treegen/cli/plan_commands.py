@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Annotated, get_args
 
 import typer
 
-from treegen import strategies as shipped
 from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
@@ -39,7 +37,8 @@ from treegen.report.explain import planned
 from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
 from treegen.schedule.pipeline import Lowering, launched
 from treegen.search.auto import searched
-from treegen.strategies import Choice, strategy_from, strategy_names
+from treegen.strategies import Choice, strategy_names
+from treegen.strategies.registry import spec_of
 from treegen.target.problem import Problem
 from treegen.target.targets import DEFAULT_TARGET, Target
 from treegen.text_files import save_text
@@ -176,13 +175,8 @@ def account_workload(
 
 def strategies() -> None:
     """List the strategies with their default options."""
-    names = [*strategy_names(), "auto"]
-    summaries = [
-        (inspect.getdoc(getattr(shipped, name.replace("-", "_"), None)) or "").split("\n\n")[0] for name in names
-    ]
-    print_table(
-        [(str(strategy_from(name)), " ".join(text.split())) for name, text in zip(names, summaries, strict=True)]
-    )
+    specs = [spec_of(name) for name in (*strategy_names(), "auto")]
+    print_table([(str(spec.factory()), spec.summary) for spec in specs])
 
 
 def _cost_model(text: str) -> CostModel:

@@ -21,6 +21,8 @@ from treegen.ir.shape import Shape
 from treegen.search.policy_costs import PolicyCosts
 from treegen.search.walks import Lines, Walks, highest
 from treegen.strategies.cohort import Cohort, seen_below_and_above
+from treegen.strategies.deft import BLOCK
+from treegen.strategies.registry import GroupKind
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
@@ -200,29 +202,29 @@ class Bounds:
             token_us = min(c.token_us for c in self._usual)
         return float((costs.length * -(-self._seen // costs.rows_of(policy))).sum()) * token_us
 
-    def of_strategy(self, name: str, block: int, enough: float = np.inf) -> float:
-        """A named strategy with default options; block: tokens of a block of deft-flatten. What is found first of at
-        least `enough` is not improved.
+    def of_groups(self, groups: GroupKind, enough: float = np.inf) -> float:
+        """A plan of a strategy with default options, by what its groups read. Where a first bound is at least `enough`,
+        no better one is looked for.
         """
         costs, facts = self._costs, self._facts
         if not costs.unique:
             return 0.0
-        if name == "medusa":
+        if groups == "whole tree at once":
             launching = facts["launch_us"] + (UNFUSED_LAUNCHES - 1) * facts["next_launch_us"]
             scores = 8 * self._rows * costs.unique * costs.shape.num_qo_heads * costs.shape.dtype_bytes
             return float(launching + self._traffic_us(costs.kv_bytes + scores))
-        if name == "specinfer":
+        if groups == "whole tree per row":
             everything = float(self._rows * costs.unique) * min(c.token_us for c in self._usual)
             return float(self._of_plan(everything - self._least_us, 0))
-        if name == "query" or self.any_plan >= enough:
+        if groups == "any" or self.any_plan >= enough:
             return self.any_plan
-        if name == "fasttree":
-            return self._of_groups()
-        if name == "deft-flatten":
-            return float(self._of_plan(0.0, self._rows_in_several(block)))
+        if groups == "joined nodes":
+            return self._of_joined_nodes()
+        if groups == "blocks of the tree":
+            return float(self._of_plan(0.0, self._rows_in_several(BLOCK)))
         if self._of_cut_nodes >= enough:
             return self._of_cut_nodes
-        return self._by_node[name in ("deft-node", "cascade")]
+        return self._by_node[groups == "nodes"]
 
     @cached_property
     def _of_cut_nodes(self) -> float:
@@ -243,7 +245,7 @@ class Bounds:
         lines = costs.lines_of([policy], walks)
         return float(self.of_walks(walks, lines, chain=False)[0]), float(self.of_walks(walks, lines)[0])
 
-    def _of_groups(self) -> float:
+    def _of_joined_nodes(self) -> float:
         """FastTree's groups: of every node's own rows, either their path's tokens are read for them alone, or they have
         two partial results at least.
 

@@ -2,40 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.ir.errors import StrategyError
 from treegen.search.bucket import policy_bucket
-from treegen.strategies import (
-    cascade,
-    cohort,
-    deft_flatten,
-    deft_node,
-    deft_node_chunk,
-    fasttree,
-    flashforge,
-    medusa,
-    query,
-    specinfer,
-)
 from treegen.strategies.isolated import without_isolation
+from treegen.strategies.registry import StrategySpec, searched_specs
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
-
-_MAKERS: Mapping[str, tuple[Callable[..., Strategy], frozenset[str]]] = {
-    "query": (query, frozenset({"split"})),
-    "cohort": (cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
-    "deft-flatten": (deft_flatten, frozenset()),
-    "deft-node": (deft_node, frozenset()),
-    "deft-node-chunk": (deft_node_chunk, frozenset()),
-    "fasttree": (fasttree, frozenset()),
-    "flashforge": (flashforge, frozenset()),
-    "cascade": (cascade, frozenset()),
-    "specinfer": (specinfer, frozenset()),
-    "medusa": (medusa, frozenset()),
-}
 
 
 def key_of(problem: Problem) -> PolicyKey:
@@ -47,7 +23,7 @@ def key_of(problem: Problem) -> PolicyKey:
 def policy_of(strategy: Strategy) -> Policy:
     """The strategy's name and options; the inverse of `strategy_of`, for what the search proposes for any tree."""
     options: dict[str, PolicyValue] = {"strategy": strategy.name}
-    if _MAKERS[strategy.name][1]:
+    if _spec_of(strategy.name).policy_options:
         options.update(strategy.options)  # type: ignore[arg-type]
     return options
 
@@ -55,13 +31,18 @@ def policy_of(strategy: Strategy) -> Policy:
 def strategy_of(policy: Mapping[str, object]) -> Strategy:
     """The strategy of a policy. Raises StrategyError for what is no policy of any tree."""
     options = {field: tuple(value) if isinstance(value, list) else value for field, value in policy.items()}
-    name = options.pop("strategy", None)
-    if not isinstance(name, str) or name not in _MAKERS:
-        raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(_MAKERS)}")
-    make, known = _MAKERS[name]
-    if not set(options) <= known:
-        raise StrategyError("policy", sorted(options), f"has options that {name} lacks", "tune again")
-    return make(**options)
+    spec = _spec_of(options.pop("strategy", None))
+    if not set(options) <= spec.policy_options:
+        raise StrategyError("policy", sorted(options), f"has options that {spec.name} lacks", "tune again")
+    return spec.factory(**options)
+
+
+def _spec_of(name: object) -> StrategySpec:
+    """What is known of the strategy that a policy names. Raises StrategyError for one that the search leaves out."""
+    specs = {spec.name: spec for spec in searched_specs()}
+    if not isinstance(name, str) or name not in specs:
+        raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(specs)}")
+    return specs[name]
 
 
 def serves_any_tree(strategy: Strategy) -> bool:

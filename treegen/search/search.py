@@ -6,7 +6,7 @@ Plans are counted, not made (treegen.search.policy_costs), and only those that a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, get_args
@@ -28,21 +28,11 @@ from treegen.search.policy_costs import MOST_PAIRS, Floats, PolicyCosts
 from treegen.search.size import is_large, is_too_large, most_counted
 from treegen.search.space import MOST_EDGES, SPLITS, policies_of
 from treegen.search.walks import Lines, Walks, highest
-from treegen.strategies import (
-    cascade,
-    cohort,
-    deft_flatten,
-    deft_node,
-    deft_node_chunk,
-    fasttree,
-    flashforge,
-    medusa,
-    query,
-    specinfer,
-)
-from treegen.strategies.cohort import Cohort, seen_below_and_above
+from treegen.strategies.baselines import query
+from treegen.strategies.cohort import Cohort, cohort, seen_below_and_above
 from treegen.strategies.groupings import cohorts_of_spans
 from treegen.strategies.isolated import Isolated, as_isolated
+from treegen.strategies.registry import GroupKind, StrategySpec, searched_specs
 from treegen.strategies.strategy import Move, Step, Strategy
 from treegen.target.problem import Problem
 from treegen.target.tile_config import MOST_RESIDENT
@@ -51,7 +41,7 @@ _MOST_LEVELS = (12, 8)  # thresholds on rows at which a tree of many edges, and 
 _MOST_STARTS = 3  # policies with which cuts of a large tree are tried
 _MOST_NODES = 24  # nodes of a large tree at which single cuts are tried
 _WIDEST_MEASURED = 128  # dims of values up to which kernels that wait were measured; wider ones spill
-_FLATTEN_BLOCK = 128
+_OF_NODES: tuple[GroupKind, ...] = ("nodes", "pieces of nodes", "joined nodes")
 _LESS = 1 - 1e-9  # an improvement is more than rounding
 _CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
 
@@ -161,9 +151,9 @@ def candidates(problem: Problem, most: int) -> list[tuple[Strategy, float]]:
                     if split is None or longest[0] > split:
                         chosen = replace(cut, split=split)
                         found[as_named(chosen, tree)] = costs.time_us(chosen)
-    for make in _named(tree).values():
+    for strategy in (spec.factory() for spec in _compared(tree)):
         with suppress(ShapeError):
-            found[make()] = time_of(make(), problem)
+            found[strategy] = time_of(strategy, problem)
     return sorted(found.items(), key=lambda entry: entry[1])[:most]
 
 
@@ -186,19 +176,24 @@ def _has_rows_inside(tree: Tree) -> bool:
     return bool((node[1:] == node[:-1]).any())
 
 
-def _named(tree: Tree) -> dict[str, Callable[[], Strategy]]:
-    """The strategies that the search compares as they are; policies stand for the others."""
-    return {**_NAMED, "query": query} if _has_rows_inside(tree) else _NAMED
+def _compared(tree: Tree) -> list[StrategySpec]:
+    """The strategies that the search compares as they are. Policies stand for those whose options it varies, but not
+    for `query` on a tree that `query` plans in another way.
+    """
+    specs, with_query = searched_specs(), _has_rows_inside(tree)
+    return [spec for spec in specs if not spec.policy_options or (with_query and spec.factory is query)]
 
 
 def _divided() -> list[Strategy]:
     """The strategies that an isolated search compares with policies: those that group rows by the nodes they see, and
     whole paths of large cohorts divided, with every split.
     """
-    of_nodes = (fasttree(), flashforge(), deft_node(), cascade())
-    chunks = (deft_node_chunk(split) for split in SPLITS if split is not None)
+    splits = [tokens for tokens in SPLITS if tokens is not None]
+    by_nodes = [(spec.factory, spec.split_option) for spec in searched_specs() if spec.groups in _OF_NODES]
+    of_nodes = [make() for make, option in by_nodes if option is None]
+    of_pieces = [make(**{option: tokens}) for make, option in by_nodes if option is not None for tokens in splits]
     whole = [cohort(split=split) for split in SPLITS]
-    return [*map(as_isolated, (*of_nodes, *chunks, *whole)), *(Isolated(each, two_tiles=True) for each in whole)]
+    return [*map(as_isolated, (*of_nodes, *of_pieces, *whole)), *(Isolated(each, two_tiles=True) for each in whole)]
 
 
 def _is_query(strategy: Strategy) -> bool:
@@ -245,9 +240,9 @@ def _walk_some(costs: PolicyCosts, bounds: Bounds, state: _State, policies: Sequ
 
 def _promising(costs: PolicyCosts, bounds: Bounds, state: _State) -> Iterator[Strategy]:
     """The named strategies that may be better than the best so far."""
-    for name, make in _named(costs.tree).items():
-        if bounds.of_strategy(name, _FLATTEN_BLOCK, state.time_us * _LESS) < state.time_us * _LESS:
-            yield make()
+    for spec in _compared(costs.tree):
+        if bounds.of_groups(spec.groups, state.time_us * _LESS) < state.time_us * _LESS:
+            yield spec.factory()
 
 
 def _weigh(strategies: Iterable[Strategy], costs: PolicyCosts, state: _State) -> None:
@@ -382,15 +377,3 @@ def _moves(before: Strategy | None, after: Strategy) -> tuple[Move, ...]:
     names = ("head_rows", "split", "tile", "apart", "cut", "merge")
     changes = ((name, getattr(before, name), getattr(after, name)) for name in names)
     return tuple(Move(name, old, new) for name, old, new in changes if old != new)
-
-
-_NAMED: dict[str, Callable[[], Strategy]] = {
-    "fasttree": fasttree,
-    "flashforge": flashforge,
-    "deft-flatten": deft_flatten,
-    "deft-node": deft_node,
-    "deft-node-chunk": deft_node_chunk,
-    "cascade": cascade,
-    "specinfer": specinfer,
-    "medusa": medusa,
-}

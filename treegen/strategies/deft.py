@@ -11,20 +11,23 @@ from treegen.strategies.groupings import by_node, whole_tree
 from treegen.strategies.passes import Pass, SplitContext, StoreMask, TrimRows
 from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
+BLOCK = 128
+"""Tokens of a chunk of deft_node_chunk and of a block of deft_flatten, by default."""
+
 
 def deft_node() -> Strategy:
     """Each node with all rows that see it (DeFT-Node)."""
     return Pipeline("deft-node", by_node, proven=True, pipeline_traffic=Traffic("tree", "nodes"))
 
 
-def deft_node_chunk(chunk: int = 128) -> Strategy:
+def deft_node_chunk(chunk: int = BLOCK) -> Strategy:
     """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
     passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
     options, traffic = (("chunk", chunk),), Traffic("tree", "lengths")
     return Pipeline("deft-node-chunk", by_node, passes, options, proven=True, pipeline_traffic=traffic)
 
 
-def deft_flatten(block: int = 128, mask: Literal["interval", "bits"] = "interval") -> Strategy:
+def deft_flatten(block: int = BLOCK, mask: Literal["interval", "bits"] = "interval") -> Strategy:
     """Tokens in depth-first order cut into equal blocks, each with the rows that see any of it, masked
     (DeFT-Flatten).
 
