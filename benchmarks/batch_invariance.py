@@ -135,7 +135,7 @@ def compare(shape: treegen.Shape, strategy: Strategy, block: int, count: int, ta
     targets = (target, replace(target, sms=1), replace(target, sms=16))
     kernels = [treegen.compile(first, strategy=strategy, shape=shape, target=own) for own in targets]
     most = {"max_rows": len(LENGTHS) + MOST_OTHERS, "max_items": 2048, "max_slots": 2048}
-    if strategy.name == "batch-invariant":
+    if strategy.batch_invariant:
         kernels.append(treegen.compile(first, strategy=strategy, shape=shape, target=target, **most))
     known = {}
     for probe in range(len(LENGTHS)):

@@ -100,7 +100,7 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
         {
             **fixed,
             "strategy": name,
-            "policy": {} if getattr(strategy, "cut", ()) else dict(policy_of(strategy)),
+            "policy": dict(policy_of(strategy)) if strategy.serves_any_tree else {},
             "passed": None not in times[name],
             "microseconds": times[name][-1],
             "first_us": times[name][0],

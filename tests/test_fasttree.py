@@ -14,7 +14,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import fasttree
-from treegen.strategies.fasttree import Costs, FastTree, assign_edges, virtual_tree
+from treegen.strategies.edge_assignment import Costs, assign_edges, virtual_tree
+from treegen.strategies.fasttree import FastTree
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 

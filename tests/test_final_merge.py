@@ -26,8 +26,8 @@ from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.report.forest_counts import Batch, join
 from treegen.schedule.lower import count, lower
+from treegen.strategies.forest import Forest
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
 from treegen.target.problem import Problem
@@ -310,8 +310,8 @@ def test_trees_counted_together(data: st.DataObject) -> None:
         return
     options = {"steps": data.draw(st.booleans()), "trim": True}
     plans = [cut(tree, level, 16, **options) for tree, level in zip(trees, (2, 1, 3), strict=False)]
-    batch = Batch.of(trees, np.ones(len(trees)), np.zeros(len(trees), np.int64))
-    found = count(join(plans, batch), batch.forest, batch.first_row, SHAPE, H200)
+    forest = Forest.of(trees)
+    found = count(forest.join(plans), forest.joined, forest.first_row, SHAPE, H200)
     expected = [scheduled(plan, tree).num_slots for plan, tree in zip(plans, trees, strict=True)]
     assert found.partial_rows.tolist() == expected
 

@@ -428,6 +428,14 @@ def test_registered_names() -> None:
     assert made.plan(Problem(Tree.parse("4"), SMALL, H200)).strategy == "deft-flatten(block=32)"
 
 
+def test_the_search_has_one_order() -> None:
+    from treegen.strategies.registry import searched_specs
+
+    specs = searched_specs()
+    assert {spec.name for spec in specs} == set(strategy_names())
+    assert [spec.search_place for spec in specs] == list(range(len(specs)))
+
+
 class FirstTokenOnly(Strategy):
     """Breaks the law: everything but the first token of the first node is left out."""
 

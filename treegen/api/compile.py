@@ -19,9 +19,9 @@ from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
 from treegen.runtime.prepared import prepare
 from treegen.scoring.options import ScoreOptions, Scoring
-from treegen.search.auto import isolated_strategy
 from treegen.strategies import Strategy, strategy_from
-from treegen.strategies.batch_invariant import BatchInvariant, invariant_strategy
+from treegen.strategies.batch_invariant import invariant_strategy
+from treegen.strategies.isolated import isolated_strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.tuning.planner import Planner
@@ -105,7 +105,7 @@ def compile(
         chosen = invariant_strategy(chosen, autotune)
     if isolated:
         chosen, scoring = in_isolation(chosen, scoring, autotune)
-    if scoring is not None and isinstance(chosen, BatchInvariant):
+    if scoring is not None and chosen.batch_invariant:
         scoring = replace(scoring, prunes=False)  # what the windows of other rows reach would decide on places in tiles
     if autotune:
         check_tuning(chosen, problem.target)

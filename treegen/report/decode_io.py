@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +19,13 @@ from treegen.cost.estimate import account
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
-from treegen.ir.plan import Plan
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.report.forest_counts import Batch, Floats, batches, join
+from treegen.report.decode_batches import Batch, Floats, batches
 from treegen.schedule.lower import count, lower
-from treegen.search.auto import Auto, searched
-from treegen.strategies import Pipeline, Strategy, Traffic, strategy_from
-from treegen.strategies.cohort import Cohort
-from treegen.strategies.fasttree import FastTree, virtual_tree
-from treegen.strategies.flashforge import FlashForge
-from treegen.strategies.groupings import BY_TREE, by_node
-from treegen.strategies.passes import BY_GROUP, DivideContext
+from treegen.search.auto import searched
+from treegen.strategies import Strategy, Traffic, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.workloads.traces import CourseSegment, Workload
@@ -126,7 +119,7 @@ def decode_io(
         sums = np.zeros((len(made), 4))
         own_steps = own_paths = 0.0
         segments = list(decode.segments())
-        chosen = [policy_of_decode(segments, shape, on_target) if isinstance(s, Auto) else s for s in made]
+        chosen = [policy_of_decode(segments, shape, on_target) if s.automatic else s for s in made]
         all_steps = sum(len(segment.grown) for segment in segments) * max(len(chosen), 1)
         for batch in batches(segments, stride):
             part = float(batch.weight.sum()) / all_steps
@@ -238,59 +231,10 @@ def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, t
 
 def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
     """See _counted: of plans of all trees."""
-    if isinstance(strategy, Pipeline) and all(isinstance(step, BY_GROUP) for step in strategy.passes):
-        if strategy.grouping in BY_TREE:
-            joined = strategy.grouping(batch.forest)
-        else:
-            joined = join([strategy.grouping(tree) for tree in batch.trees], batch)
-        for step in strategy.passes:
-            joined = step.apply(joined, batch.forest)
-        return _counts(joined, batch, shape, target)
     counted = np.zeros((3, len(batch.trees)), np.int64)
-    if isinstance(strategy, FastTree):
-        decisions = [strategy.decide(tree, shape) for tree in batch.trees]
-        decided: dict[object, list[int]] = {}
-        for index, decision in enumerate(decisions):
-            decided.setdefault((decision.split, decision.tile_q, decision.tile_kv), []).append(index)
-        for chosen in decided.values():
-            part = batch.take(np.array(chosen))
-            joined = virtual_tree(part.forest, np.concatenate([decisions[index].concatenated for index in chosen]))
-            joined = strategy.split_and_tile(joined, part.forest, decisions[chosen[0]], shape)
-            counted[:, chosen] = _counts(joined, part, shape, target)
-        return counted
-    if isinstance(strategy, FlashForge):
-        nodes = by_node(batch.forest)
-        tokens, tree = nodes.group_tokens, _tree_of_groups(nodes, batch)
-        parts = np.searchsorted(tree, np.arange(len(batch.trees) + 1))
-        divided = [
-            strategy.divide(nodes.group_rows[begin:end], tokens[begin:end], shape, target)
-            for begin, end in pairwise(parts.tolist())
-        ]
-        pieces = np.concatenate([pieces for pieces, _ in divided])
-        joined = replace(DivideContext(pieces).apply(nodes, batch.forest), blocks=max(blocks for _, blocks in divided))
-        return _counts(joined, batch, shape, target)
-    if isinstance(strategy, Cohort) and not strategy.cut and strategy.merge == "reduce":
-        return _counts(strategy.plan_of_joined(batch.forest, batch.first_row, shape), batch, shape, target)
-    plans = [strategy.plan(Problem(tree, shape, target)) for tree in batch.trees]
-    alike: dict[object, list[int]] = {}
-    for index, plan in enumerate(plans):
-        alike.setdefault((plan.tiles, plan.mask, plan.blocks, plan.merge), []).append(index)
-    for chosen in alike.values():
-        part = batch.take(np.array(chosen))
-        counted[:, chosen] = _counts(join([plans[index] for index in chosen], part), part, shape, target)
+    for trees, forest, plan in strategy.plans_of_forest(batch.forest, shape, target):
+        found = count(plan, forest.joined, forest.first_row, shape, target)
+        owner = np.searchsorted(forest.first_node, plan.node, side="right") - 1
+        read = np.bincount(owner, plan.read_tokens, len(trees)).astype(np.int64)
+        counted[:, trees] = np.stack([read, found.mask_runs, found.partial_rows])
     return counted
-
-
-def _tree_of_groups(plan: Plan, batch: Batch) -> Longs:
-    """The tree whose rows every group of a forest's plan has."""
-    first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]]
-    tree: Longs = np.searchsorted(batch.first_row, first, side="right") - 1
-    return tree
-
-
-def _counts(plan: Plan, batch: Batch, shape: Shape, target: Target) -> Longs:
-    """See _counted: of the plan of a batch's forest."""
-    found = count(plan, batch.forest, batch.first_row, shape, target)
-    owner = np.searchsorted(batch.first_node, plan.node, side="right") - 1
-    read = np.bincount(owner, plan.read_tokens, len(batch.trees)).astype(np.int64)
-    return np.stack([read, found.mask_runs, found.partial_rows])

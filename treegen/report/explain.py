@@ -201,7 +201,7 @@ def _chosen(problem: Problem, strategies: Sequence[Strategy], automatic: Choice 
     """What strategies stand for, each once; automatic: what `auto` chooses, if it is known."""
     choices: dict[str, Choice] = {}
     for strategy in strategies:
-        choice = automatic if automatic and strategy.name == "auto" else strategy.choose(problem)
+        choice = automatic if automatic and strategy.automatic else strategy.choose(problem)
         if choice.strategy is not strategy:
             choice = Choice(choice.strategy, f"chosen by {strategy.name}: {choice.reason}")
             choices[str(choice.strategy)] = choice

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cost.figures import time_text
-from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.search.policies import accepts, key_of, strategy_of
 from treegen.search.search import SearchResult, search
-from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.strategies.isolated import as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.target.problem import Problem
@@ -28,6 +27,11 @@ class Auto(Strategy):
     name: str = "auto"
     proven: bool = True
     isolated: bool = False
+    automatic: ClassVar[bool] = True
+
+    def isolated_form(self) -> Auto:
+        """See Strategy."""
+        return replace(self, isolated=True)
 
     def choose(self, problem: Problem) -> Choice:
         """See Strategy."""
@@ -52,16 +56,6 @@ def searched(problem: Problem, *, for_any_tree: bool = False, isolated: bool = F
     """
     found = search(problem, for_any_tree=for_any_tree, isolated=isolated)
     return Choice(found.strategy, _reason(found), found.trace)
-
-
-def isolated_strategy(strategy: Strategy, autotune: bool) -> Strategy:
-    """What plans in isolated mode where a caller asks for this strategy. Raises StrategyError for `autotune`."""
-    if autotune:
-        reason = "would measure plans that are not isolated"
-        raise StrategyError("autotune", True, reason, "leave it or isolated out")
-    if isinstance(strategy, Auto | BatchInvariant):
-        return replace(strategy, isolated=True)
-    return as_isolated(strategy)
 
 
 def _reason(found: SearchResult) -> str:

@@ -8,7 +8,6 @@ from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.ir.errors import StrategyError
 from treegen.search.bucket import policy_bucket
-from treegen.strategies.isolated import without_isolation
 from treegen.strategies.registry import StrategySpec, searched_specs
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
@@ -43,18 +42,6 @@ def _spec_of(name: object) -> StrategySpec:
     if not isinstance(name, str) or name not in specs:
         raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(specs)}")
     return specs[name]
-
-
-def serves_any_tree(strategy: Strategy) -> bool:
-    """Whether a strategy that the search found plans other trees, too: not one with cuts at single nodes."""
-    return not getattr(without_isolation(strategy), "cut", ())
-
-
-def suits_fixed_launches(strategy: Strategy) -> bool:
-    """Whether a strategy that the search found, or that was measured, suits a kernel of fixed capacity: it serves any
-    tree, and does not merge last, as what made that fast may be one launch, which such a kernel does not have.
-    """
-    return serves_any_tree(strategy) and getattr(without_isolation(strategy), "merge", "reduce") == "reduce"
 
 
 def accepts(policy: Mapping[str, object]) -> bool:

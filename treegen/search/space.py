@@ -10,6 +10,7 @@ the best of them. The named strategies are in it as they are.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,8 @@ from functools import cache
 from treegen.ir.errors import ShapeError
 from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
+from treegen.strategies.strategy import Strategy
+from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, rows_per_tile, tile_class, wanted_class
 
@@ -57,3 +60,17 @@ def policies_of(shape: Shape, target: Target) -> tuple[tuple[Cohort, ...], tuple
                 whole.append(Cohort(head_rows, tile=(large.rows, large.tokens)))
     split = (replace(policy, split=tokens) for policy in whole for tokens in SPLITS[1:])
     return tuple(whole), tuple(split)
+
+
+def between_splits(found: Iterable[Strategy], problem: Problem) -> Iterator[Cohort]:
+    """The first of these that splits, with the splits halfway to the next smaller and larger of the space, where they
+    cut anything.
+    """
+    for strategy in found:
+        if isinstance(strategy, Cohort) and strategy.split is not None:
+            whole = replace(strategy, split=None).plan(problem)
+            for split in (strategy.split * 3 // 4, strategy.split * 3 // 2):
+                other = replace(strategy, split=split)
+                if split > SPLITS[-1] and len(other.plan(problem)) > len(whole):
+                    yield other
+            return

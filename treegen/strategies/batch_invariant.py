@@ -8,7 +8,8 @@ share a work item is free: tiles that a row does not see leave its sums as they 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
@@ -44,6 +45,7 @@ class BatchInvariant(Strategy):
     isolated: bool = False
     name: str = "batch-invariant"
     proven: bool = True
+    batch_invariant: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if positive_int("chunk", self.chunk, StrategyError) % _MOST_TILE_TOKENS:
@@ -60,6 +62,10 @@ class BatchInvariant(Strategy):
     def plan_size(self, tree: Tree, shape: Shape) -> int:
         """See Strategy."""
         return len(tree.topology.spans) + tree.num_rows + tree.path_tokens // self.chunk
+
+    def isolated_form(self) -> BatchInvariant:
+        """See Strategy."""
+        return replace(self, isolated=True)
 
     def choose(self, problem: Problem) -> Choice:
         """See Strategy."""
@@ -87,16 +93,16 @@ def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
     return BatchInvariant(chunk, block)
 
 
-def invariant_strategy(strategy: Strategy, autotune: bool) -> BatchInvariant:
+def invariant_strategy(strategy: Strategy, autotune: bool) -> Strategy:
     """What plans in batch-invariant mode where a caller asks for this strategy: itself, or for `auto` the default one.
     Raises StrategyError for any other, and for `autotune`.
     """
     if autotune:
         reason = "would let measurements decide what bits follow from"
         raise StrategyError("autotune", True, reason, "leave it or batch_invariant out")
-    if isinstance(strategy, BatchInvariant):
+    if strategy.batch_invariant:
         return strategy
-    if strategy.name != "auto":
+    if not strategy.automatic:
         reason = "divides rows' work by the batch that they are in"
         raise StrategyError("strategy", str(strategy), reason, "use auto, or leave batch_invariant out")
     return BatchInvariant()

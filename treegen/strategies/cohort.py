@@ -5,6 +5,7 @@ They are also treegen's policies: few numbers that say how to plan any tree. `au
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import get_args
@@ -17,10 +18,12 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
+from treegen.target.targets import Target
 from treegen.target.tile_config import rows_per_tile
 
 _NO_NODES = frozen(np.empty(0))
@@ -84,6 +87,16 @@ class Cohort(Strategy):
         merged = self.split is not None or self.apart is not None or bool(self.cut)
         return Traffic("plan", "lengths" if merged else "none")
 
+    @property
+    def serves_any_tree(self) -> bool:
+        """See Strategy."""
+        return not self.cut
+
+    @property
+    def merges_last(self) -> bool:
+        """See Strategy."""
+        return self.merge == "final"
+
     def plan_size(self, tree: Tree, shape: Shape) -> int:
         """See Strategy."""
         cut, rows = self.cut_nodes(tree), rows_per_tile(self.head_rows, shape.group)
@@ -135,6 +148,13 @@ class Cohort(Strategy):
             if on_pass:
                 on_pass("split-context", plan)
         return plan
+
+    def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
+        """See Strategy: one plan for all trees, where `plan_of_joined` is right."""
+        if self.cut or self.merges_last:
+            yield from super().plans_of_forest(forest, shape, target)
+        else:
+            yield ForestPlan.of_all(forest, self.plan_of_joined(forest.joined, forest.first_row, shape))
 
 
 def cohort(

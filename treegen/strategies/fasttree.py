@@ -1,159 +1,28 @@
-"""FastTree (Pan et al., MLSys 2025): greedy edge assignment over the tree, long-context split, two tile phases.
-
-An edge from a node to its child is 1 when the node's context is concatenated to the child's, which then reads both (the
-virtual tree), and 0 when the child's rows join the node's group. Costs weigh padding against partial results.
-"""
+"""FastTree (Pan et al., MLSys 2025): greedy edge assignment over the tree, long-context split, two tile phases."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, frozen
+from treegen.ir.arrays import Longs
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.edge_assignment import Costs, Pair, assign_edges, virtual_tree
+from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import path_segments
 from treegen.strategies.passes import SplitContext
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
+from treegen.target.targets import Target
 
-Pair = tuple[int, int]
 _NODE_SIZE = 32  # segments that are made in the time of an edge's assignment, which goes node by node
-
-
-@dataclass(frozen=True)
-class Costs:
-    """The costs of Algorithm 1, without the common factor head_dim (section 4).
-
-    tile_rows: rows of a large and of a small tile; a term takes the small one when its own rows fit. group: query heads
-    per KV head, by which the published code multiplies padding but not partial results (variant "artifact").
-    """
-
-    alpha: float
-    beta: float
-    gamma: float
-    tile_rows: Pair
-    tile_tokens: Pair
-    group: int = 1
-
-    def compute(self, rows: int, tokens: int) -> float:
-        """Padding of `rows` rows reading `tokens` tokens: of query tiles along the context, of KV tiles along the
-        rows.
-        """
-        phase = 0 if rows > self.tile_rows[1] else 1
-        query, kv = self.tile_rows[phase], self.tile_tokens[phase]
-        return self.group * (
-            self.alpha * padding(query, rows) * tokens + self.beta * rows * padding(kv, min(tokens, kv))
-        )
-
-    def reduce(self, rows: int) -> float:
-        """Partial results of `rows` rows, written and read."""
-        return self.gamma * rows
-
-    def keep(self, rows: int, tokens: int, child_rows: int, child_tokens: int) -> float:
-        """SplitKVCost: the child's rows stay in the node's group."""
-        return self.compute(rows, tokens) + self.compute(child_rows, child_tokens) + self.reduce(child_rows)
-
-    def concatenate(self, rows: int, tokens: int, child_rows: int, child_tokens: int) -> float:
-        """SplitQCost: the child's group reads the node's tokens as well, without the node's group."""
-        return self.compute(rows - child_rows, tokens) + self.compute(child_rows, tokens + child_tokens)
-
-
-def padding(tile: int, size: int) -> int:
-    """What `size` lacks to a multiple of `tile`; 0 for 0."""
-    return -size % tile
-
-
-def assign_edges(tree: Tree, costs: Costs) -> npt.NDArray[np.bool_]:
-    """For every node whether the edge from its parent is 1; Algorithm 1, breadth-first, children by index, ties
-    keep 0.
-    """
-    topology = tree.topology
-    rows = (topology.rank_hi - topology.rank_lo).tolist()
-    tokens = _visible_tokens(tree).tolist()
-    concatenated = np.zeros(len(rows), bool)
-    children: list[list[int]] = [[] for _ in rows]
-    for node, parent in enumerate(tree.parent.tolist()):
-        if parent >= 0:
-            children[parent].append(node)
-    for node in np.argsort(topology.depth, kind="stable").tolist():
-        left = rows[node]
-        for child in children[node]:
-            if rows[child] == 0:
-                continue
-            sizes = (left, tokens[node], rows[child], tokens[child])
-            if costs.keep(*sizes) > costs.concatenate(*sizes):
-                concatenated[child] = True
-                left -= rows[child]
-                tokens[child] += tokens[node]
-    return concatenated
-
-
-def _visible_tokens(tree: Tree) -> Longs:
-    """Tokens of every node that some row sees."""
-    visible = np.zeros(len(tree.tokens), np.int64)
-    np.maximum.at(visible, tree.topology.spans.node, tree.topology.spans.stop)
-    return visible
-
-
-def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
-    """One group per node: its own rows and those below its children of edge 0, reading its context.
-
-    The context is the node's tokens behind those of its ancestors, upwards as long as edges are 1.
-    """
-    topology, spans = tree.topology, tree.topology.spans
-    nodes = np.arange(len(tree.parent))
-    joining = np.flatnonzero((tree.parent >= 0) & ~concatenated)
-    owner = np.concatenate([nodes, tree.parent[joining]])
-    lo = np.concatenate([topology.rank_lo, topology.rank_lo[joining]])
-    hi = np.concatenate([topology.rank_own, topology.rank_hi[joining]])
-    filled = np.flatnonzero(hi > lo)
-    order = filled[np.lexsort((lo[filled], owner[filled]))]
-    owner, lo, hi = owner[order], lo[order], hi[order]
-    first = np.flatnonzero(np.append(True, (owner[1:] != owner[:-1]) | (lo[1:] != hi[:-1]))[: len(owner)])
-    last = np.append(first[1:], len(owner)) - 1 if len(first) else first
-    owner, lo, hi = owner[first], lo[first], hi[last]
-    rows = np.bincount(owner, hi - lo, len(nodes)).astype(np.int64)
-
-    # A node's own rows come first in its group, and its spans begin to be seen among them.
-    seen_from = spans.lo - topology.rank_lo[spans.node]
-    own = np.flatnonzero(seen_from < rows[spans.node])
-    columns: list[tuple[npt.NDArray[Any], ...]] = [
-        (spans.node[own], np.zeros(len(own)), spans.node[own], spans.start[own], spans.stop[own], seen_from[own])
-    ]
-    reader = np.flatnonzero(concatenated & (tree.parent >= 0) & (rows > 0))
-    above, distance = tree.parent[reader], 0
-    while len(reader):
-        distance += 1
-        with_tokens = tree.tokens[above] > 0
-        zeros = np.zeros(int(with_tokens.sum()))
-        node = above[with_tokens]
-        columns.append((reader[with_tokens], zeros + distance, node, zeros, tree.tokens[node], zeros))
-        further = concatenated[above] & (tree.parent[above] >= 0)
-        reader, above = reader[further], tree.parent[above[further]]
-    group, far, node, start, stop, seen_lo = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.lexsort((start, -far, group))
-    group, node, start, stop, seen_lo = (column[order] for column in (group, node, start, stop, seen_lo))
-    reads_any = np.zeros(len(nodes), bool)
-    reads_any[group.astype(np.int64)] = True  # a group that reads nothing vanishes: its rows see nothing here
-    alive, kept = np.flatnonzero(reads_any), reads_any[owner]
-    return Plan(
-        "fasttree",
-        frozen(np.searchsorted(owner[kept], np.append(alive, len(nodes)))),
-        frozen(lo[kept]),
-        frozen(hi[kept]),
-        frozen(np.searchsorted(group, np.append(alive, len(nodes)))),
-        frozen(node),
-        frozen(start),
-        frozen(stop),
-        frozen(seen_lo),
-        frozen(rows[group.astype(np.int64)]),
-    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,6 +105,14 @@ class FastTree(Strategy):
         if on_pass:
             on_pass("split-context", plan)
         return plan
+
+    def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
+        """See Strategy: one plan for all trees with the same split lengths and tiles."""
+        decisions = [self.decide(tree, shape) for tree in forest.trees]
+        for chosen, part in forest.parts((made.split, made.tile_q, made.tile_kv) for made in decisions):
+            plan = virtual_tree(part.joined, np.concatenate([decisions[index].concatenated for index in chosen]))
+            plan = self.split_and_tile(plan, part.joined, decisions[chosen[0]], shape)
+            yield ForestPlan(chosen, part, plan)
 
     def decide(self, tree: Tree, shape: Shape) -> Decision:
         """Edges, split lengths and tiles, in two rounds of the greedy assignment at most."""

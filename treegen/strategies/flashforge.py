@@ -6,7 +6,9 @@ longest block's work (section 5.1), and the pieces are dealt to the blocks that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import SIZES, by_node
 from treegen.strategies.makespan import divide
 from treegen.strategies.passes import DivideContext
@@ -71,6 +74,17 @@ class FlashForge(Strategy):
         if on_pass:
             on_pass("divide-context", plan)
         return plan
+
+    def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
+        """See Strategy: one plan for all trees. Each tree's nodes are divided by themselves."""
+        nodes = by_node(forest.joined)
+        rows, tokens = nodes.group_rows, nodes.group_tokens
+        borders = np.searchsorted(forest.tree_of_groups(nodes), np.arange(len(forest.trees) + 1))
+        divided = [
+            self.divide(rows[begin:end], tokens[begin:end], shape, target) for begin, end in pairwise(borders.tolist())
+        ]
+        plan = DivideContext(np.concatenate([pieces for pieces, _ in divided])).apply(nodes, forest.joined)
+        yield ForestPlan.of_all(forest, replace(plan, blocks=max(blocks for _, blocks in divided)))
 
     def divide(self, rows: Ints, tokens: Longs, shape: Shape, target: Target) -> tuple[Longs, int]:
         """Pieces of every node with so many rows and tokens, and the thread blocks that they are dealt to."""

@@ -12,6 +12,7 @@ from functools import cache
 import numpy as np
 
 from treegen.ir.arrays import frozen, offsets, stacked
+from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -94,6 +95,16 @@ class Isolated(Strategy):
         """See Strategy."""
         return self.strategy.plan_size(tree, shape)
 
+    @property
+    def serves_any_tree(self) -> bool:
+        """See Strategy."""
+        return self.strategy.serves_any_tree
+
+    @property
+    def merges_last(self) -> bool:
+        """See Strategy."""
+        return self.strategy.merges_last
+
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         tree, shape, target = problem
@@ -115,10 +126,14 @@ def _two_tiles(shape: Shape, target: Target) -> tuple[tuple[int, int], ...]:
 
 
 def as_isolated(strategy: Strategy) -> Strategy:
-    """The strategy with isolated plans: itself where it has no others."""
-    return strategy if strategy.isolated else Isolated(strategy)
+    """The strategy with isolated plans: its own form with such plans, else one that divides its groups."""
+    own = strategy.isolated_form()
+    return Isolated(strategy) if own is None else own
 
 
-def without_isolation(strategy: Strategy) -> Strategy:
-    """The strategy whose groups an Isolated divides; any other strategy as it is."""
-    return strategy.strategy if isinstance(strategy, Isolated) else strategy
+def isolated_strategy(strategy: Strategy, autotune: bool) -> Strategy:
+    """What plans in isolated mode where a caller asks for this strategy. Raises StrategyError for `autotune`."""
+    if autotune:
+        reason = "would measure plans that are not isolated"
+        raise StrategyError("autotune", True, reason, "leave it or isolated out")
+    return as_isolated(strategy)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.groupings import SIZES
-from treegen.strategies.passes import Pass, SplitContext
+from treegen.strategies.forest import Forest, ForestPlan
+from treegen.strategies.groupings import BY_TREE, SIZES
+from treegen.strategies.passes import BY_GROUP, Pass, SplitContext
 from treegen.target.problem import Problem
+from treegen.target.targets import Target
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]
@@ -40,12 +42,15 @@ class Strategy(ABC):
     """Turns a tree into a plan, for an attention shape and a target. Subclasses are immutable values.
 
     proven: whether treegen's own tests hold its plans to the coverage law; plans of any other strategy are verified
-    on use. isolated: whether its plans are isolated (Plan.isolated), which is checked on use.
+    on use. isolated: whether its plans are isolated (Plan.isolated), which is checked on use. automatic: whether it
+    chooses among all strategies, as `auto` does. batch_invariant: whether a row's bits follow from the row alone.
     """
 
     name: str
     proven: bool = False
     isolated: bool = False
+    automatic: ClassVar[bool] = False
+    batch_invariant: ClassVar[bool] = False
 
     @property
     def options(self) -> dict[str, object]:
@@ -63,6 +68,20 @@ class Strategy(ABC):
         """
         return 0
 
+    @property
+    def serves_any_tree(self) -> bool:
+        """Whether it can plan any other tree, too: its options name no nodes of a single tree."""
+        return True
+
+    @property
+    def merges_last(self) -> bool:
+        """Whether the items of the last stage merge results, rather than a launch of their own (Plan.merge)."""
+        return False
+
+    def isolated_form(self) -> Strategy | None:
+        """The strategy with isolated plans, where it can make such plans itself."""
+        return self if self.isolated else None
+
     def choose(self, problem: Problem) -> Choice:
         """The strategy that will make the plan, and why; itself unless the strategy picks among others."""
         return Choice(self, "named by the caller")
@@ -70,6 +89,14 @@ class Strategy(ABC):
     @abstractmethod
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """A plan that obeys the coverage law; `on_pass(name, plan)` is called after every pass."""
+
+    def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
+        """The plans of all trees of a forest, to be counted together. Joined plans have tiles, mask, thread blocks and
+        merge in common.
+        """
+        plans = [self.plan(Problem(tree, shape, target)) for tree in forest.trees]
+        for chosen, part in forest.parts((plan.tiles, plan.mask, plan.blocks, plan.merge) for plan in plans):
+            yield ForestPlan(chosen, part, part.join([plans[index] for index in chosen]))
 
     def __str__(self) -> str:
         return self._with_options(str)
@@ -164,3 +191,16 @@ class Pipeline(Strategy):
             if on_pass:
                 on_pass(step.name, plan)
         return plan
+
+    def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
+        """See Strategy: one plan for all trees, where every pass treats each group by itself."""
+        if not all(isinstance(step, BY_GROUP) for step in self.passes):
+            yield from super().plans_of_forest(forest, shape, target)
+            return
+        if self.grouping in BY_TREE:
+            plan = self.grouping(forest.joined)
+        else:
+            plan = forest.join([self.grouping(tree) for tree in forest.trees])
+        for step in self.passes:
+            plan = step.apply(plan, forest.joined)
+        yield ForestPlan.of_all(forest, plan)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from treegen.ir.tree import Tree
 from treegen.search.auto import searched
 from treegen.search.bucket import policy_bucket
-from treegen.search.policies import serves_any_tree, suits_fixed_launches
 from treegen.strategies import Choice, Strategy
 from treegen.target.problem import Problem
 from treegen.timed import stage
@@ -41,14 +40,16 @@ class Planner:
     def choose_fixed(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
         """The choice for a problem, and for all trees that follow in its launches."""
         choice = self.choose(problem, shape_is_assumed=shape_is_assumed)
-        if choice.strategy == self.strategy or suits_fixed_launches(choice.strategy):
+        chosen = choice.strategy
+        # What made a strategy fast that merges last may be one launch, which a kernel of fixed capacity does not have.
+        if chosen == self.strategy or (chosen.serves_any_tree and not chosen.merges_last):
             return choice
         return searched(problem, for_any_tree=True, isolated=self.strategy.isolated)
 
     def keep(self, choice: Choice, before: Tree, tree: Tree) -> Choice | None:
         """The choice made for the tree `before`, where it holds for `tree` as well; None where it has to be made."""
         chosen = choice.strategy
-        if chosen == self.strategy or not serves_any_tree(chosen):
+        if chosen == self.strategy or not chosen.serves_any_tree:
             return None
         known = self._bucket
         bucket_before = known[1] if known is not None and known[0] is before else policy_bucket(before)

@@ -15,13 +15,11 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
-from treegen.search.auto import Auto
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.search import candidates
-from treegen.search.space import SPLITS
+from treegen.search.space import between_splits
 from treegen.strategies import cohort
-from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
@@ -94,7 +92,7 @@ def tuned(
 
 def check_tuning(strategy: Strategy, target: Target) -> None:
     """Raises StrategyError or BackendError unless measurements on this machine can decide what the strategy takes."""
-    if not isinstance(strategy, Auto):
+    if not strategy.automatic:
         raise StrategyError("autotune", True, f"has nothing to choose for {strategy}", "use strategy='auto'")
     if not torch.cuda.is_available():
         raise BackendError("autotune", True, "needs a CUDA device to measure on", "leave it out, or run on a GPU")
@@ -111,28 +109,14 @@ def proposals(problem: Problem, most: int) -> list[Strategy]:
     """
     found = [strategy for strategy, _ in candidates(problem, 1_000_000)]
     plain = next(strategy for strategy in found if strategy.name == "query")
-    more = (*_in_one_launch(found, problem), *_between_splits(found, problem))
+    more = (*_in_one_launch(found, problem), *between_splits(found, problem))
     return list(dict.fromkeys((*found[:most], plain, cohort(), *more)))
-
-
-def _between_splits(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
-    """The first of these that splits, with the splits halfway to the next smaller and larger of the space, where they
-    cut anything.
-    """
-    for strategy in found:
-        if isinstance(strategy, Cohort) and strategy.split is not None:
-            whole = replace(strategy, split=None).plan(problem)
-            for split in (strategy.split * 3 // 4, strategy.split * 3 // 2):
-                other = replace(strategy, split=split)
-                if split > SPLITS[-1] and len(other.plan(problem)) > len(whole):
-                    yield other
-            return
 
 
 def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
     """The first of these that merge last in one launch, and whole paths of many head rows in halves that do."""
     shape = problem.shape
-    last = [each for each in found if isinstance(each, Cohort) and each.merge == "final"][:_MOST_LOWERED]
+    last = [each for each in found if each.merges_last][:_MOST_LOWERED]
     made = (Lowered.of(each, problem) for each in last)
     yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
     for whole in large_cohorts(shape):

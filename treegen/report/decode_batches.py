@@ -1,16 +1,16 @@
-"""Batches: trees at chosen steps of a decoding as one forest, so that passes and counts go over all of them at once."""
+"""Batches: trees at chosen steps of a decoding as one forest, so that all of them are planned and counted at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets
-from treegen.ir.plan import Plan
+from treegen.ir.arrays import Longs
 from treegen.ir.tree import Tree
+from treegen.strategies.forest import Forest
 from treegen.workloads.traces import CourseSegment
 
 Floats = npt.NDArray[np.float64]
@@ -21,33 +21,27 @@ _MOST_TOKENS = 2**30  # of them together: token coordinates are int32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Trees at chosen steps, how many steps each stands for, and its segment's number; all their trees as one forest.
+    """The forest of trees at chosen steps, how many steps each tree stands for, and the number of its segment.
 
-    first_row, first_node: where a tree's rows and nodes begin in the forest. tokens, paths: of every tree, visible
-    ones once and once per row.
+    tokens, paths: of every tree, visible ones once and once per row.
     """
 
-    trees: list[Tree]
+    forest: Forest
     weight: Floats
     segment: Longs
-    forest: Tree
-    first_row: Longs
-    first_node: Longs
     tokens: Longs
     paths: Longs
 
     @classmethod
     def of(cls, trees: list[Tree], weight: Floats, segment: Longs) -> Batch:
         """The batch of at least one tree."""
-        forest = Tree.joined(trees)
-        first_node = offsets(np.array([len(tree.tokens) for tree in trees]))
-        first_row = offsets(np.array([tree.num_rows for tree in trees]))
-        spans = forest.topology.spans
-        owner = np.searchsorted(first_node, spans.node, side="right") - 1
+        forest = Forest.of(trees)
+        spans = forest.joined.topology.spans
+        owner = np.searchsorted(forest.first_node, spans.node, side="right") - 1
         tokens = np.bincount(owner, spans.lengths, len(trees)).astype(np.int64)
         seen = spans.lengths * (spans.hi.astype(np.int64) - spans.lo)
         paths = np.bincount(owner, seen, len(trees)).astype(np.int64)
-        return cls(trees, weight, segment, forest, first_row, first_node, tokens, paths)
+        return cls(forest, weight, segment, tokens, paths)
 
     def take(self, chosen: Longs) -> Batch:
         """The batch of these trees."""
@@ -56,9 +50,14 @@ class Batch:
         return Batch.of([self.trees[index] for index in chosen], self.weight[chosen], self.segment[chosen])
 
     @property
+    def trees(self) -> list[Tree]:
+        """The trees, one by one."""
+        return self.forest.trees
+
+    @property
     def rows(self) -> Longs:
         """Rows of every tree."""
-        return np.diff(self.first_row)
+        return np.diff(self.forest.first_row)
 
 
 def batches(segments: Iterable[CourseSegment], stride: int) -> Iterator[Batch]:
@@ -97,31 +96,3 @@ def _sampled(grown: Longs, stride: int) -> tuple[Longs, Floats]:
     right_share = (grown - begin) / np.maximum(end - begin, 1)
     weight = np.bincount(left, 1 - right_share, len(places)) + np.bincount(left + 1, right_share, len(places))
     return places, weight.astype(np.float64)
-
-
-def join(plans: Sequence[Plan], batch: Batch) -> Plan:
-    """The plan of a batch's forest out of plans of its trees, which agree in everything but their groups."""
-
-    def ends(name: str, first: Longs) -> Ints:
-        shifted = [getattr(plan, name)[1:] + start for plan, start in zip(plans, first[:-1], strict=True)]
-        return frozen(np.concatenate([np.zeros(1, np.int64), *shifted]))
-
-    def column(name: str, first: Longs | None = None) -> Ints:
-        values = np.concatenate([getattr(plan, name) for plan in plans])
-        if first is not None:
-            values = values + np.repeat(first[:-1], [len(getattr(plan, name)) for plan in plans])
-        return frozen(values)
-
-    return replace(
-        plans[0],
-        row_indptr=ends("row_indptr", offsets(np.array([len(plan.row_lo) for plan in plans]))),
-        row_lo=column("row_lo", batch.first_row),
-        row_hi=column("row_hi", batch.first_row),
-        segment_indptr=ends("segment_indptr", offsets(np.array([len(plan.node) for plan in plans]))),
-        node=column("node", batch.first_node),
-        start=column("start"),
-        stop=column("stop"),
-        seen_lo=column("seen_lo"),
-        seen_hi=column("seen_hi"),
-        stage=column("stage"),
-    )
