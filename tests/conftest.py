@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # Read when Triton and torch are first imported, which is after this file. Each worker has a core to itself.
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+# Triton's interpreter multiplies with NumPy. OpenBLAS's kernels for some CPUs (Haswell, Zen) give a row other bits in
+# another place of the same matrix, which GPUs do not; those for this one do not, and run on every x86.
+os.environ["OPENBLAS_CORETYPE"] = "Prescott"
 os.umask(0o022)  # cache folders that a group may write are refused
 
 # Interpreted kernels are too slow for deadlines. "ci" is Hypothesis's own: no deadline, the same examples every run.
