@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from operator import sub
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from treegen.ir.arena import Arena, Capacity, pack
+from treegen.ir.arena import Arena, Capacity, pack, size_of
 from treegen.ir.arrays import Ints, LazySequence, frozen
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
@@ -223,20 +222,7 @@ class Schedule:
     @property
     def size(self) -> Capacity:
         """The exact capacity."""
-        return Capacity(
-            _lengths(self.class_indptr),
-            len(self.rows),
-            len(self.tiles),
-            len(self.blocks),
-            _lengths(self.merge_stage_indptr),
-            len(self.merge_slots),
-            self.num_slots,
-            len(self.work_indptr) - 1,
-            len(self.work),
-            len(self.epilogue_indptr) - 1,
-            len(self.epilogue_slots),
-            len(self.row_positions),
-        )
+        return size_of(self)
 
     def pack(self, capacity: Capacity | None = None) -> Arena:
         """The arena, with room for `capacity` (default: exactly this schedule). Raises PlanError when it does not
@@ -297,12 +283,6 @@ class Schedule:
             flat = checked_ints(f"schedule.{name}", [entry for row in rows for entry in row])
             arrays[name] = frozen(flat.reshape(-1, width))
         return cls(classes, **arrays, fixed=value.get("fixed") is True)
-
-
-def _lengths(indptr: Ints) -> tuple[int, ...]:
-    """The entries between neighbouring offsets."""
-    ends = indptr.tolist()
-    return tuple(map(sub, ends[1:], ends))
 
 
 _TABLES = ("items", "tiles", "blocks")

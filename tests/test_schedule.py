@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests, plan_by_row_classes
 from treegen import KVRuns, Shape, Tree, strategies
-from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE, Arena, Capacity
+from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
@@ -296,6 +296,14 @@ def test_shapes_that_fit_nowhere_are_rejected() -> None:
 # The arena
 
 
+def test_the_table_of_sections_names_the_fields_of_arenas_capacities_and_schedules() -> None:
+    assert Arena._fields == ("array", *(section.name for section in SECTIONS))
+    rooms, tables = ({getattr(section, column) for section in SECTIONS} for column in ("room", "table"))
+    assert rooms == {field.name for field in dataclasses.fields(Capacity)} - {"slots"}
+    divisions = {"class_indptr", "stage_indptr", "merge_stage_indptr"}  # these are for the host
+    assert tables == {field.name for field in dataclasses.fields(Schedule)} - {"classes", "fixed"} - divisions
+
+
 def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
     """The sections of an arena as kernels address them, cut to what the schedule holds."""
     array = arena.array
@@ -379,16 +387,8 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
         for s, begin in enumerate(arena.merge_rows):
             room = (capacity if arena is larger else size).merges[s]
             assert (arena.array[begin + size.merges[s] : begin + room] == SURPLUS_MERGE).all()
-        offsets = [arena.rows, arena.tiles, arena.blocks, arena.merge_slots, arena.work_indptr]
-        offsets += [
-            arena.work,
-            arena.epilogue_indptr,
-            arena.epilogue_slots,
-            *arena.items,
-            *arena.merge_rows,
-            *arena.merge_indptr,
-            len(arena.array),
-        ]
+        places = (getattr(arena, section.name) for section in SECTIONS)
+        offsets = [*np.hstack([*places]).tolist(), len(arena.array)]
         assert all(offset % ALIGNMENT == 0 for offset in offsets)
         assert offsets == sorted(offsets)
 
@@ -406,7 +406,7 @@ def test_arenas_of_one_capacity_have_one_layout() -> None:
     """A growing tree reuses the offsets that a CUDA graph has captured."""
     capacity = Capacity((64,), 64, 512, 512, (64,), 256, 256)
     layouts = {
-        dataclasses.astuple(dataclasses.replace(schedule_of(text).pack(capacity), array=None))
+        schedule_of(text).pack(capacity)._replace(array=None)
         for text in ("100(20,30)", "100(21(5*3),31)", "9", "700(8*40)")
     }
     assert len(layouts) == 1
