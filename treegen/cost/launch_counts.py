@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.ir.arrays import INT32_MAX, Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
@@ -15,40 +17,58 @@ from treegen.target.problem import Problem
 from treegen.target.tile_config import resident_blocks, tile_operations, tile_work
 
 FP32_BYTES = 4
+Count = TypeVar("Count", int, Longs)
+"""A number for one launch, or an array with an entry for each of several launches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ItemLaunches:
+class ItemCounts(Generic[Count]):
+    """Counts of one launch of work items, or of several."""
+
+    blocks: Count  # thread blocks
+    turns: Count  # work items times lanes: more than blocks where blocks work off lists
+    evened: Count  # turns, if every SM had as many as the one with most of them (see evened_turns)
+    full: Count  # tiles of one run, over all blocks
+    packed: Count  # tiles packed from several runs, over all blocks
+    longest_turns: Count  # turns of the block with the most tiles
+    longest_full: Count  # full tiles of the block with the most tiles
+    longest_packed: Count  # packed tiles of that block
+    longest_merges: Count  # partials that items join to the row with the most before they write
+    padded_flops: Count  # floating-point operations of all tiles, padding included
+    tile_flops: Count  # operations that one tile takes as long as (see tile_work)
+    tile_bytes: Count  # bytes of keys and values in one tile
+    tile_rows: Count  # query head rows of a tile
+    resident: Count  # thread blocks that an SM is taken to hold at a time
+    kv_loads: Count  # tokens that blocks load, per KV head, whether or not L2 serves them
+    mask_runs: Count  # runs with a mask
+    q_bytes: Count  # bytes of queries loaded
+    memory_bytes: Count  # bytes to and from device memory: KV that groups read, once; queries; results; partials merged
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergeCounts(Generic[Count]):
+    """Counts of one launch of merges, or of several."""
+
+    rows: Count  # merged rows
+    read_bytes: Count  # bytes of partials read
+    written_bytes: Count  # bytes of partials or results written
+    longest: Count  # partials of the row with the most
+
+
+class ItemLaunches(ItemCounts[Longs]):
     """Launches of work items, an entry for each tile class that has some, in launch order."""
 
-    blocks: Longs  # thread blocks
-    turns: Longs  # work items times lanes: more than blocks where blocks work off lists
-    evened: Longs  # turns, if every SM had as many as the one with most of them (see evened_turns)
-    full: Longs  # tiles of one run, over all blocks
-    packed: Longs  # tiles packed from several runs, over all blocks
-    longest_turns: Longs  # turns of the block with the most tiles
-    longest_full: Longs  # full tiles of the block with the most tiles
-    longest_packed: Longs  # packed tiles of that block
-    longest_merges: Longs  # partials that items join to the row with the most before they write
-    padded_flops: Longs  # floating-point operations of all tiles, padding included
-    tile_flops: Longs  # operations that one tile takes as long as (see tile_work)
-    tile_bytes: Longs  # bytes of keys and values in one tile
-    tile_rows: Longs  # query head rows of a tile
-    resident: Longs  # thread blocks that an SM is taken to hold at a time
-    kv_loads: Longs  # tokens that blocks load, per KV head, whether or not L2 serves them
-    mask_runs: Longs  # runs with a mask
-    q_bytes: Longs  # bytes of queries loaded
-    memory_bytes: Longs  # bytes to and from device memory: KV that groups read, once; queries; results; partials merged
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MergeLaunches:
+class MergeLaunches(MergeCounts[Longs]):
     """Launches of merges, an entry for each stage that merges rows."""
 
-    rows: Longs  # merged rows
-    read_bytes: Longs  # bytes of partials read
-    written_bytes: Longs  # bytes of partials or results written
-    longest: Longs  # partials of the row with the most
+    __slots__ = ()
+
+
+_ITEM_COUNTS = tuple(field.name for field in fields(ItemCounts))
+_MERGE_COUNTS = tuple(field.name for field in fields(MergeCounts))
 
 
 def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunches:
@@ -57,7 +77,7 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
     tile_ends = offsets(schedule.tiles[:, 1])
     block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
     group_tokens = plan.group_tokens
-    table: list[tuple[int, ...]] = []
+    launches: list[ItemCounts[int]] = []
     for index, tile in enumerate(schedule.classes):
         of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])
         items = schedule.items[of_class].astype(np.int64)
@@ -69,34 +89,38 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
         # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
         head_tiles = -(-shape.group // tile.rows)
         lanes = shape.num_kv_heads * head_tiles
-        longest = _longest_block(schedule, tile, full, packed, lanes)
+        longest_turns, longest_full, longest_packed = _longest_block(schedule, tile, full, packed, lanes)
         read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
         heads = shape.num_qo_heads
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
         partial = int(rows[slot0 >= 0].sum()) * shape.partial_bytes
         final = int(rows[slot0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
-        table.append(
-            (
-                len(schedule.work_indptr) - 1 if tile.dealt else len(items) * lanes,
-                len(items) * lanes,
-                int(evened_turns(len(items) * lanes, target.sms)),
-                int(full.sum()) * lanes,
-                int(packed.sum()) * lanes,
-                *longest,
-                longest_merges,
-                int((full + packed).sum()) * lanes * tile_operations(tile, shape),
-                *tile_work(tile, shape),
-                tile.rows,
-                resident_blocks(tile, shape, target),
-                int(loads.sum()) * head_tiles,
-                int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
-                q_bytes,
-                read + q_bytes + partial + final + joined * shape.partial_bytes,
+        turns, tiles = len(items) * lanes, int((full + packed).sum()) * lanes
+        tile_flops, tile_bytes = tile_work(tile, shape)
+        launches.append(
+            ItemCounts(
+                blocks=len(schedule.work_indptr) - 1 if tile.dealt else turns,
+                turns=turns,
+                evened=int(evened_turns(turns, target.sms)),
+                full=int(full.sum()) * lanes,
+                packed=int(packed.sum()) * lanes,
+                longest_turns=longest_turns,
+                longest_full=longest_full,
+                longest_packed=longest_packed,
+                longest_merges=longest_merges,
+                padded_flops=tiles * tile_operations(tile, shape),
+                tile_flops=tile_flops,
+                tile_bytes=tile_bytes,
+                tile_rows=tile.rows,
+                resident=resident_blocks(tile, shape, target),
+                kv_loads=int(loads.sum()) * head_tiles,
+                mask_runs=int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
+                q_bytes=q_bytes,
+                memory_bytes=read + q_bytes + partial + final + joined * shape.partial_bytes,
             )
         )
-    columns = np.array(table, np.int64).reshape(-1, 18).T
-    return ItemLaunches(*columns)
+    return ItemLaunches(*_columns(launches, _ITEM_COUNTS))
 
 
 def evened_turns(turns: Longs | int, sms: int) -> Longs:
@@ -133,12 +157,24 @@ def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
     heads = shape.num_qo_heads
     partial = shape.partial_bytes
     final = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
-    table = []
+    launches: list[MergeCounts[int]] = []
     for _, merges in schedule.stages:
         rows, bounds = schedule.merge_rows[merges], schedule.merge_indptr[merges.start : merges.stop + 1]
         if len(rows):
             kept = int((rows < 0).sum())
-            read = int(bounds[-1] - bounds[0]) * partial
-            table.append((len(rows), read, kept * partial + (len(rows) - kept) * final, int(np.diff(bounds).max())))
-    columns: npt.NDArray[np.int64] = np.array(table, np.int64).reshape(-1, 4).T
-    return MergeLaunches(*columns)
+            launches.append(
+                MergeCounts(
+                    rows=len(rows),
+                    read_bytes=int(bounds[-1] - bounds[0]) * partial,
+                    written_bytes=kept * partial + (len(rows) - kept) * final,
+                    longest=int(np.diff(bounds).max()),
+                )
+            )
+    return MergeLaunches(*_columns(launches, _MERGE_COUNTS))
+
+
+def _columns(launches: Sequence[object], names: tuple[str, ...]) -> Longs:
+    """Gathers the counts with these names: a row for each name, with an entry for each launch."""
+    counts = attrgetter(*names)
+    table: Longs = np.array([counts(launch) for launch in launches], np.int64).reshape(-1, len(names)).T
+    return table
