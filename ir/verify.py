@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -104,18 +105,47 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     has merging classes, their final items read slots that hold partials of their rows; after it no slot holds anything.
     Final items of a waiting class read slots of items before them in the class, which has a stage for itself.
     """
+    _check_work(schedule)
+    rows = _rows_of_items(schedule)
+    _check_written_rows(schedule, rows, num_rows)
+    _check_slots(schedule, rows)
+    _check_classes(schedule, rows)
+    _check_stages(schedule, rows)
+
+
+class _ItemRows(NamedTuple):
+    """An entry for each row of each item: the item, the entry of the row table, the caller's row there, whether the
+    item writes a partial result, and the slot for it.
+    """
+
+    item: Longs
+    entry: Longs
+    row: Ints
+    partial: npt.NDArray[np.bool_]
+    slot: Longs
+
+
+def _rows_of_items(schedule: Schedule) -> _ItemRows:
+    counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
+    item, position = ragged(counts)
+    entry = first[item] + position
+    return _ItemRows(item, entry, schedule.rows[entry], slot0[item] >= 0, slot0[item] + position)
+
+
+def _check_work(schedule: Schedule) -> None:
+    """Raises PlanError unless items that are dealt to thread blocks are each dealt once."""
     if len(schedule.work_indptr) > 1 and len(schedule.items):
         complete = len(schedule.work) > 0 and len(schedule.work) % len(schedule.items) == 0
         if not complete or not np.array_equal(np.sort(schedule.work), np.arange(len(schedule.work))):
             raise PlanError("work", f"{len(schedule.work)} entries", "do not name all work once", "deal every item")
-    counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
-    item, position = ragged(counts)
-    row = schedule.rows[first[item] + position]
-    partial = slot0[item] >= 0
-    highest = max(int(row.max(initial=-1)), int(schedule.merge_rows.max(initial=-1)))
+
+
+def _check_written_rows(schedule: Schedule, rows: _ItemRows, num_rows: int) -> None:
+    """Raises PlanError unless final items and merges together write every row of the output once."""
+    highest = max(int(rows.row.max(initial=-1)), int(schedule.merge_rows.max(initial=-1)))
     if highest >= num_rows:
         raise PlanError(f"row {highest}", "written", f"is beyond the last row, {num_rows - 1}", "correct the schedule")
-    written = np.bincount(row[~partial], minlength=num_rows)
+    written = np.bincount(rows.row[~rows.partial], minlength=num_rows)
     final = schedule.merge_rows >= 0
     written += np.bincount(schedule.merge_rows[final], minlength=num_rows)
     wrong = np.flatnonzero(written != 1)
@@ -123,50 +153,74 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
         count = int(written[wrong[0]])
         raise PlanError(f"row {wrong[0]}", f"{count} writes", "has to be written exactly once", "correct the schedule")
 
-    slot = slot0[item] + position
-    if (slot[partial] >= schedule.num_slots).any() or len(np.unique(slot[partial])) != schedule.num_slots:
-        count, reason = int(partial.sum()), f"do not fill {schedule.num_slots} slots once"
-        raise PlanError("slot0", f"{count} rows", reason, "renumber slots")
-    holds = np.full(schedule.num_slots, -1, np.int64)
-    wrong_merge = PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
+
+def _check_slots(schedule: Schedule, rows: _ItemRows) -> None:
+    """Raises PlanError unless partial items write every slot once, and merge lists name no negative slot."""
+    slot = rows.slot[rows.partial]
+    if (slot >= schedule.num_slots).any() or len(np.unique(slot)) != schedule.num_slots:
+        reason = f"do not fill {schedule.num_slots} slots once"
+        raise PlanError("slot0", f"{len(slot)} rows", reason, "renumber slots")
     if (schedule.merge_slots < 0).any():
-        raise wrong_merge
+        raise _wrong_merge()
+
+
+def _check_classes(schedule: Schedule, rows: _ItemRows) -> None:
+    """Raises PlanError for a merging class before the last stage, and for a waiting class that has others beside it or
+    final items before partial ones.
+    """
     merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
     if merging[: schedule.stage_indptr[-2:][0]].any():
         reason = "merge before the last stage"
         raise PlanError("classes", f"{merging.sum()} merging", reason, "let only classes of the last stage merge")
-    waits = any(tile.waiting for tile in schedule.classes)
-    if waits and (len(schedule.classes) > 1 or (np.diff(partial[np.diff(item, prepend=-1) > 0].astype(int)) > 0).any()):
+    partial_items = rows.partial[np.diff(rows.item, prepend=-1) > 0].astype(int)
+    if _waits(schedule) and (len(schedule.classes) > 1 or (np.diff(partial_items) > 0).any()):
         raise PlanError(
             "classes", "waiting", "has others, or final items before partial ones", "let final items be last"
         )
-    joining = ~partial & (np.repeat(merging, np.diff(schedule.class_indptr))[item] | waits)
+
+
+def _check_stages(schedule: Schedule, rows: _ItemRows) -> None:
+    """Follows what the slots hold through all stages. Raises PlanError unless merges and epilogues read partials of
+    their rows, and all of them.
+    """
+    waits = _waits(schedule)
+    merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
+    joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.class_indptr))[rows.item] | waits)
+    joined = rows.entry[joining]
+    holds = np.full(schedule.num_slots, -1, np.int64)
     for stage, (classes, merges) in enumerate(schedule.stages):
         if stage == schedule.num_stages - 1 and not waits:
-            _check_epilogues(schedule, (first[item] + position)[joining], holds)
+            _check_epilogues(schedule, joined, holds)
         launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
-        new = partial & (item >= launched.start) & (item < launched.stop)
-        holds[slot[new]] = row[new]
+        new = rows.partial & (rows.item >= launched.start) & (rows.item < launched.stop)
+        holds[rows.slot[new]] = rows.row[new]
         if waits:
-            _check_epilogues(schedule, (first[item] + position)[joining], holds)
-        bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
-        read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
-        lengths = np.diff(bounds)
-        begins = np.minimum(bounds[:-1] - bounds[0], max(len(read) - 1, 0))
-        owner = np.where(target >= 0, target, holds[read[begins]] if len(read) else -1)
-        if len(np.unique(read)) != len(read) or not np.array_equal(holds[read], np.repeat(owner, lengths)):
-            raise wrong_merge
-        # A running result goes to a slot that its own merge reads: any other may hold a partial that is still needed.
-        kept = np.flatnonzero(target < 0)
-        running = -1 - target[kept].astype(np.int64)
-        reader = np.full(schedule.num_slots, -1, np.int64)
-        reader[read] = np.repeat(np.arange(len(lengths)), lengths)
-        if (owner[kept] < 0).any() or (running >= schedule.num_slots).any() or (reader[running] != kept).any():
-            raise wrong_merge
-        holds[read] = -1
-        holds[running] = owner[kept]
+            _check_epilogues(schedule, joined, holds)
+        _check_merges(schedule, merges, holds)
     if (holds >= 0).any():
-        raise wrong_merge
+        raise _wrong_merge()
+
+
+def _check_merges(schedule: Schedule, merges: slice, holds: Longs) -> None:
+    """Moves what the slots hold as the merges of one stage do. Raises PlanError unless each reads partials of its
+    row.
+    """
+    bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
+    read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
+    lengths = np.diff(bounds)
+    begins = np.minimum(bounds[:-1] - bounds[0], max(len(read) - 1, 0))
+    owner = np.where(target >= 0, target, holds[read[begins]] if len(read) else -1)
+    if len(np.unique(read)) != len(read) or not np.array_equal(holds[read], np.repeat(owner, lengths)):
+        raise _wrong_merge()
+    # A running result goes to a slot that its own merge reads: any other may hold a partial that is still needed.
+    kept = np.flatnonzero(target < 0)
+    running = -1 - target[kept].astype(np.int64)
+    reader = np.full(schedule.num_slots, -1, np.int64)
+    reader[read] = np.repeat(np.arange(len(lengths)), lengths)
+    if (owner[kept] < 0).any() or (running >= schedule.num_slots).any() or (reader[running] != kept).any():
+        raise _wrong_merge()
+    holds[read] = -1
+    holds[running] = owner[kept]
 
 
 def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
@@ -182,3 +236,11 @@ def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
         reason = "do not name every row's own slots of earlier stages once"
         raise PlanError("epilogue_slots", "lists", reason, "correct the lists by row entry")
     holds[read] = -1
+
+
+def _waits(schedule: Schedule) -> bool:
+    return any(tile.waiting for tile in schedule.classes)
+
+
+def _wrong_merge() -> PlanError:
+    return PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
