@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -187,18 +187,14 @@ class Plan:
         segment_indptr: npt.NDArray[Any],
         segments: npt.NDArray[Any],
         group_rows: npt.NDArray[Any],
-        tiles: tuple[tuple[int, int], ...] = (),
-        mask: Mask = "interval",
-        blocks: int = 0,
-        stage: npt.NDArray[Any] | None = None,
-        merge: Merge = "reduce",
+        **options: Any,
     ) -> Plan:
-        """A plan of arrays that treegen itself has made; as the constructor, with `group_rows` given, segments as one
-        table, and unchecked.
+        """A plan of arrays that treegen itself has made, with the segments as one table, and of options as `changed`
+        takes them; unchecked.
         """
         segments = frozen(segments)
         node, start, stop, seen_lo, seen_hi = segments  # read-only as the table is
-        fields = {
+        values = {
             "strategy": strategy,
             "row_indptr": frozen(row_indptr),
             "row_lo": frozen(row_lo),
@@ -211,14 +207,12 @@ class Plan:
             "seen_hi": seen_hi,
             "segments": segments,
             "group_rows": frozen(group_rows),
-            "tiles": tiles,
-            "mask": mask,
-            "blocks": blocks,
-            "stage": _first_stage(len(group_rows)) if stage is None else frozen(stage),
-            "merge": merge,
-            "fixed_block": 0,
+            **_DEFAULTS,
+            **options,
         }
-        return unchecked(cls, fields)
+        if "stage" not in options:
+            values["stage"] = _first_stage(len(group_rows))
+        return unchecked(cls, values)
 
     def changed(self, **options: Any) -> Plan:
         """The same groups with other options (strategy, tiles, mask, blocks, stage, merge, fixed_block), unchecked."""
@@ -233,21 +227,15 @@ class Plan:
     @classmethod
     def from_groups(cls, strategy: str, groups: Sequence[Group]) -> Plan:
         """A plan from Group objects."""
-        rows = np.array([interval for group in groups for interval in group.rows], np.int64).reshape(-1, 2)
-        flat = [(s.node, s.start, s.stop, *s.seen) for group in groups for s in group.segments]
-        segments = np.array(flat, np.int64).reshape(-1, 5)
+        intervals = [interval for group in groups for interval in group.rows]
+        segments = [(s.node, s.start, s.stop, *s.seen) for group in groups for s in group.segments]
         return cls(
             strategy,
-            frozen(offsets(np.array([len(group.rows) for group in groups], np.int64))),
-            frozen(rows[:, 0]),
-            frozen(rows[:, 1]),
-            frozen(offsets(np.array([len(group.segments) for group in groups], np.int64))),
-            frozen(segments[:, 0]),
-            frozen(segments[:, 1]),
-            frozen(segments[:, 2]),
-            frozen(segments[:, 3]),
-            frozen(segments[:, 4]),
+            row_indptr=frozen(offsets(np.array([len(group.rows) for group in groups], np.int64))),
+            segment_indptr=frozen(offsets(np.array([len(group.segments) for group in groups], np.int64))),
             stage=frozen(np.array([group.stage for group in groups], np.int64)),
+            **_columns(_ROW_ARRAYS, intervals),
+            **_columns(_SEGMENT_ARRAYS, segments),
         )
 
     def __len__(self) -> int:
@@ -357,10 +345,17 @@ class Plan:
         return cls(name, **arrays, tiles=tiles, mask=mask, blocks=blocks, merge=merge, fixed_block=fixed)
 
 
+_DEFAULTS = {field.name: field.default for field in fields(Plan) if field.default is not MISSING}
 _ROW_ARRAYS = ("row_lo", "row_hi")
 _SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 _ARRAYS = ("row_indptr", *_ROW_ARRAYS, "segment_indptr", *_SEGMENT_ARRAYS, "stage")
 _FIELDS = frozenset({"strategy", "tiles", "mask", "blocks", "merge", *_ARRAYS})
+
+
+def _columns(names: tuple[str, ...], rows: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+    """The columns of these rows by name."""
+    table = np.array(rows, np.int64).reshape(-1, len(names))
+    return {name: frozen(column) for name, column in zip(names, table.T, strict=True)}
 
 
 @lru_cache(64)

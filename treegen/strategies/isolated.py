@@ -57,10 +57,10 @@ class SeparateRows:
             np.append(first, len(order)),
             stacked(plan.node[order], plan.start[order], plan.stop[order], 0, hi - lo),
             rows,
-            plan.tiles,
-            plan.mask,
-            plan.blocks,
-            frozen(plan.stage[group]) if reduce else None,
+            tiles=plan.tiles,
+            mask=plan.mask,
+            blocks=plan.blocks,
+            stage=frozen(plan.stage[group] if reduce else np.zeros(len(group))),
         )
 
 

@@ -142,11 +142,11 @@ def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
         offsets(counts),
         segments,
         plan.group_rows[group],
-        plan.tiles,
-        plan.mask,
-        plan.blocks,
-        plan.stage[group],
-        plan.merge,
+        tiles=plan.tiles,
+        mask=plan.mask,
+        blocks=plan.blocks,
+        stage=frozen(plan.stage[group]),
+        merge=plan.merge,
     )
 
 
@@ -220,11 +220,11 @@ class TrimRows:
             owner[kept].searchsorted(np.append(alive, len(plan))),
             stacked(plan.node[kept], plan.start[kept], plan.stop[kept], seen_lo[kept], seen_hi[kept]),
             ends[1:] - ends[:-1],
-            plan.tiles,
-            plan.mask,
-            plan.blocks,
-            plan.stage[alive],
-            plan.merge,
+            tiles=plan.tiles,
+            mask=plan.mask,
+            blocks=plan.blocks,
+            stage=frozen(plan.stage[alive]),
+            merge=plan.merge,
         )
 
 
