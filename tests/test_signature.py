@@ -11,7 +11,7 @@ import torch
 
 from treegen import Shape
 from treegen.codegen.emit import Source, emit_merge, emit_partial, fixed_merge_key, kernel_key
-from treegen.codegen.kernel_signature import ParameterKind, Tensors, kernel_signature, tensors_taken
+from treegen.codegen.kernel_signature import KernelSignature, ParameterKind, Tensors, kernel_signature
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import TileClass
 from treegen.scoring.options import ScoreOptions, Scoring
@@ -80,7 +80,7 @@ def test_lines_of_parameters(golden: Callable[[str], None]) -> None:
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=list(KEYS))
 def test_pointers_of_a_call_come_first(key: KernelKey | MergeKey) -> None:
-    taken, signature = tensors_taken(key), kernel_signature(key)
+    taken, signature = KernelSignature.of(key).tensors, kernel_signature(key)
     tensors = [parameter.name for parameter in signature if parameter.kind is ParameterKind.TENSOR]
     assert tensors == list(Tensors._fields[taken])
     assert tensors == [parameter.name for parameter in signature][: len(tensors)]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from types import ModuleType
@@ -37,18 +36,16 @@ from treegen.codegen.kernel_signature import (
     by_slot,
     call_values,
     captured_values,
-    kernel_arguments,
     launch_options,
     shared_kv,
     switch_values,
-    tensors_taken,
 )
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
 from treegen.ir.arena import Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning, warn
-from treegen.ir.keys import KernelKey, MergeKey
+from treegen.ir.keys import KernelKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
 from treegen.schedule.passes.fuse_merge import parts_of, waits
@@ -78,9 +75,9 @@ _begin()
 
 
 class KernelLaunch(NamedTuple):
-    """A launch as Triton takes it: of a kernel, on a grid, with arguments in the order of the key's signature."""
+    """A launch as Triton takes it: of a kernel, on a grid, with arguments in the order of its source's signature."""
 
-    key: KernelKey | MergeKey
+    source: Source
     kernel: Any
     grid: tuple[int]
     arguments: tuple[Any, ...]
@@ -207,7 +204,7 @@ class TritonProgram:
                     return unbound(self, sm_scale, lse_scale)
                 compiled = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
                 check_pairs(compiled)
-                taken = tensors_taken(launch.key)
+                taken = launch.source.signature.tensors
                 rest = launch.arguments[taken.stop - taken.start :]
                 bound.append(BoundLaunch(compiled[launch.grid[0], 1, 1], taken, tuple(map(_settled, rest))))
         warn_of_compiles()
@@ -242,38 +239,47 @@ class TritonProgram:
         shape = self._shape
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
-        options = replace(self._options, shared_kv=shared_kv(shape, tensors), words=words is not None)
-        values = self._values | {"parts": parts_of(self._schedule) if waits(self._schedule) else 0}
+        options = self._options._replace(shared_kv=shared_kv(shape, tensors), words=words is not None)
+        values = {**self._values, **call_values(shape, tensors, sm_scale, lse_scale)}
+        values["parts"] = parts_of(self._schedule) if waits(self._schedule) else 0
         for stage_number, (classes, _) in enumerate(self._schedule.stages):
             for c in classes:
                 tile = self._schedule.classes[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
                 key = kernel_key(tile, shape, page_size, options)
-                read = tensors
-                if key.words and words is not None:
-                    read = tensors._replace(k=words[0], v=words[1])
-                elif key.by_bits:
-                    read = tensors._replace(k=caches[0].view(torch.uint8), v=caches[1].view(torch.uint8))
-                of_call, tables = call_values(shape, read, sm_scale, lse_scale), self._item_tables[c]._asdict()
+                values.update(self._item_tables[c]._asdict())
                 blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes_of(tile, shape)
-                yield self._launch(emit_partial(key), blocks, values | of_call | tables)
+                in_other_form = _caches_for(key, caches, words)
+                if in_other_form is None:
+                    yield self._launch(emit_partial(key), blocks, values)
+                else:
+                    read = tensors._replace(k=in_other_form[0], v=in_other_form[1])
+                    of_call = call_values(shape, read, sm_scale, lse_scale)
+                    yield self._launch(emit_partial(key), blocks, values | of_call)
             merges = self._capacity.merges[stage_number]
             if merges:
                 merging = self._merge_keys[stage_number]
-                of_call = call_values(shape, tensors, sm_scale, lse_scale)
-                tables = self._merge_tables[stage_number]._asdict()
-                blocks = merges * -(-shape.num_qo_heads // merging.heads)
-                yield self._launch(emit_merge(merging), blocks, values | of_call | tables)
+                values.update(self._merge_tables[stage_number]._asdict())
+                yield self._launch(emit_merge(merging), merges * -(-shape.num_qo_heads // merging.heads), values)
 
-    def _launch(self, source: Source, blocks: int, values: Mapping[str, Any]) -> KernelLaunch:
+    def _launch(self, source: Source, blocks: int, values: dict[str, Any]) -> KernelLaunch:
         """The launch of a module's kernel. blocks: thread blocks of its grid; values: those of its parameters, by name,
-        but for switches.
+        to which switches are added.
         """
-        key, kernel = source.key, getattr(_module(source), source.kernel)
-        switches = switch_values(interpreted=_is_interpreted(kernel), capability=self._capability)
-        arguments = kernel_arguments(key, {**values, **switches})
-        return KernelLaunch(key, kernel, (blocks,), arguments, launch_options(key, self._capability))
+        kernel = getattr(_module(source), source.kernel)
+        values.update(switch_values(interpreted=_is_interpreted(kernel), capability=self._capability))
+        arguments = source.signature.arguments(values)
+        return KernelLaunch(source, kernel, (blocks,), arguments, launch_options(source.key, self._capability))
+
+
+def _caches_for(
+    key: KernelKey, caches: tuple[torch.Tensor, torch.Tensor], words: tuple[torch.Tensor, ...] | None
+) -> tuple[torch.Tensor, ...] | None:
+    """The caches in the form in which a kernel reads them; None for that in which they are given."""
+    if key.words:
+        return words
+    return tuple(cache.view(torch.uint8) for cache in caches) if key.by_bits else None
 
 
 def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring: Scoring | None) -> KernelOptions:

@@ -14,11 +14,11 @@ from typing import Any
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.emit import Source
 from treegen.codegen.kernel_signature import (
+    KernelSignature,
     ParameterKind,
     Tensors,
     call_values,
     captured_values,
-    kernel_arguments,
     kernel_signature,
     launch_options,
     switch_values,
@@ -155,7 +155,7 @@ def _arguments(key: KernelKey | MergeKey, shape: Shape, architecture: int) -> tu
     for parameter in kernel_signature(key):
         if parameter.kind in _STAND_INS:
             values[parameter.name] = _STAND_INS[parameter.kind]
-    return kernel_arguments(key, values)
+    return KernelSignature.of(key).arguments(values)
 
 
 def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:

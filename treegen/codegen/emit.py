@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import jinja2
 
-from treegen.codegen.kernel_signature import Parameter, kernel_signature
+from treegen.codegen.kernel_signature import KernelSignature, Parameter, kernel_signature
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS, Schedule, TileClass
@@ -18,7 +18,7 @@ from treegen.ir.shape import FP8, Shape
 from treegen.target.tile_config import MOST_UNROLLED, key_pieces, loads_once, padded, reads_words, rows_per_tile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """An emitted module: its key, its text, the digest of its text without the digest line, and its kernel's name."""
 
@@ -26,6 +26,11 @@ class Source:
     kernel: str
     digest: str
     text: str
+
+    @cached_property
+    def signature(self) -> KernelSignature:
+        """How launches order their arguments."""
+        return KernelSignature.of(self.key)
 
 
 class EntryLoad(NamedTuple):
@@ -124,8 +129,7 @@ def reads_bits(shape: Shape, capability: int) -> bool:
     return shape.kv_dtype == "e4m3" and capability < _FIRST_WITH_E4M3
 
 
-@dataclass(frozen=True, slots=True)
-class KernelOptions:
+class KernelOptions(NamedTuple):
     """What is asked of stage-1 kernels besides a tile class, a shape and a page size.
 
     scoring, scaled, by_bits, sinks, guarded: see KernelKey. shared_kv: whether one load serves K and V; None where the

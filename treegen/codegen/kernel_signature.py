@@ -11,10 +11,11 @@ compiled ahead is found again only if all of these are the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.keys import KernelKey, MergeKey
@@ -187,21 +188,27 @@ class _CapturedNames(NamedTuple):
         return cls(tensor, sizes, strides)
 
 
-@cache
-def tensors_taken(key: KernelKey | MergeKey) -> slice:
-    """Which of Tensors a kernel takes: neighbours, as its first arguments."""
-    signature = kernel_signature(key)
-    names = [parameter.name for parameter in signature if parameter.kind is ParameterKind.TENSOR]
-    first = Tensors._fields.index(names[0])
-    taken = slice(first, first + len(names))
-    assert names == list(Tensors._fields[taken])
-    assert names == [parameter.name for parameter in signature[: len(names)]]
-    return taken
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelSignature:
+    """How launches of a kernel order their arguments.
 
+    arguments(values) gives the arguments out of values by parameters' names. tensors: which of Tensors the kernel
+    takes: neighbours, as its first arguments.
+    """
 
-def kernel_arguments(key: KernelKey | MergeKey, values: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a key's kernel out of values by parameters' names, in the order of its signature."""
-    return tuple(values[parameter.name] for parameter in kernel_signature(key))
+    arguments: Callable[[Mapping[str, Any]], tuple[Any, ...]]
+    tensors: slice
+
+    @classmethod
+    def of(cls, key: KernelKey | MergeKey) -> KernelSignature:
+        """The order of a key's parameters."""
+        parameters = kernel_signature(key)
+        names = [parameter.name for parameter in parameters if parameter.kind is ParameterKind.TENSOR]
+        first = Tensors._fields.index(names[0])
+        taken = slice(first, first + len(names))
+        assert names == list(Tensors._fields[taken])
+        assert names == [parameter.name for parameter in parameters[: len(names)]]
+        return cls(itemgetter(*(parameter.name for parameter in parameters)), taken)
 
 
 def call_values(shape: Shape, tensors: Tensors, sm_scale: float, lse_scale: float) -> dict[str, Any]:
