@@ -14,7 +14,7 @@ import torch
 from forests import forest
 from treegen import Shape, Tree, cli
 from treegen.backends import oracle
-from treegen.bench import bench_runs, report
+from treegen.bench import bench_runs, result_tables
 from treegen.bench.bench_runs import Timers
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
@@ -140,13 +140,13 @@ def test_shuffled_pages_hold_the_same_tokens() -> None:
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
     results, machine = measured(), {"device": "none", "copy_gbps": 4000}
-    report.save(tmp_path / "r.json", machine, results)
-    assert report.load(tmp_path / "r.json") == (machine, results)
+    result_tables.save(tmp_path / "r.json", machine, results)
+    assert result_tables.load(tmp_path / "r.json") == (machine, results)
     value = json.loads((tmp_path / "r.json").read_text())
     for wrong in ({}, {**value, "format": "other"}, {**value, "results": [{"tree": "1"}]}):
         (tmp_path / "w.json").write_text(json.dumps(wrong))
         with pytest.raises(FormatError):
-            report.load(tmp_path / "w.json")
+            result_tables.load(tmp_path / "w.json")
 
 
 def outcome(provider: str, eager: float | None, graph: float | None = None, status: str = "right") -> ProviderOutcome:
@@ -164,25 +164,25 @@ RESULTS = [
 
 
 def test_the_table_and_its_means() -> None:
-    assert report.table(RESULTS)[1:] == [
+    assert result_tables.table(RESULTS)[1:] == [
         ["small", "32/8", "5.0", "8.0", "32.0", "wrong"],
         ["large", "32/8", "50.0", "100.0", "100.0", "50.0"],
     ]
-    rows = {row[0]: row[1:] for row in report.summary(RESULTS)[1:]}
+    rows = {row[0]: row[1:] for row in result_tables.summary(RESULTS)[1:]}
     assert rows["a"] == ["2", "0", "1.00x", "1.00x", "0.50 (1)"]
     assert rows["b"] == ["2", "0", "2.00x", "1.00x", "0.50 (1)"]
     assert rows["c"] == ["1", "1", "0.50x", "0.50x", "1.00 (1)"]
 
 
 def test_problems_are_told_once() -> None:
-    told = report.problems(measured())
+    told = result_tables.problems(measured())
     assert any(line.startswith("shut unavailable: not on Saturdays: few shot 4/2, two roots 4/2") for line in told)
     assert len(told) == 4
 
 
 def test_results_are_shown_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, picture = tmp_path / "r.json", tmp_path / "r.svg"
-    report.save(path, {"device": "a GPU"}, RESULTS)
+    result_tables.save(path, {"device": "a GPU"}, RESULTS)
     assert cli.main(["bench", "--from", str(path), "--plot", str(picture)]) == 1  # an output was wrong
     printed = capsys.readouterr()
     assert "device a GPU" in printed.out

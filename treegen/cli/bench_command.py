@@ -71,11 +71,11 @@ def bench(
     launch time. The floor is what the GPU needs to move every seen token's KV, q and out once as fast as it copies, or
     for the arithmetic. The exit code is 1 when an output is wrong or a provider fails.
     """
-    from treegen.bench import report
+    from treegen.bench import result_tables
 
     if results is not None:
-        machine, found = report.load(results)
-        found = found if providers is None else report.only(found, providers)
+        machine, found = result_tables.load(results)
+        found = found if providers is None else result_tables.only(found, providers)
     else:
         from treegen.bench.peers import providers_from
         from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
@@ -87,14 +87,14 @@ def bench(
         ]
         machine, found = _measured(trees, shapes, listed, repeats, rows)
     if json is not None:
-        report.save(json, machine, found)
-    print_table(report.table(found))
-    for line in report.problems(found):
+        result_tables.save(json, machine, found)
+    print_table(result_tables.table(found))
+    for line in result_tables.problems(found):
         print(line)
-    print_table(report.summary(found))
+    print_table(result_tables.summary(found))
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if plot is not None:
-        report.plot(plot, machine, found)
+        result_tables.plot(plot, machine, found)
     statuses = {outcome.status for result in found for outcome in result.outcomes}
     raise typer.Exit(int(bool(statuses & {"wrong", "failed"})))
 
