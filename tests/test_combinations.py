@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], type[TreegenError], str]] = {
 
 
 def refusals(setup: Setup) -> set[tuple[type[TreegenError], str]]:
-    """The errors, by their arguments, any of which a setup has to raise: the first table of docs/limits.md."""
+    """The errors that a setup may raise, by argument (docs/limits.md, first table). It has to raise one of them."""
     found = {(error, argument) for name, (values, error, argument) in REFUSED.items() if getattr(setup, name) in values}
     if setup.kv_dtype and setup.dtype == "fp32":
         found.add((ShapeError, "kv_dtype"))

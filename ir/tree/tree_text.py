@@ -86,7 +86,7 @@ class _Reader:
 
 
 class _Nodes:
-    """Nodes as they are read, in preorder: the tokens of each, and the distance to its parent (0 for a root).
+    """Collects nodes in preorder: the tokens of each node, and its distance to its parent (0 for a root).
 
     Distances are equal in all copies of a subtree, except at their tops.
     """

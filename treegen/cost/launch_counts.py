@@ -27,7 +27,7 @@ class ItemCounts(Generic[Count]):
 
     blocks: Count  # thread blocks
     turns: Count  # work items times lanes: more than blocks where blocks work off lists
-    evened: Count  # turns, if every SM had as many as the one with most of them (see evened_turns)
+    evened: Count  # turns, rounded up to a multiple of the SMs (see evened_turns)
     full: Count  # tiles of one run, over all blocks
     packed: Count  # tiles packed from several runs, over all blocks
     longest_turns: Count  # turns of the block with the most tiles
@@ -124,8 +124,8 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
 
 
 def evened_turns(turns: Longs | int, sms: int) -> Longs:
-    """What the turns of a launch come to when SMs have different numbers of them, and the others wait for the one with
-    most; fewer turns than SMs are as many as they are.
+    """Rounds the turns of a launch up to a multiple of the SMs, because all SMs wait for the busiest one. Leaves counts
+    below the number of SMs unchanged.
     """
     evened: Longs = np.where(np.greater_equal(turns, sms), -(-turns // sms) * sms, turns)
     return evened

@@ -101,12 +101,7 @@ class Kernel(Copyable):
         problem, choice, layout = (state.pop(name) for name in ("problem", "choice", "layout"))
         vars(self).update(state)
         self._begin()
-        scoring = self._options.scoring
-        view = View.of(problem, scoring)
-        if layout is None:
-            self._prepared = Prepared.of(problem, view, choice, scoring, grows=self._grows)
-        else:
-            self._prepared = Prepared.in_layout(problem, view, layout, scoring, grows=self._grows)
+        self._prepared = Prepared.again(problem, choice, layout, self._options.scoring, grows=self._grows)
 
     def _given(self) -> dict[str, object]:
         scoring = self._options.scoring

@@ -56,12 +56,11 @@ class Prepared:
     growth: Growth | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
     calls: dict[tuple[object, str], KeptCall] = field(default_factory=dict)
-    _launched: Schedule | None = field(init=False)
+    _launched: Schedule | None = field(init=False, default=None)
     _planned_last_slot: int = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_planned_last_slot", self.problem.tree.kv.last_slot)
-        object.__setattr__(self, "_launched", None if self.growth else self._as_launched())
 
     @classmethod
     def of(cls, problem: Problem, view: View, choice: Choice, scoring: Scoring | None, *, grows: bool) -> Prepared:
@@ -84,6 +83,16 @@ class Prepared:
             made = layout.lowered(view)
         growth = _growth(problem, made, layout) if grows else None
         return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, growth, **served)
+
+    @classmethod
+    def again(
+        cls, problem: Problem, choice: Choice, layout: Layout | None, scoring: Scoring | None, *, grows: bool
+    ) -> Prepared:
+        """A problem for which the choice, and in a fixed capacity the layout, were made before."""
+        view = View.of(problem, scoring)
+        if layout is None:
+            return cls.of(problem, view, choice, scoring, grows=grows)
+        return cls.in_layout(problem, view, layout, scoring, grows=grows)
 
     def successor(self, problem: Problem, *, grows: bool) -> Prepared:
         """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
@@ -121,15 +130,17 @@ class Prepared:
     def up_to_date(self) -> Prepared:
         """What is served, as a plan of the tree that it has grown to."""
         problem = self.problem.with_tree(self.grown)
-        view = View.of(problem, self.scoring)
-        if self.layout is None:
-            return Prepared.of(problem, view, self.choice, self.scoring, grows=False)
-        return Prepared.in_layout(problem, view, self.layout, self.scoring, grows=False)
+        return Prepared.again(problem, self.choice, self.layout, self.scoring, grows=False)
 
     @property
     def schedule(self) -> Schedule:
-        """What is launched, with room for growth and what rows have gained in it."""
-        return self._launched or self._as_launched()
+        """What is launched, with room for growth and what rows have gained in it. Made when it is first asked for."""
+        if self.growth is not None:
+            return self._as_launched()
+        if self._launched is None:
+            object.__setattr__(self, "_launched", self._as_launched())
+        assert self._launched is not None
+        return self._launched
 
     def _as_launched(self) -> Schedule:
         """The passes between what is counted and what is launched, now."""
