@@ -147,9 +147,7 @@ class Topology:
 
 def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topology:
     """The topology of a forest; raises TreeError when the parents contain a cycle."""
-    ancestors = _doubled_parents(parent)
-    subtree = _subtrees(ancestors, len(parent))
-    preorder = _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree))
+    preorder, subtree = _preorder(parent)
     ranks = ranks_of(preorder[row_node], tokens, row_node, row_sees)
     rank_lo, rank_own = ranks.first[preorder], ranks.first[preorder + 1]
     rank_hi = ranks.first[preorder + subtree]
@@ -171,6 +169,11 @@ def derive(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints) -> Topolo
             "spans": spans,
         },
     )
+
+
+def depth_first(parent: Ints) -> Longs:
+    """The place of every node in depth-first order, siblings by index; raises TreeError for a cycle."""
+    return _preorder(parent)[0]
 
 
 def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ranks: Ranks) -> Topology:
@@ -223,6 +226,13 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     """
     spans = topology.spans
     return replace(topology, tokens=frozen(topology.tokens + more), spans=spans.until(spans.stop + more[spans.node]))
+
+
+def _preorder(parent: Ints) -> tuple[Longs, Longs]:
+    """Places in depth-first order, siblings by index, and the nodes at or below every node."""
+    ancestors = _doubled_parents(parent)
+    subtree = _subtrees(ancestors, len(parent))
+    return _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree)), subtree
 
 
 def _last_below(parent: Ints) -> Longs:
