@@ -15,11 +15,13 @@ import treegen.ir.tree.custom_masks as custom_masks
 import treegen.ir.tree.edits as edits
 import treegen.ir.tree.page_tables as page_tables
 import treegen.ir.tree.queries as queries
+import treegen.ir.tree.requests as by_request
 import treegen.ir.tree.tree_json as tree_json
 import treegen.ir.tree.tree_text as tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.requests import RequestKV
 from treegen.ir.tree.signature import signature
 from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
 
@@ -43,7 +45,7 @@ class Tree:
 
     `parent[v]` is -1 for a root; `tokens[v]` may be 0. Row i, in the caller's order, is attached to `row_node[i]` and
     sees every token of that node's ancestors and the first `row_sees[i]` tokens of the node itself. `kv` says where
-    tokens are.
+    tokens are; of a tree by request `requests` does (None for all others), and `kv` numbers the tokens only.
     """
 
     parent: Ints
@@ -52,6 +54,7 @@ class Tree:
     row_sees: Ints
     kv: KVRuns
     topology: Topology = field(repr=False)
+    requests: RequestKV | None = field(default=None, repr=False)
 
     @classmethod
     def from_parents(
@@ -131,6 +134,26 @@ class Tree:
         seq_lens [requests]: tokens. As from_page_table. Raises TreeError.
         """
         return cls._ranked(*page_tables.from_block_table(block_table, seq_lens, page_size))
+
+    @classmethod
+    def from_requests(
+        cls,
+        seq_lens: IntsLike,
+        shared_with: IntsLike | None = None,
+        shared_tokens: IntsLike | None = None,
+        *,
+        page_size: int = 1,
+    ) -> Tree:
+        """The tree of a batch of requests that grow, one row each, by who shares how much with whom.
+
+        seq_lens [requests]: tokens. Request i begins with the first `shared_tokens[i]` tokens, rounded down to whole
+        pages, of request `shared_with[i]` (-1: of none), which may come later in the batch. `requests` of the tree says
+        which request's tokens each node holds. The last node of a request goes on to its present length, and has at
+        least one token here, also where there is none yet, so that plans have a place for it. Arrays and CPU tensors.
+        Raises TreeError, also for requests that share in a cycle, or more tokens than one of them has.
+        """
+        parts, topology, requests = by_request.from_requests(seq_lens, shared_with, shared_tokens, page_size=page_size)
+        return cls(*parts, topology, requests)
 
     @classmethod
     def from_custom_mask(
@@ -371,9 +394,10 @@ class Tree:
     def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
         return self
 
-    def __reduce__(self) -> tuple[Callable[..., Tree], tuple[Ints, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Tree], tuple[Any, ...]]:
         kv = self.kv
-        return _unpickled, (self.parent, self.tokens, self.row_node, self.row_sees, kv.indptr, kv.start, kv.length)
+        arrays = (self.parent, self.tokens, self.row_node, self.row_sees, kv.indptr, kv.start, kv.length)
+        return _unpickled, (self.requests, *arrays)
 
     def __repr__(self) -> str:
         return f"<treegen.Tree: {self.size_text}>"
@@ -410,11 +434,11 @@ def check_is_tree(argument: str, value: object) -> None:
         raise TreeError(argument, value, "is not a Tree", fix)
 
 
-def _unpickled(*arrays: Ints) -> Tree:
+def _unpickled(requests: RequestKV | None, *arrays: Ints) -> Tree:
     """The tree of arrays that were pickled, which come back without the mark that they are read-only."""
     parent, tokens, row_node, row_sees, *runs = map(frozen, arrays)
     topology = derive(parent, tokens, row_node, row_sees)
-    return Tree(parent, tokens, row_node, row_sees, KVRuns(*runs), topology)
+    return Tree(parent, tokens, row_node, row_sees, KVRuns(*runs), topology, requests)
 
 
 def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:

@@ -1,0 +1,272 @@
+"""Trees by request: each node is a piece of one request's tokens, and each request grows at its own end.
+
+A request is divided where others attach to it, and its last piece is its open tail:
+
+    request 0   [ 0 ........ 32 | 32 ... 48 | 48 ..>     nodes 0, 1, 2
+    request 1                   |           [ 48 ..>     node 3, below node 1
+    request 2                   [ 32 ..>                 node 4, below node 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Bools,
+    Ints,
+    IntsLike,
+    Longs,
+    frozen,
+    int32_array,
+    int32_ramp,
+    offsets,
+    positive_int,
+    ramp,
+    stacked,
+)
+from treegen.ir.errors import TreeError
+from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.page_tables import TreeParts
+from treegen.ir.tree.topology import Ranks, Topology, depth_first, derive_ranked
+
+_HALF = 32  # bits of a key's lower half, which holds tokens
+
+
+class Claims(NamedTuple):
+    """The pages that rows share. Row i has the ranges `indptr[i]:indptr[i + 1]`: its pages `first:end` are those of
+    seat `owner`. Its ranges are ascending, not empty, and together run from page 0 to the end of what it shares.
+    """
+
+    indptr: Ints
+    owner: Ints
+    first: Ints
+    end: Ints
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestKV:
+    """Where a tree's tokens are, by request. A seat is the number of a running request; arrays are read-only.
+
+    Node v holds the tokens of seat `owner[v]` from position `first[v]` on, a multiple of page_size. Where `open[v]`, it
+    goes on to the seat's present length, whatever that is; else it ends behind the tree's `tokens[v]`.
+
+    Row i is seat `seat[i]` at epoch `epoch[i]`, with `length[i]` tokens as far as the host knows. Its first
+    `shared_tokens[i]` tokens, a multiple of page_size, are those of seat `shared_with[i]` (-1: none), which itself
+    shares fewer.
+    """
+
+    page_size: int
+    owner: Ints
+    first: Ints
+    open: Bools
+    seat: Ints
+    epoch: Ints
+    shared_with: Ints
+    shared_tokens: Ints
+    length: Ints
+
+    def claims(self) -> Claims:
+        """The pages that each row shares, divided by the seat that owns them: one round per level of sharing."""
+        place = np.zeros(self.seat.max(initial=-1) + 1, np.int64)
+        place[self.seat] = ramp(len(self.seat))
+        row = (self.shared_with >= 0).nonzero()[0]
+        owner, end = self.shared_with[row], self.shared_tokens[row]
+        levels = [np.empty((4, 0), np.int64)]
+        while len(row):
+            above = place[owner]
+            first = self.shared_tokens[above]
+            levels.append(np.stack([row, owner, first // self.page_size, end // self.page_size]))
+            further = first.nonzero()[0]
+            row, end, owner = row[further], first[further], self.shared_with[above[further]]
+        ranges = np.concatenate(levels[::-1], axis=1)
+        row, *columns = ranges[:, ranges[0].argsort(kind="stable")]
+        return Claims(frozen(offsets(np.bincount(row, minlength=len(self.seat)))), *map(frozen, columns))
+
+    def __reduce__(self) -> tuple[Callable[..., RequestKV], tuple[Any, ...]]:
+        return _unpickled, tuple(getattr(self, field.name) for field in fields(self))
+
+
+Made: TypeAlias = tuple[TreeParts, Topology, RequestKV]
+"""What a tree by request is made of."""
+
+
+def from_requests(
+    seq_lens: IntsLike,
+    shared_with: IntsLike | None = None,
+    shared_tokens: IntsLike | None = None,
+    seats: IntsLike | None = None,
+    epochs: IntsLike | None = None,
+    page_size: int = 1,
+) -> Made:
+    """See Tree.from_requests. seats [requests]: by default their numbers; epochs [requests]: by default 0."""
+    positive_int("page_size", page_size, TreeError)
+    length = int32_array("seq_lens", seq_lens, low=0)
+    requests = len(length)
+    seat = int32_ramp(requests) if seats is None else _one_each("seats", seats, requests)
+    epoch = frozen(np.zeros(requests)) if epochs is None else _one_each("epochs", epochs, requests)
+    if seats is not None and len(seat) and (twice := np.bincount(seat) > 1).any():
+        raise TreeError("seats", seat.tolist(), f"names seat {int(twice.argmax())} twice", "give distinct seats")
+    if (shared_with is None) != (shared_tokens is None):
+        missing = "shared_with" if shared_with is None else "shared_tokens"
+        raise TreeError(missing, None, "is missing", "give shared_with and shared_tokens, or neither")
+    if shared_with is None or shared_tokens is None:
+        return of_requests(length, frozen(np.full(requests, -1)), frozen(np.zeros(requests)), seat, epoch, page_size)
+    above = _one_each("shared_with", shared_with, requests, low=-1, high=requests - 1).astype(np.int64)
+    shared = _one_each("shared_tokens", shared_tokens, requests)
+    sharing = (above >= 0).nonzero()[0]
+    _check_lengths(length, shared, sharing, sharing)
+    _check_lengths(length, shared, sharing, above.take(sharing))
+    whole = np.zeros(requests, np.int64)
+    whole[sharing] = shared.take(sharing) // page_size * page_size
+    if np.count_nonzero(whole) < len(sharing):
+        above[whole == 0] = -1
+    return of_requests(length, _nearest_owners(above, whole), whole, seat, epoch, page_size)
+
+
+def of_requests(
+    length: Ints, above: Ints | Longs, shared: Ints | Longs, seat: Ints, epoch: Ints, page_size: int
+) -> Made:
+    """`from_requests` of what is known to be right. above [requests]: -1, or the request whose first `shared` tokens,
+    more than 0 and more than it shares itself, this one begins with; shared: multiples of page_size, 0 where none.
+    """
+    requests = len(length)
+    if not requests:
+        return _of_nothing(page_size)
+    sharing = (above >= 0).nonzero()[0]
+    owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing).astype(np.int64)
+    order = _depth_first(requests, sharing, owners, parts)
+    place = np.empty(requests, np.int64)
+    place[order] = ramp(requests)
+
+    # From here on requests are in depth-first order. A key says behind how many tokens of which request.
+    keys = (place.take(owners) << _HALF) + parts
+    by_key = keys.argsort(kind="stable")
+    keys = keys.take(by_key)
+    new = np.ones(len(keys), bool)
+    np.not_equal(keys[1:], keys[:-1], out=new[1:])
+    cuts = keys.compress(new)
+    cut = cuts >> _HALF
+    pieces = np.bincount(cut, minlength=requests) + 1
+    owner, begin = ramp(requests).repeat(pieces), offsets(pieces)
+    nodes, tail, begin = len(owner), begin[1:] - 1, begin[:-1]
+    # The piece that ends at a cut has before it those of the cuts before, and a tail of every request before its own.
+    ending = cut + ramp(len(cut))
+    first = np.empty(nodes + 1, np.int64)
+    first[begin] = shared.take(order)
+    first[ending + 1] = cuts & ((1 << _HALF) - 1)
+    ends = first[1:].copy()
+    ends[tail] = np.maximum(length.take(order), first.take(tail) + 1)
+    first = first[:-1]
+    tokens = frozen(ends - first)
+    above_node = np.arange(-1, nodes - 1)
+    above_node[begin] = -1
+    above_node[begin.take(place.take(sharing.take(by_key)))] = ending.take(new.cumsum() - 1)
+    parent = frozen(above_node)
+
+    row_node = frozen(tail.take(place))
+    slots = offsets(tokens)
+    if slots[-1] > INT32_MAX:
+        raise TreeError("seq_lens", int(slots[-1]), "total exceeds 2^31 - 1 tokens", "split the batch")
+    kv = KVRuns(frozen(int32_ramp(nodes + 1)), frozen(slots[:-1]), tokens)
+    parts_of_tree = TreeParts(parent, tokens, row_node, frozen(tokens.take(row_node)), kv)
+    ranks = Ranks(frozen(np.append(owner, requests)), frozen(order), True)
+    topology = derive_ranked(*parts_of_tree[:4], ranks)
+    is_open = np.zeros(nodes, bool)
+    is_open[tail] = True
+    is_open.setflags(write=False)
+    shared_with = np.full(requests, -1, np.int32)
+    shared_with[sharing] = seat.take(owners)
+    of_nodes = stacked(seat.take(order).take(owner), first)
+    of_rows = stacked(seat, epoch, shared_with, shared, length)
+    return parts_of_tree, topology, RequestKV(page_size, of_nodes[0], of_nodes[1], is_open, *of_rows)
+
+
+def _of_nothing(page_size: int) -> Made:
+    """One root without tokens, which no seat owns, and no rows."""
+    root, none = np.zeros(1, np.int64), frozen(np.empty(0))
+    parts = TreeParts(frozen(root - 1), frozen(root), none, none, KVRuns.contiguous(root))
+    topology = derive_ranked(*parts[:4], Ranks(frozen(np.zeros(2)), none, True))
+    is_open = np.zeros(1, bool)
+    is_open.setflags(write=False)
+    return parts, topology, RequestKV(page_size, parts.parent, parts.tokens, is_open, *(none,) * 5)
+
+
+def _one_each(argument: str, values: IntsLike, requests: int, low: int = 0, high: int = INT32_MAX) -> Ints:
+    array = int32_array(argument, values, low=low, high=high)
+    if len(array) != requests:
+        reason = f"does not match {requests} requests"
+        raise TreeError(argument, f"{len(array)} entries", reason, "give one per request")
+    return array
+
+
+def _check_lengths(length: Ints, shared: Ints, sharing: Longs, other: Longs) -> None:
+    """Raises TreeError for a request, of those that share, that shares more tokens than an `other` has."""
+    tokens = length.take(other)
+    beyond = shared.take(sharing) > tokens
+    if np.count_nonzero(beyond):
+        index = int(beyond.argmax())
+        request = int(sharing[index])
+        reason = f"is more than the {tokens[index]} tokens of request {other[index]}"
+        raise TreeError(f"shared_tokens[{request}]", int(shared[request]), reason, "lower it")
+
+
+def _nearest_owners(above: Longs, shared: Longs) -> Longs:
+    """For every request the nearest one up the chain of `above` that shares fewer tokens itself. Raises TreeError for a
+    chain without an end.
+    """
+    sharing = (above >= 0).nonzero()[0]
+    low = sharing.compress(shared.take(sharing) <= shared.take(above.take(sharing)))
+    if not len(low):  # shared tokens fall along every chain, so each one ends
+        return above
+    _check_chains_end(above)
+    above = above.copy()
+    while len(low):
+        above[low] = above[above[low]]
+        low = low[shared[low] <= shared[above[low]]]
+    return above
+
+
+def _check_chains_end(above: Longs) -> None:
+    """Raises TreeError for a request that shares, through others or not, with itself. By pointer doubling."""
+    reached = above
+    for _ in range(len(above).bit_length()):
+        reached = np.where(reached >= 0, reached[reached], -1)
+    if (reached >= 0).any():
+        request = int((reached >= 0).argmax())
+        fix = "let one request of it share with none of the others"
+        raise TreeError(f"shared_with[{request}]", int(above[request]), "leads into a cycle", fix)
+
+
+def _depth_first(requests: int, sharing: Longs, owners: Longs, parts: Longs) -> Longs:
+    """Requests in depth-first order: each before those that share with it, of which the ones that share most come
+    first. So are the nodes then, with all of a request's one after another. sharing: the requests that share, each
+    with one of `owners`, `parts` tokens.
+    """
+    shares = np.zeros(requests, bool)
+    shares[sharing] = True
+    if not np.count_nonzero(shares.take(owners)):  # nearly always: owners share with none
+        keys = ramp(requests) << _HALF
+        keys[sharing] = (owners << _HALF) + (INT32_MAX - parts + 1)
+        return keys.argsort(kind="stable")
+    left = np.zeros(requests, np.int64)
+    left[sharing] = -parts
+    by_parts = left.argsort(kind="stable")
+    number = np.empty(requests, np.int64)
+    number[by_parts] = ramp(requests)
+    parent = np.full(requests, -1)
+    parent[number.take(sharing)] = number.take(owners)
+    order = np.empty(requests, np.int64)
+    order[depth_first(frozen(parent))] = by_parts
+    return order
+
+
+def _unpickled(page_size: int, *arrays: Any) -> RequestKV:
+    """The places of arrays that were pickled, which come back without the mark that they are read-only."""
+    for array in arrays:
+        array.setflags(write=False)
+    return RequestKV(page_size, *arrays)
