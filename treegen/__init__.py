@@ -13,6 +13,7 @@ if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_fi
 from treegen import strategies
 from treegen.codegen.compile_counter import KernelCounts, kernel_counts
 from treegen.ir.errors import TreegenError, TreegenWarning
+from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.build import token_tree_parents
@@ -47,6 +48,7 @@ __all__ = [
     "KVRuns",
     "Kernel",
     "KernelCounts",
+    "LiveBatch",
     "Shape",
     "Tree",
     "TreeAttentionWrapper",

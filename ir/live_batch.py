@@ -1,0 +1,285 @@
+"""LiveBatch: the requests that run at present, how long they are, and who shares how much with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, frozen, int32_array, positive_int, ramp
+from treegen.ir.errors import TreeError
+from treegen.ir.tree import Tree
+from treegen.ir.tree.requests import of_requests
+
+
+class LiveBatch:
+    """The running requests of an engine, and what they share: trees by request are made of it.
+
+    Each request has a seat, a number that it keeps while it runs, and a row, its place in the engine's batch. Requests
+    share whole pages only, from their first token on. That they do is a claim of the caller's: kernels compare the
+    page tables' entries before they rely on it.
+
+    Arrays by seat, int32, as long as there are seats, to be read only (they are replaced when seats are added):
+
+    - `row`: place in the batch, -1 where the seat is free.
+    - `epoch`: raised when the seat gets a new request, and when its pages move.
+    - `tokens`: the request's tokens, 0 where the seat is free.
+    - `shared_with`, `shared_tokens`: the request begins with so many tokens of another seat's; -1 and 0 for none. That
+      seat itself shares fewer, so that it owns the last of them.
+
+    Methods raise TreeError before anything changes.
+    """
+
+    __slots__ = ("_active", "epoch", "page_size", "row", "shared_tokens", "shared_with", "tokens")
+
+    def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
+        """page_size: tokens of a page; max_seats: there is room for so many requests, and for twice as many whenever it
+        is used up.
+        """
+        self.page_size = positive_int("page_size", page_size, TreeError)
+        seats = positive_int("max_seats", max_seats, TreeError)
+        self._active = 0
+        self.epoch, self.tokens, self.shared_tokens = np.zeros((3, seats), np.int32)
+        self.row, self.shared_with = np.full((2, seats), -1, np.int32)
+
+    def __len__(self) -> int:
+        return self._active
+
+    def __repr__(self) -> str:
+        return f"<treegen.LiveBatch: {self._active} requests, page_size {self.page_size}>"
+
+    @property
+    def seats(self) -> Longs:
+        """The seats of running requests, ascending."""
+        return (self.row >= 0).nonzero()[0]
+
+    def tree(self) -> Tree:
+        """The tree of the running requests, with a row for each seat in ascending order."""
+        seats = self.seats
+        shared, above = self.shared_tokens.take(seats), self.shared_with.take(seats)
+        if len(seats) and seats[-1] >= len(seats):  # the seats have gaps
+            number = np.empty(len(self.row), np.int32)
+            number[seats] = ramp(len(seats))
+            above = np.where(above >= 0, number.take(above), -1)
+        tokens, epoch = self.tokens.take(seats), self.epoch.take(seats)
+        parts, topology, requests = of_requests(tokens, above, shared, frozen(seats), epoch, self.page_size)
+        return Tree(*parts, topology, requests)
+
+    def add(self, tokens: int, shared_with: int | None = None, shared_tokens: int = 0, row: int | None = None) -> int:
+        """Starts a request and returns its seat, the lowest free one.
+
+        It begins with the first `shared_tokens` tokens, rounded down to whole pages, of seat `shared_with`. row: by
+        default the lowest free place.
+        """
+        tokens = _count("tokens", tokens)
+        above, shared = self._claim(shared_with, shared_tokens, tokens, None)
+        place = self._free_row(row)
+        if self._active == len(self.row):
+            self._add_seats()
+        seat = int((self.row < 0).argmax())
+        self.row[seat], self.tokens[seat] = place, tokens
+        self.shared_with[seat], self.shared_tokens[seat] = above, shared
+        self.epoch[seat] += 1
+        self._active += 1
+        return seat
+
+    def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None) -> int:
+        """Starts a request with the tokens of another and returns its seat.
+
+        It shares the first `shared_tokens` of them, by default all full pages. row: as in `add`.
+        """
+        tokens = int(self.tokens[self._running("seat", seat)])
+        return self.add(tokens, seat, tokens if shared_tokens is None else shared_tokens, row)
+
+    def finish(self, seat: int) -> None:
+        """Ends a request and frees its seat and row.
+
+        What others share with it and with one another does not change: of those that share with it, the one that
+        shares most (of several the lowest seat) takes its place, and the others share with that one.
+        """
+        seat = self._running("seat", seat)
+        self._leave(seat)
+        self.row[seat], self.tokens[seat] = -1, 0
+        self._active -= 1
+
+    def moved(self, seats: int | IntsLike) -> None:
+        """The pages of these requests are others than before: they were preempted and are back, or were copied.
+
+        They share nothing any more, also with one another; `share` says what they share now. What others share among
+        themselves does not change, as in `finish`. Plans made before are not used for them.
+        """
+        for seat in self._chosen(seats).tolist():
+            self._leave(seat)
+            self.epoch[seat] += 1
+
+    def share(self, seat: int, shared_with: int | None, shared_tokens: int) -> None:
+        """A request begins with the first `shared_tokens` tokens of another, rounded down to whole pages, in place of
+        what it shared with others before; with 0 tokens it shares with none. What shares with it goes on to do so.
+
+        Of two requests one shares with the other: it is an error where `shared_with` already shares with `seat`,
+        through others or not.
+        """
+        seat = self._running("seat", seat)
+        above, shared = self._claim(shared_with, shared_tokens, int(self.tokens[seat]), seat)
+        self.shared_with[seat], self.shared_tokens[seat] = above, shared
+        self._settle(seat)
+
+    def reorder(self, rows: Mapping[int, int] | IntsLike) -> None:
+        """Gives requests other places in the batch: {seat: row}, or an array of rows by seat, of which the entries of
+        free seats are not read. Seats that a mapping does not name keep their places.
+        """
+        seats, row = self.seats, self.row.copy()
+        if isinstance(rows, Mapping):
+            named = self._chosen(list(rows))
+            row[named] = int32_array("rows", list(rows.values()), low=0)
+        else:
+            given = int32_array("rows", rows, low=-(2**31))
+            if len(seats) and len(given) <= seats[-1]:
+                reason = f"has no row for seat {seats[-1]}"
+                raise TreeError("rows", f"{len(given)} entries", reason, "give one row per seat")
+            row[seats] = given[seats]
+            if len(seats) and row[seats].min() < 0:
+                seat = int(seats[row[seats].argmin()])
+                raise TreeError(f"rows[{seat}]", int(row[seat]), "is outside 0..2147483647", "correct the value")
+        used = np.sort(row[seats])
+        if len(twice := (used[1:] == used[:-1]).nonzero()[0]):
+            raise TreeError("rows", rows, f"gives row {used[twice[0]]} to two requests", "give every request its own")
+        self.row[:] = row
+
+    def grow(self, tokens: int | IntsLike = 1, seats: int | IntsLike | None = None) -> None:
+        """Requests get so many tokens more. tokens: one number for all, or one for each of `seats`. seats: by default
+        all that run.
+        """
+        chosen = self.seats if seats is None else self._chosen(seats)
+        longer = self.tokens.take(chosen) + self._numbers("tokens", tokens, len(chosen)).astype(np.int64)
+        if longer.max(initial=0) > INT32_MAX:
+            seat = int(chosen[longer.argmax()])
+            raise TreeError("tokens", tokens, f"makes seat {seat} longer than 2^31 - 1 tokens", "give fewer")
+        self.tokens[chosen] = longer
+
+    def set_tokens(self, seats: int | IntsLike, tokens: int | IntsLike) -> None:
+        """Requests have so many tokens now, also fewer than before: a rollback. tokens: one number for all, or one for
+        each of `seats`.
+
+        A request that becomes shorter than what it shares, or others share with it, shares the whole pages that are
+        left; what others share among themselves does not change.
+        """
+        chosen = self._chosen(seats)
+        after = self.tokens.copy()
+        after[chosen] = self._numbers("tokens", tokens, len(chosen))
+        sharing = (self.shared_with >= 0).nonzero()[0]
+        owner, shared = self.shared_with.take(sharing), self.shared_tokens.take(sharing)
+        too_short = np.concatenate([sharing[shared > after.take(sharing)], owner[shared > after.take(owner)]])
+        for seat in np.unique(too_short).tolist():
+            self._leave(seat, int(after[seat]) // self.page_size * self.page_size)
+        self.tokens[:] = after
+
+    def _leave(self, seat: int, kept: int = 0) -> None:
+        """Limits what a seat shares with others to its first `kept` tokens. Of those that share more with it, the one
+        that shares most takes its place behind these, and the others share with that one.
+        """
+        above, shared = int(self.shared_with[seat]), int(self.shared_tokens[seat])
+        sharers = (self.shared_with == seat).nonzero()[0]
+        sharers = sharers[self.shared_tokens[sharers] > kept]
+        if len(sharers):
+            heir = sharers[self.shared_tokens[sharers].argmax()]
+            self.shared_with[sharers] = heir
+            # With at most as many tokens left as it shares itself, the seat owns nothing that the heir could share.
+            own = kept > shared
+            self.shared_with[heir], self.shared_tokens[heir] = (seat, kept) if own else (above, shared)
+        if shared > kept:
+            above, shared = self._owner(above, kept)
+            self.shared_with[seat], self.shared_tokens[seat] = above, shared
+
+    def _owner(self, seat: int, tokens: int) -> tuple[int, int]:
+        """The seat, this one or up the chain of those that it shares with, that owns the last of its first so many
+        tokens, and their number; -1 and 0 for none.
+        """
+        if not tokens:
+            return -1, 0
+        while self.shared_tokens[seat] >= tokens:
+            seat = int(self.shared_with[seat])
+        return seat, tokens
+
+    def _settle(self, seat: int) -> None:
+        """Those that share with a seat no more than it shares itself now share with the owner of that."""
+        sharers = (self.shared_with == seat).nonzero()[0]
+        for sharer in sharers[self.shared_tokens[sharers] <= self.shared_tokens[seat]].tolist():
+            self.shared_with[sharer] = self._owner(seat, int(self.shared_tokens[sharer]))[0]
+
+    def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
+        """The owner and the number of shared tokens, checked and in whole pages, of a request of so many tokens."""
+        shared = _count("shared_tokens", shared_tokens)
+        if shared_with is None:
+            if shared:
+                raise TreeError("shared_tokens", shared, "are shared with no seat", "give shared_with, or 0")
+            return -1, 0
+        above = self._running("shared_with", shared_with)
+        for whose, most in (("the request has", tokens), (f"seat {above} has", int(self.tokens[above]))):
+            if shared > most:
+                raise TreeError("shared_tokens", shared, f"is more than the {most} tokens that {whose}", "lower it")
+        up = above
+        while seat is not None and up >= 0:
+            if up == seat:
+                reason = f"shares with seat {seat} itself" if up != above else "is the seat itself"
+                raise TreeError(
+                    "shared_with", above, reason, f"let seat {above} share with seat {seat}, or name another"
+                )
+            up = int(self.shared_with[up])
+        return self._owner(above, shared - shared % self.page_size)
+
+    def _running(self, argument: str, seat: int) -> int:
+        """`seat` if a request runs there; raises TreeError otherwise."""
+        number = _count(argument, seat)
+        if number >= len(self.row) or self.row[number] < 0:
+            raise TreeError(argument, number, "is the seat of no running request", "name one of `seats`")
+        return number
+
+    def _chosen(self, seats: int | IntsLike) -> Longs:
+        """Distinct seats of running requests."""
+        given = [seats] if isinstance(seats, (int, np.integer)) else seats
+        chosen = int32_array("seats", given, low=0).astype(np.int64)
+        runs: Bools = chosen < len(self.row)
+        runs[runs] = self.row[chosen[runs]] >= 0
+        if not runs.all():
+            index = int(runs.argmin())
+            reason = "is the seat of no running request"
+            raise TreeError(f"seats[{index}]", int(chosen[index]), reason, "name some of `seats`")
+        if len(chosen) > 1 and (twice := np.bincount(chosen) > 1).any():
+            raise TreeError("seats", chosen.tolist(), f"names seat {int(twice.argmax())} twice", "name every seat once")
+        return chosen
+
+    def _numbers(self, argument: str, values: int | IntsLike, seats: int) -> Ints:
+        """One number for all of so many seats, or one each; raises TreeError for others."""
+        if isinstance(values, (int, np.integer)):
+            return np.full(seats, _count(argument, values), np.int32)
+        numbers = int32_array(argument, values, low=0)
+        if len(numbers) != seats:
+            raise TreeError(argument, f"{len(numbers)} entries", f"does not match {seats} seats", "give one per seat")
+        return numbers
+
+    def _free_row(self, row: int | None) -> int:
+        """`row`, by default the lowest place of the batch that is free; raises TreeError for one that is taken."""
+        if row is None:
+            taken = np.zeros(self._active + 1, bool)
+            taken[self.row[(self.row >= 0) & (self.row <= self._active)]] = True
+            return int(taken.argmin())
+        place = _count("row", row)
+        if len(seats := (self.row == place).nonzero()[0]):
+            raise TreeError("row", place, f"is taken by seat {seats[0]}", "give a free place, or finish that request")
+        return place
+
+    def _add_seats(self) -> None:
+        """Makes as many seats again."""
+        seats = len(self.row)
+        for name, fill in (("row", -1), ("epoch", 0), ("tokens", 0), ("shared_with", -1), ("shared_tokens", 0)):
+            setattr(self, name, np.append(getattr(self, name), np.full(seats, fill, np.int32)))
+
+
+def _count(argument: str, value: int) -> int:
+    """`value` as an int of 0..2^31 - 1; raises TreeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TreeError(argument, value, "is not an integer", "give a whole number")
+    if not 0 <= value <= INT32_MAX:
+        raise TreeError(argument, int(value), f"is outside 0..{INT32_MAX}", "correct the value")
+    return int(value)
