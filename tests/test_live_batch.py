@@ -580,3 +580,18 @@ def test_the_heir_is_the_one_that_shares_most() -> None:
     batch.finish(1)
     assert batch.shared_with.tolist()[:6] == [-1, -1, 3, 0, 3, 3]
     assert batch.shared_tokens.tolist()[:6] == [0, 0, 60, 40, 80, 70]
+
+
+def test_what_shares_less_goes_up_to_the_owner() -> None:
+    """A claim of more tokens than others share with the seat: these share with the one that owns them."""
+    batch = LiveBatch()
+    for _ in range(3):
+        batch.add(100)
+    for shared in (10, 20, 30):
+        batch.fork(2, shared)
+    batch.share(1, 0, 15)
+    batch.share(2, 1, 20)
+    assert batch.shared_with.tolist()[:6] == [-1, 0, 1, 0, 1, 2]
+    assert batch.shared_tokens.tolist()[:6] == [0, 15, 20, 10, 20, 30]
+    batch.share(2, 1, 0)
+    assert batch.shared_with.tolist()[:6] == [-1, 0, -1, 0, 1, 2]
