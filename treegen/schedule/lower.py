@@ -88,6 +88,22 @@ class _Items(NamedTuple):
         return _Items(*(column[places] for column in self))
 
 
+class Arranged(NamedTuple):
+    """Work items in launch order and the runs that each of them reads.
+
+    sizes, tokens: the tile class of every launch, and its tokens. work: tokens of every item. bounds: where the items
+    of every launch begin, and where the last ones end.
+    """
+
+    sizes: tuple[TileClass, ...]
+    tokens: Sizes
+    items: _Items
+    runs: Runs
+    work: Longs
+    bounds: list[int]
+    num_stages: int
+
+
 class Counts(NamedTuple):
     """Per tree of a forest: rows of partial results, each written once and read once, and runs in masked work items."""
 
@@ -110,6 +126,19 @@ def lower(
     class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
     that could merge its partials, or when a plan's runs do not fill its fixed blocks.
     """
+    arranged = arrange(plan, problem, frame, positions)
+    if plan.fixed_block:
+        classes = arranged.sizes
+        tables = _tabulate_fixed(plan, problem.tree, classes[0], arranged.items, arranged.runs)
+    else:
+        classes, tables = _tabulate_classes(plan, arranged, fixed=frame is not None or plan.fixed_block > 0)
+    return scheduled(plan, problem, arranged, classes, tables, positions, framed=frame is not None)
+
+
+def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions: Positions | None = None) -> Arranged:
+    """Work items in launch order with the runs that they read, before these are cut. Arguments and errors as of
+    `lower`.
+    """
     tree, shape, target = problem
     most_rows = max(1, largest(plan.group_rows)) if len(plan) else 1
     if plan.fixed_block and frame is None:
@@ -124,24 +153,34 @@ def lower(
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
     if num_stages > 1:
         sizes, tokens = sizes * num_stages, tokens * num_stages
-    if frame is not None:
-        sizes = frame.classes
-    if plan.fixed_block:
-        classes, tables = sizes, _tabulate_fixed(plan, tree, sizes[0], items, runs)
-    else:
-        classes, tables = _tabulate_classes(plan, sizes, tokens, bounds, items, runs, work, fixed=frame is not None)
+    return Arranged(sizes if frame is None else frame.classes, tokens, items, runs, work, bounds, num_stages)
+
+
+def scheduled(
+    plan: Plan,
+    problem: Problem,
+    arranged: Arranged,
+    classes: tuple[TileClass, ...],
+    tables: PackedTables,
+    positions: Positions | None = None,
+    *,
+    framed: bool,
+) -> Schedule:
+    """The schedule of arranged items with these tables of what they read. framed: the classes stay as they are."""
+    tree, shape, target = problem
+    items, num_stages, launches = arranged.items, arranged.num_stages, len(arranged.bounds) - 1
     row_table, row0 = _row_table(plan, tree)
     row0 = row0[items.group] + items.begin
     results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
-    if frame is not None:
+    if framed or plan.fixed_block:
         if any(tile.merging for tile in classes) and not len(results.epilogue.slots):
             results = results._replace(epilogue=Epilogue(frozen(np.zeros(len(row_table) + 1)), NO_EPILOGUE.slots))
     elif results.merging is not None:
         classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
-    dealt = _deal(plan, classes, items.rows, work, shape, target)
+    dealt = _deal(plan, classes, items.rows, arranged.work, shape, target)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=_class_indptr(tuple(bounds)),
+        class_indptr=_class_indptr(tuple(arranged.bounds)),
         items=table(row0, items.rows, *tables.walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
@@ -274,22 +313,11 @@ def _usual_block(plan: Plan) -> int:
     return DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS
 
 
-def _tabulate_classes(
-    plan: Plan,
-    sizes: tuple[TileClass, ...],
-    tokens: Sizes,
-    bounds: list[int],
-    items: _Items,
-    runs: Runs,
-    work: Longs,
-    *,
-    fixed: bool,
-) -> tuple[tuple[TileClass, ...], PackedTables]:
-    """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other.
-
-    tokens: of every class; bounds: where the items of every class begin, and where the last ones end; work: tokens of
-    every item. fixed: the classes stay as they are.
+def _tabulate_classes(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[tuple[TileClass, ...], PackedTables]:
+    """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other. fixed:
+    the classes stay as they are.
     """
+    sizes, tokens, items, runs, work, bounds, _ = arranged
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
     if fixed or not sizes[0].fused:
