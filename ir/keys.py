@@ -36,7 +36,8 @@ class KernelKey:
     bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done to
     scores. sinks: whether every head has a sink, which takes its share of the softmax. waiting: whether some items wait
     for the partials of others in the same launch. guarded: whether values that are not finite are kept from rows whose
-    score hides the token.
+    score hides the token. request_page: 0 where tables list runs of slots, else the page size of the engine's tables,
+    from which a step kernel lists them (treegen.backends.step_kernels).
     """
 
     dtype: str
@@ -62,6 +63,7 @@ class KernelKey:
     sinks: bool = False
     waiting: bool = False
     guarded: bool = False
+    request_page: int = 0
 
     def text(self) -> str:
         """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""

@@ -69,6 +69,11 @@ class PartialContext:
     full: bool
     run_width: int
     run_fields: tuple[tuple[str, int], ...]
+    tile_slots: int
+    tile_width: int
+    gathered: bool
+    tile_fields: tuple[tuple[str, int], ...]
+    leaves_out: bool
     by_block: bool
     fields_by_token: tuple[str, ...]
     masked: bool
@@ -134,7 +139,7 @@ class KernelOptions(NamedTuple):
 
     scoring, scaled, by_bits, sinks, guarded: see KernelKey. shared_kv: whether one load serves K and V; None where the
     shape decides it. words: whether tensors allow words to be read; the tile and the shape have to allow it, too, and
-    guarded kernels read none.
+    guarded kernels read none. request_page: see KernelKey.
     """
 
     scoring: ScoreCode | None = None
@@ -144,6 +149,7 @@ class KernelOptions(NamedTuple):
     guarded: bool = False
     shared_kv: bool | None = None
     words: bool = True
+    request_page: int = 0
 
 
 NO_OPTIONS = KernelOptions()
@@ -177,7 +183,19 @@ def kernel_key(tile: TileClass, shape: Shape, page_size: int = 1, options: Kerne
         by_bits=options.by_bits,
         words=allows_words and reads_words(tile.rows, shape),
         guarded=options.guarded,
+        request_page=options.request_page,
     )
+
+
+def tile_form(tokens: int, request_page: int, *, positions: bool) -> tuple[int, int]:
+    """Slots that are listed for a full tile, and the width of its entry: a run, or by request, where it has several
+    pages, their slots and the fields of a run from `lo` on.
+    """
+    fields = len(POSITIONED_RUN_FIELDS if positions else RUN_FIELDS)
+    if not 0 < request_page < tokens:
+        return 1, fields
+    slots = tokens // request_page
+    return slots, slots + fields - 2
 
 
 class MergeForm(NamedTuple):
@@ -284,6 +302,11 @@ def emit_partial(key: KernelKey) -> Source:
     run_fields = POSITIONED_RUN_FIELDS if positions else RUN_FIELDS
     unread = ("lo", "hi") if key.mask == "none" else ()
     read = tuple((name, column) for column, name in enumerate(run_fields) if name not in unread)
+    tile_slots, tile_width = tile_form(key.tile_tokens, key.request_page, positions=positions)
+    gathered = tile_slots > MOST_UNROLLED
+    slots = ("slot",) if tile_slots == 1 else tuple(f"slot_{page}" for page in range(tile_slots))
+    of_tile = (*slots, *run_fields[1 if tile_slots == 1 else 2 :])
+    unread_of_tile = ("length", *unread, *(slots if gathered else ()))
     by_block = blocks_per_tile <= _MOST_BY_BLOCK
     has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
     context = PartialContext(
@@ -295,6 +318,11 @@ def emit_partial(key: KernelKey) -> Source:
         full=key.full,
         run_width=len(run_fields),
         run_fields=read,
+        tile_slots=tile_slots,
+        tile_width=tile_width,
+        gathered=gathered,
+        tile_fields=tuple((name, column) for column, name in enumerate(of_tile) if name not in unread_of_tile),
+        leaves_out=key.request_page > 0,
         by_block=by_block,
         fields_by_token=tuple(name for name, _ in read if not by_block or name not in ("lo", "hi")),
         masked=key.mask != "none",
