@@ -182,6 +182,11 @@ def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape, most_row
             raise InputError("q", f"{len(q)} rows", f"the kernel serves {most_rows}", "give fewer, or raise max_rows")
     elif len(q) != tree.num_rows:
         raise InputError("q", f"{len(q)} rows", f"the tree has {tree.num_rows}", "give one row per row of the tree")
+    check_shape(shape, found)
+
+
+def check_shape(shape: Shape, found: Shape) -> None:
+    """Raises InputError unless tensors have the kernel's shape."""
     if found != shape:
         differing = [field.name for field in fields(Shape) if getattr(found, field.name) != getattr(shape, field.name)]
         here, there = (", ".join(f"{name} {getattr(one, name)}" for name in differing) for one in (found, shape))

@@ -42,7 +42,7 @@ from treegen.codegen.kernel_signature import (
 )
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import Arena, Capacity
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.keys import KernelKey
@@ -84,6 +84,31 @@ class KernelLaunch(NamedTuple):
     options: dict[str, Any]
 
 
+class LaunchTables(NamedTuple):
+    """A schedule's tables on a device: all of them as one tensor, and those of every tile class and of every stage."""
+
+    table: torch.Tensor
+    items: list[ItemTables]
+    merges: list[MergeTables]
+
+    @classmethod
+    def of(cls, arena: Arena, table: torch.Tensor) -> LaunchTables:
+        """The tables of an arena that is, or will be, in `table`."""
+        shared = {
+            "rows": table[arena.rows :],
+            "tiles": table[arena.tiles :],
+            "blocks": table[arena.blocks :],
+            "work_indptr": table[arena.work_indptr :],
+            "work": table[arena.work :],
+            "epilogue_indptr": table[arena.epilogue_indptr :],
+            "epilogue_slots": table[arena.epilogue_slots :],
+            "row_positions": table[arena.positions :],
+        }
+        places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
+        merges = [MergeTables(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
+        return cls(table, [ItemTables(items=table[place:], **shared) for place in arena.items], merges)
+
+
 class TritonProgram:
     """A schedule, as it is launched, prepared for execution on one device. Calls share no scratch memory, so streams
     may overlap.
@@ -92,7 +117,8 @@ class TritonProgram:
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
     good: `load` gives it other schedules. scales: of keys and values; scoring: what is done to scores. `table` is the
-    arena on the device; treegen.runtime.append makes runs longer there.
+    arena on the device; treegen.runtime.append makes runs longer there. tables: on the device already, and filled by
+    others; request_page: see KernelKey.
     """
 
     def __init__(
@@ -104,12 +130,14 @@ class TritonProgram:
         most_rows: int | None = None,
         scales: Scales | None = None,
         scoring: Scoring | None = None,
+        tables: LaunchTables | None = None,
+        request_page: int = 0,
     ) -> None:
         self._schedule = schedule
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
-        self._capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
-        self._options = kernel_options(shape, self._capability, scales, scoring)
+        self.capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
+        self._options = kernel_options(shape, self.capability, scales, scoring)._replace(request_page=request_page)
         self._merge_keys = [
             merge_key_of(schedule, shape, s, capacity, sinks=self._options.sinks) for s in range(schedule.num_stages)
         ]
@@ -118,25 +146,12 @@ class TritonProgram:
         if most_rows is not None:
             size = self._scratch(most_rows).size
             self._workspace = torch.empty(size, dtype=torch.uint8, device=device)
-        arena = schedule.pack(capacity)
-        self.table = table = torch.empty(len(arena.array), dtype=torch.int32, device=device)
-        _copy(arena.array, table)
-        self._blocks_at = arena.blocks
-        shared_tables = {
-            "rows": table[arena.rows :],
-            "tiles": table[arena.tiles :],
-            "blocks": table[arena.blocks :],
-            "work_indptr": table[arena.work_indptr :],
-            "work": table[arena.work :],
-            "epilogue_indptr": table[arena.epilogue_indptr :],
-            "epilogue_slots": table[arena.epilogue_slots :],
-            "row_positions": table[arena.positions :],
-        }
-        self._item_tables = [ItemTables(items=table[place:], **shared_tables) for place in arena.items]
-        places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
-        self._merge_tables = [
-            MergeTables(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places
-        ]
+        if tables is None:
+            arena = schedule.pack(capacity)
+            tables = LaunchTables.of(arena, torch.empty(len(arena.array), dtype=torch.int32, device=device))
+            _copy(arena.array, tables.table)
+            self._blocks_at = arena.blocks
+        self.table, self._item_tables, self._merge_tables = tables
         of_heads = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)
         self._values: dict[str, Any] = {}  # what all launches take besides, by the names of parameters
@@ -268,9 +283,9 @@ class TritonProgram:
         to which switches are added.
         """
         kernel = getattr(_module(source), source.kernel)
-        values.update(switch_values(interpreted=_is_interpreted(kernel), capability=self._capability))
+        values.update(switch_values(interpreted=_is_interpreted(kernel), capability=self.capability))
         arguments = source.signature.arguments(values)
-        return KernelLaunch(source, kernel, (blocks,), arguments, launch_options(source.key, self._capability))
+        return KernelLaunch(source, kernel, (blocks,), arguments, launch_options(source.key, self.capability))
 
 
 def _caches_for(

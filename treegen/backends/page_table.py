@@ -1,0 +1,79 @@
+"""Page tables of engines: where every request's tokens are, in the three forms that engines have, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treegen.ir.arrays import INT32_MAX
+from treegen.ir.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class PageTable:
+    """An engine's page table and lengths, on the device. Kernels read both anew in every step; nothing is copied.
+
+    table: int32 page ids, `[rows, width]` (a block table, or tokens' slots where a page is one token), or ragged
+    `[entries]` with `indptr`. seq_lens: int32 `[batch]`, tokens of the request in each row of the batch. table_rows:
+    int32 `[batch]`, the row of the table of each row of the batch; by default its own number. indptr: int32
+    `[batch + 1]`, where each row's page ids begin in a ragged table. num_pages: pages of the cache; ids beyond are
+    never followed. Entries behind a request's last page may hold anything. Raises InputError.
+    """
+
+    table: torch.Tensor
+    seq_lens: torch.Tensor
+    num_pages: int
+    table_rows: torch.Tensor | None = None
+    indptr: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given = {"table": self.table, "seq_lens": self.seq_lens, "table_rows": self.table_rows, "indptr": self.indptr}
+        for name, tensor in given.items():
+            if tensor is None and name in ("table_rows", "indptr"):
+                continue
+            if not isinstance(tensor, torch.Tensor):
+                raise InputError(name, type(tensor).__name__, "is not a tensor", "give an int32 tensor on the device")
+            if tensor.dtype != torch.int32:
+                raise InputError(name, tensor.dtype, "is not int32", "keep the engine's tables in int32")
+            if tensor.device != self.table.device:
+                raise InputError(name, tensor.device, f"is not on the table's device {self.table.device}", "move it")
+            dims = 2 if name == "table" and self.indptr is None else 1
+            if tensor.dim() != dims:
+                form = {"table": "[rows, width], or [entries] with indptr", "indptr": "[batch + 1]"}.get(
+                    name, "[batch]"
+                )
+                raise InputError(name, f"shape {tuple(tensor.shape)}", f"has {tensor.dim()} dimensions", f"give {form}")
+            if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+                fix = f"call {name}.contiguous() once, and write to that"
+                raise InputError(name, f"strides {tensor.stride()}", "is not contiguous", fix)
+        batch = len(self.seq_lens)
+        for name, expected in (("table_rows", batch), ("indptr", batch + 1)):
+            tensor = given[name]
+            if tensor is not None and len(tensor) != expected:
+                raise InputError(
+                    name, f"{len(tensor)} entries", f"does not go with {batch} lengths", f"give {expected}"
+                )
+        if self.table_rows is not None and self.indptr is not None:
+            raise InputError("table_rows", "a tensor", "does not go with indptr", "give one of them")
+        if self.indptr is None and self.table_rows is None and len(self.table) < batch:
+            raise InputError("table", f"{len(self.table)} rows", f"is less than {batch} lengths", "give a row for each")
+        if type(self.num_pages) is not int or not 1 <= self.num_pages <= INT32_MAX:
+            raise InputError("num_pages", self.num_pages, "is not a number of pages", "give those of the cache")
+
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The lengths on the host; waits for the device."""
+        lengths: npt.NDArray[np.int32] = self.seq_lens.cpu().numpy()
+        return lengths
+
+    def of_rows(self) -> list[npt.NDArray[np.int32]]:
+        """The page ids of every row of the batch on the host, with what is behind the last; waits for the device."""
+        table = self.table.cpu().numpy()
+        if self.indptr is not None:
+            ends = self.indptr.cpu().numpy().tolist()
+            return [table[begin:end] for begin, end in pairwise(ends)]
+        rows = range(len(self.seq_lens)) if self.table_rows is None else self.table_rows.cpu().numpy().tolist()
+        return [table[row] for row in rows]

@@ -1,0 +1,282 @@
+"""The triton backend of batches that live: a plan's tables on a device, step kernels, and attention launches."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from treegen.backends.bound_call import Call, unbound
+from treegen.backends.kv_scales import Scales
+from treegen.backends.page_table import PageTable
+from treegen.backends.torch_program import TorchProgram
+from treegen.backends.triton_program import LaunchTables, TritonProgram, on_device
+from treegen.codegen.kernel_signature import ItemTables, MergeTables, depends_on_launches
+from treegen.ir.arena import Capacity
+from treegen.ir.arrays import Ints, frozen
+from treegen.ir.errors import InputError
+from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
+from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
+from treegen.ir.shape import Shape
+from treegen.schedule.by_request import block_of
+from treegen.schedule.expand import Requests, expanded
+from treegen.scoring.options import Scoring
+from treegen.target.tile_config import rows_per_tile
+
+_CHECKED, _LISTED = 1024, 256
+"""Pages that a program checks, and seats that it lists, at a time."""
+_ENTRIES, _TILES = 16, 64
+"""Entries, and tiles of them, that a program expands at a time."""
+_EXPAND_PARTS = 2
+"""Programs that expand an item."""
+
+
+class _StepLaunch(NamedTuple):
+    """A step kernel on its grid, with its arguments."""
+
+    kernel: Any
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class RequestProgram:
+    """Launches for batches that live, on one device: the addresses of all its memory, and all grids, stay as they are.
+
+    `load` gives it a plan, `seat` says who is running; both are copies on the current stream that wait for nothing.
+    `step` looks at the page table and at lengths, once before the attention calls of a decode step.
+    """
+
+    def __init__(
+        self,
+        tile: TileClass,
+        room: RequestRoom,
+        shape: Shape,
+        pages: PageTable,
+        most_tokens: int,
+        scales: Scales | None = None,
+        scoring: Scoring | None = None,
+        window_left: int = -1,
+    ) -> None:
+        self._room, self._places = room, RequestTables.of(room)
+        device = pages.table.device
+        table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
+        self._head = table[: self._places.copied]
+        self._seats = torch.full((2, room.seats), -1, dtype=torch.int32, device=device)
+        at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
+        unused = table
+        items = ItemTables(
+            at["items"], at["rows"], at["tiles"], at["blocks"], unused, unused, unused, unused, at["positions"]
+        )
+        merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["merge_slots"])
+        nothing = frozen(np.empty(0))
+        launched = Schedule(
+            (tile,), np.zeros(2), nothing.reshape(0, len(ITEM_FIELDS)), nothing,
+            nothing.reshape(0, len(RUN_FIELDS)), nothing.reshape(0, len(RUN_FIELDS)), nothing, np.zeros(1), nothing,
+        )  # fmt: skip
+        capacity = Capacity(
+            items=(room.items + room.lone_items,), rows=0, tiles=0, blocks=0, merges=(room.seats,),
+            merge_slots=room.merge_slots, slots=room.slots,
+        )  # fmt: skip
+        self._attention = TritonProgram(
+            launched, shape, device, capacity, room.seats, scales, scoring, LaunchTables(table, [items], [merges]),
+            shape.page_size,
+        )  # fmt: skip
+        self._pages, self._at, self._device = pages, at, device
+        self._step = self._step_launches(tile, shape, most_tokens, scoring, window_left)
+        self._bound: list[Any] | None = None
+        self.load(None)
+
+    def load(self, made: RequestSchedule | None) -> None:
+        """Takes another plan, which steps use from now on; None for none, so that every request is walked alone."""
+        head = _staging(self._head)
+        words: Ints = head.numpy()
+        if made is None:
+            words[:] = 0
+        self._places.write(made or _no_plan(), self._room, words)
+        self._head.copy_(head, non_blocking=True)
+
+    def seat(self, requests: Ints) -> None:
+        """Takes who is in which seat: rows of the batch and epochs [2, seats], -1 for free seats."""
+        seats = _staging(self._seats)
+        words: Ints = seats.numpy()
+        count = min(requests.shape[1], words.shape[1])
+        words[:, count:] = -1
+        words[:, :count] = requests[:, :count]
+        self._seats.copy_(seats, non_blocking=True)
+
+    def step(self) -> None:
+        """Launches the step kernels."""
+        if self._bound is not None:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+            for run, arguments in self._bound:
+                run(*arguments, stream=stream)
+            return
+        with on_device(self._device):
+            bound = []
+            for launch in self._step:
+                compiled = launch.kernel[launch.grid](*launch.arguments, **launch.options)
+                if compiled is not None:
+                    settled = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in launch.arguments]
+                    bound.append((compiled[launch.grid[0], 1, 1], tuple(settled)))
+            self._bound = bound or None
+
+    def bind(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> Call:
+        """See TritonProgram.bind."""
+        return self._attention.bind(q, k_cache, v_cache, out, sm_scale, lse_scale)
+
+    @property
+    def counters(self) -> torch.Tensor:
+        """Steps, and of all of them requests by their state (treegen.backends.step_kernels), on the device."""
+        return self._at["counters"][:6]
+
+    def _step_launches(
+        self, tile: TileClass, shape: Shape, most_tokens: int, scoring: Scoring | None, window_left: int
+    ) -> tuple[_StepLaunch, _StepLaunch]:
+        from treegen.backends import step_kernels
+
+        room, pages, at = self._room, self._pages, self._at
+        table, seq_lens = pages.table, pages.seq_lens
+        named, indptr = pages.table_rows, pages.indptr
+        common = (
+            self._seats,
+            seq_lens,
+            seq_lens if named is None else named,
+            table,
+            table if indptr is None else indptr,
+        )
+        stride, width = (0, 0) if indptr is not None else (table.stride(0), table.shape[1])
+        page_size, positions = shape.page_size, scoring is not None and scoring.positions
+        kinds = (named is not None, indptr is not None)
+        slots = max(1, tile.tokens // page_size)
+        forms = (
+            tile.tokens, page_size, block_of(page_size), slots, room.tile_width, room.run_width,
+            int(positions), window_left >= 0,
+        )  # fmt: skip
+        dependent = depends_on_launches(self._attention.capability)
+        most_rows = max(16, 1 << (rows_per_tile(tile.rows, shape.group) - 1).bit_length())
+        read = _StepLaunch(
+            step_kernels.read_requests,
+            (room.items * _EXPAND_PARTS + room.seats * room.parts,),
+            (
+                *common, at["items"], at["entries"], at["entry_indptr"], at["read_rows"], at["tiles"], at["blocks"],
+                at["epoch"], at["most"], at["claim_indptr"], at["claims"], at["states"],
+                room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, most_tokens, window_left,
+                *forms, _ENTRIES, _TILES, most_rows, _EXPAND_PARTS, _CHECKED, room.parts, *kinds, dependent,
+            ),
+            {"num_warps": 4},
+        )  # fmt: skip
+        listers = -(-max(room.rows, room.seats) // _LISTED)
+        settle = _StepLaunch(
+            step_kernels.settle_requests,
+            (room.lone_items + listers,),
+            (
+                *common, at["items"], at["read_rows"], at["rows"], at["read_merges"], at["merge_rows"],
+                at["positions"], at["tiles"], at["blocks"], at["states"], at["counters"],
+                room.seats, room.items, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles,
+                room.blocks, len(seq_lens), stride, width, pages.num_pages, window_left,
+                *forms, _TILES, room.lone_rows, _LISTED, room.parts, *kinds, dependent,
+            ),
+            {"num_warps": 4, **({"launch_pdl": True} if dependent else {})},
+        )  # fmt: skip
+        return read, settle
+
+
+class TorchRequestProgram:
+    """The same on the torch backend: each step makes the schedule of the batch as it is (treegen.schedule.expand).
+    Arguments as of RequestProgram.
+    """
+
+    def __init__(
+        self,
+        tile: TileClass,
+        room: RequestRoom,
+        shape: Shape,
+        pages: PageTable,
+        most_tokens: int,
+        scales: Scales | None = None,
+        scoring: Scoring | None = None,
+        window_left: int = -1,
+    ) -> None:
+        self._tile, self._room, self._shape, self._pages, self._most_tokens = tile, room, shape, pages, most_tokens
+        self._scales, self._scoring, self._window_left = scales, scoring, window_left
+        self._made, self._seats = _no_plan(), np.full((2, room.seats), -1, np.int32)
+        self._program: TorchProgram | None = None
+        self.counters = torch.zeros(6, dtype=torch.int32)
+
+    def load(self, made: RequestSchedule | None) -> None:
+        """See RequestProgram. Raises PlanError for a plan that needs more room."""
+        made = made or _no_plan()
+        self._room.check(made)
+        self._made = made
+
+    def seat(self, requests: Ints) -> None:
+        """See RequestProgram."""
+        self._seats = requests[:, : self._room.seats]
+
+    def step(self) -> None:
+        """Reads the page table and lengths, and makes the schedule of the batch."""
+        pages, positions = self._pages, self._scoring is not None and self._scoring.positions
+        requests = Requests(
+            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, self._most_tokens, self._shape.page_size
+        )
+        schedule, states = expanded(self._made, self._tile, requests, self._window_left, positions=positions)
+        if self._program is None:
+            device = pages.table.device
+            self._program = TorchProgram(schedule, self._shape, device, self._scales, self._scoring)
+        else:
+            self._program.load(schedule)
+        counts = np.bincount(states, minlength=6)
+        counts[0] = 1
+        self.counters += torch.from_numpy(counts).to(torch.int32)
+
+    def bind(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> Call:
+        """See TritonProgram.bind."""
+        return unbound(self._call, sm_scale, lse_scale)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> None:
+        if self._program is None:
+            fix = "call kernel.step() once per decode step"
+            raise InputError("kernel", "a call", "comes before the first step", fix)
+        self._program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
+
+
+def _no_plan() -> RequestSchedule:
+    """The schedule of no requests."""
+    none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
+    nothing = Schedule(
+        (), zero, none.reshape(0, len(ITEM_FIELDS)), none, none.reshape(0, len(RUN_FIELDS)),
+        none.reshape(0, len(RUN_FIELDS)), none, zero, none,
+    )  # fmt: skip
+    return RequestSchedule(nothing, none, zero, 0, 0, none, none, zero, none)
+
+
+def _staging(table: torch.Tensor) -> torch.Tensor:
+    """Host memory in the form of a table, from which a copy to it need not be waited for (triton_program.copied)."""
+    return torch.empty(table.shape, dtype=torch.int32, pin_memory=table.device.type == "cuda")

@@ -1,0 +1,297 @@
+"""BatchKernel: attention for batches that live. It reads the engine's page table and lengths on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from treegen.backends import check_inputs
+from treegen.backends.bound_call import Call
+from treegen.backends.devices import backend_for
+from treegen.backends.kv_scales import Scales
+from treegen.backends.page_table import PageTable
+from treegen.backends.request_program import RequestProgram, TorchRequestProgram
+from treegen.codegen.emit import tile_form
+from treegen.ir.arrays import Ints, frozen
+from treegen.ir.errors import InputError, PlanError
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.plan import Plan
+from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
+from treegen.ir.schedule import TileClass
+from treegen.ir.shape import Shape
+from treegen.schedule.by_request import Room, block_of, lower_by_request
+from treegen.scoring.options import Scoring
+from treegen.strategies import Choice, Strategy
+from treegen.strategies.cohort import cohort
+from treegen.target.problem import Problem
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class
+from treegen.timed import stage
+
+Program: TypeAlias = "RequestProgram | TorchRequestProgram"
+
+RESERVE = 256
+"""Tokens that every request may gain until it is walked alone, if there is no new plan."""
+_WAVES = 4
+"""Times that the work items of a plan fill the GPU, at most, besides one for every request."""
+_PARTS_PER_ROW = 8
+"""Partial results of every row, on average at most."""
+_CHECK_PARTS = 4
+_MOST_FORMS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class BatchOptions:
+    """What was given for calls. sm_scale: None for that of the shape; window_left: -1 for all tokens."""
+
+    strategy: Strategy
+    backend: str | None = None
+    sm_scale: float | None = None
+    scales: Scales | None = None
+    scoring: Scoring | None = None
+
+    @property
+    def window_left(self) -> int:
+        """Tokens before its own that a row sees, -1 for all."""
+        return -1 if self.scoring is None else self.scoring.options.window_left
+
+    @property
+    def read(self) -> tuple[tuple[str, torch.Tensor], ...]:
+        """Tensors that every launch reads besides those of its call, by their names."""
+        return tuple(item for part in (self.scales, self.scoring) if part for item in part.tensors.items())
+
+
+class BatchKernel:
+    """An attention kernel for the batches of a server. Made by `treegen.compile_batch`.
+
+        kernel = treegen.compile_batch(shape, pages, max_tokens=131072)
+        batch = treegen.LiveBatch(page_size=16)
+        batch.add(tokens=900)
+        kernel.update(batch)                  # whenever requests come or go: a plan, without waiting for the device
+        kernel.step()                         # once per decode step: looks at the page table and at lengths
+        out = kernel(q, k_cache, v_cache)     # once per layer
+
+    What a plan says about sharing is a claim, which every `step` checks against the page table. A request for which a
+    claim fails, or of which the plan does not know, is walked alone through its own row of the table: it is right in
+    the same step, and slower until the next `update`. Growth needs no host work.
+
+    `step` and calls can be captured in a CUDA graph, after one call outside; replays see the latest `update` and
+    `seat`, and whatever the page table and lengths hold by then. A call computes all rows that sit in a seat; what
+    others hold in out and lse is left as it is. A kernel belongs to one thread and one stream at a time.
+    """
+
+    def __init__(
+        self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int
+    ) -> None:
+        self._shape, self._pages, self._target, self._options = shape, pages, target, options
+        self._most_tokens = most_tokens
+        self._backend = backend_for(pages.table.device, options.backend)
+        self._tile = _tile_of(shape, target)
+        positions = options.scoring is not None and options.scoring.positions
+        self._room = room_of(shape, self._tile, len(pages.seq_lens), most_tokens, target.sms, positions=positions)
+        self._calls: dict[tuple[object, str], Call] = {}
+        self._program: Program | None = None
+        self._plan: Plan | None = None
+        self._made: RequestSchedule | None = None
+        self._choice: Choice | None = None
+
+    @property
+    def program(self) -> Program:
+        """What runs on the device; made when it is first asked for."""
+        if self._program is None:
+            with stage(f"prepare {self._backend}"):
+                options = self._options
+                common = (self._tile, self._room, self._shape, self._pages, self._most_tokens)
+                given = (options.scales, options.scoring, options.window_left)
+                if self._backend == "triton":
+                    self._program = RequestProgram(*common, *given)
+                else:
+                    self._program = TorchRequestProgram(*common, *given)
+        return self._program
+
+    def update(self, batch: LiveBatch) -> None:
+        """Plans for the requests of a batch, with what they share; the next `step` uses the plan.
+
+        Host work alone, and one copy that is not waited for. Raises InputError for more requests than the page table
+        has lengths for, and for other page sizes; the kernel then goes on with the plan that it has.
+        """
+        self._check(batch)
+        with stage("plan"):
+            tree = batch.tree()
+            problem = Problem(tree, self._shape, self._target)
+            choice, plan, made = self._planned(problem)
+        program = self.program
+        program.load(made)
+        program.seat(_seats(batch))
+        self._choice, self._plan, self._made = choice, plan, made
+
+    def seat(self, batch: LiveBatch) -> None:
+        """Takes who is running, and in which rows, without a new plan: requests that came, moved or were forked since
+        the last `update` are walked alone. Some microseconds of host work, and one copy that is not waited for.
+        """
+        self._check(batch)
+        self.program.seat(_seats(batch))
+
+    def step(self) -> None:
+        """Looks at the page table and at lengths, for all calls up to the next step."""
+        self.program.step()
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        return_lse: bool = False,
+        lse_base: str = "ln",
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attention of every request's row over its tokens; arguments and results as of Kernel.__call__, with rows in
+        the order of the batch. A request without tokens, or whose page ids are impossible, gives 0 and -inf.
+        """
+        form = check_inputs.form_of(q, k_cache, v_cache, out, self._options.read)
+        call = self._calls.get((form, lse_base)) if form is not None else None
+        if out is None:
+            out = torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
+        if call is None:
+            call = self._bind(form, q, k_cache, v_cache, out, lse_base)
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
+        call(q, k_cache, v_cache, out, lse)
+        return out if lse is None else (out, lse)
+
+    def _bind(
+        self,
+        form: tuple[object, ...] | None,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse_base: str,
+    ) -> Call:
+        """Checks tensors, and settles what calls with all tensors of their form have in common."""
+        shape, options = self._shape, self._options
+        lse_scale = check_inputs.lse_scale(lse_base)
+        self._check_tensors(q, k_cache, v_cache, out)
+        scale = shape.head_dim**-0.5 if options.sm_scale is None else options.sm_scale
+        call = self.program.bind(q, k_cache, v_cache, out, scale, lse_scale)
+        if form is not None:
+            self._calls[form, lse_base] = call
+            if len(self._calls) > _MOST_FORMS:
+                del self._calls[next(iter(self._calls))]
+        return call
+
+    def _check_tensors(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Raises InputError unless tensors fit the shape, the page table and one another."""
+        shape, pages = self._shape, self._pages
+        found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
+        check_inputs.check_shape(shape, found)
+        if q.device != pages.table.device:
+            raise InputError("q", q.device, f"is not on the page table's device {pages.table.device}", "move it there")
+        if len(q) != len(pages.seq_lens):
+            reason = f"the page table has {len(pages.seq_lens)} lengths"
+            raise InputError("q", f"{len(q)} rows", reason, "give a row for each; free ones are left as they are")
+        if len(k_cache) < pages.num_pages:
+            reason = f"the page table says {pages.num_pages}"
+            raise InputError("k_cache", f"{len(k_cache)} pages", reason, "give the whole cache, or a smaller num_pages")
+        if self._options.scoring is not None:
+            self._options.scoring.check(found, q.device)
+        check_inputs.check_output(out, q, found.head_dim_v)
+        named = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *self._options.read)
+        check_inputs.refuse_gradients(check_inputs.needing_gradients(named))
+        check_inputs.check_strides(self._tile.tokens, k_cache, v_cache, shape.kv_layout)
+
+    def _check(self, batch: LiveBatch) -> None:
+        """Raises InputError unless the kernel serves such a batch."""
+        if not isinstance(batch, LiveBatch):
+            raise InputError("batch", type(batch).__name__, "is not a LiveBatch", "give treegen.LiveBatch")
+        if batch.page_size != self._shape.page_size:
+            reason = f"differs from the shape's {self._shape.page_size}"
+            raise InputError("batch.page_size", batch.page_size, reason, "give both the same")
+        most = int(batch.row.max(initial=-1))
+        if max(most, int(batch.seats.max(initial=-1))) >= self._room.seats:
+            reason = f"the page table has {self._room.seats} lengths"
+            raise InputError("batch", f"{len(batch)} requests, row {most}", reason, "make a kernel for more")
+
+    def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
+        """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
+        room = Room(self._tile, self._shape.page_size, RESERVE)
+        choice = self._options.strategy.choose(problem)
+        for strategy in (choice.strategy, cohort(64, split=4096), cohort(64)):
+            plan = strategy.plan(problem)
+            if plan.merge != "reduce" or plan.mask != "interval" or plan.blocks or plan.stage.any():
+                continue
+            made = lower_by_request(plan, problem, room)
+            try:
+                self._room.check(made)
+            except PlanError:
+                continue
+            if strategy is not choice.strategy:
+                choice = Choice(strategy, f"{choice.strategy} needs more than there is room for")
+            return choice, plan, made
+        raise PlanError("plan", str(choice.strategy), "needs more than there is room for", "raise max_tokens")
+
+    @property
+    def plan(self) -> Plan | None:
+        """Who reads which tokens together, as of the last update."""
+        return self._plan
+
+    @property
+    def choice(self) -> Choice | None:
+        """The strategy of the last update's plan, and why it was taken."""
+        return self._choice
+
+    def counters(self) -> dict[str, int]:
+        """What steps have counted so far. Waits for the device."""
+        names = ("steps", "planned", "new", "refuted", "outgrown", "invalid")
+        return dict(zip(names, self.program.counters.tolist(), strict=True))
+
+    def workspace_size(self) -> int:
+        """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
+        shape = self._shape
+        return RequestTables.of(self._room).words * 4 + self._room.slots * shape.partial_bytes
+
+
+def room_of(
+    shape: Shape, tile: TileClass, max_rows: int, most_tokens: int, sms: int, *, positions: bool = False
+) -> RequestRoom:
+    """What any plan for so many requests of so many tokens may take, which follows from nothing else."""
+    lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
+    items = max_rows + -(-_WAVES * 2 * sms // lanes)
+    slots = _PARTS_PER_ROW * max_rows + 2 * items
+    entries = 8 * items + 4 * max_rows
+    page_size, packed = shape.page_size, tile.tokens // block_of(shape.page_size)
+    tiles = -(-(most_tokens + RESERVE) // tile.tokens)
+    lone_rows = 1 << (per_tile - 1).bit_length()
+    _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
+    return RequestRoom(
+        seats=max_rows,
+        items=items,
+        rows=max_rows,
+        entries=entries,
+        claims=8 * max_rows,
+        slots=slots,
+        merge_slots=slots,
+        tiles=max_rows * tiles,
+        blocks=entries * packed,
+        lone_items=-(-max_rows // lone_rows),
+        lone_rows=lone_rows,
+        lone_tiles=lone_rows * tiles,
+        lone_blocks=lone_rows * packed,
+        tile_width=tile_width,
+        run_width=5 if positions else 4,
+        parts=_CHECK_PARTS,
+    )
+
+
+def _tile_of(shape: Shape, target: Target) -> TileClass:
+    """The one tile class of all plans: the large one, with masks."""
+    return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block_of(shape.page_size))
+
+
+def _seats(batch: LiveBatch) -> Ints:
+    return frozen(np.stack([batch.row, batch.epoch]))
