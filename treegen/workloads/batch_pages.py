@@ -1,0 +1,192 @@
+"""Page tables of running batches on the host, as engines keep them: pages in random order, shared ones counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from treegen.ir.arrays import Ints, Longs
+from treegen.ir.errors import InputError
+from treegen.workloads.batches import BatchEvents, BatchRequest, ServedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSizes:
+    """What the course of a batch needs at most: rows and entries per row of the page table, pages, and query rows."""
+
+    rows: int
+    width: int
+    pages: int
+    queries: int
+
+    @classmethod
+    def of(cls, batch: ServedBatch, events: Sequence[BatchEvents]) -> BatchSizes:
+        """The sizes for a batch and these events."""
+        everyone = [*batch.requests, *(request for each in events for request in each.arrived)]
+        running = len(batch.requests) + np.cumsum([0] + [len(each.arrived) - len(each.finished) for each in events])
+        page, last = batch.page_size, len(events) + 1
+        longest = [request.tokens + request.grows * min(last, request.steps + 1) for request in everyone]
+        made = sum(-(-end // page) - one.shared_tokens // page for end, one in zip(longest, everyone, strict=True))
+        pages = BatchPages(batch, cls(int(running.max()), -(-max(longest) // page), made, 0))
+        used, queries = pages.used_pages, int(pages.queries.sum())
+        for each in events:
+            pages.apply(each)
+            used, queries = max(used, pages.used_pages), max(queries, int(pages.queries.sum()))
+        return cls(pages.table.shape[0], pages.table.shape[1], used, queries)
+
+    def joined(self, other: BatchSizes) -> BatchSizes:
+        """The larger of each."""
+        return BatchSizes(
+            max(self.rows, other.rows),
+            max(self.width, other.width),
+            max(self.pages, other.pages),
+            max(self.queries, other.queries),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchArrival:
+    """A request that has joined in a row; shared_row: the row of the request that it shares tokens with."""
+
+    row: int
+    request: BatchRequest
+    shared_row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """What a step has changed, in this order: rows that finished, tokens by which others grew, requests that joined."""
+
+    finished: tuple[int, ...]
+    grown: dict[int, int]
+    arrived: tuple[BatchArrival, ...]
+
+
+class BatchPages:
+    """A batch's page table and lengths at a step, and its pool of pages.
+
+    A request keeps its row until it finishes; arrivals take the lowest free rows. Entries of the table beyond a row's
+    length are left as they were.
+
+        table [rows, width]   page ids of each row's tokens, in order
+        lengths [rows]        tokens of each row, 0 for a free row
+        queries [rows]        query rows of each row, 0 for a free row
+        owners [pages]        in how many rows each page is
+    """
+
+    def __init__(self, batch: ServedBatch, sizes: BatchSizes, seed: int = 0) -> None:
+        """The batch's first step; `sizes` is what there is. Raises InputError where the batch does not fit."""
+        self.batch, self.page_size = batch, batch.page_size
+        self.table: Ints = np.zeros((sizes.rows, sizes.width), np.int32)
+        self.lengths: Ints = np.zeros(sizes.rows, np.int32)
+        self.queries: Ints = np.zeros(sizes.rows, np.int32)
+        self.owners: Ints = np.zeros(sizes.pages, np.int32)
+        self._grows: Ints = np.zeros(sizes.rows, np.int32)
+        self._free_pages: list[int] = np.random.default_rng(seed).permutation(sizes.pages).tolist()
+        self._free_rows = list(range(sizes.rows))
+        self._row_of: dict[int, int] = {}
+        self._numbers = 0
+        self._writes: list[tuple[int, int, Ints]] = []
+        self._groups: list[tuple[Ints, int]] | None = None
+        self.change = StepChange((), {}, self._join(batch.requests))
+        """What the latest step changed; the first step's requests have all joined."""
+
+    @property
+    def rows(self) -> Ints:
+        """Rows of running requests, rising."""
+        return np.flatnonzero(self.lengths).astype(np.int32)
+
+    @property
+    def held(self) -> Ints:
+        """Pages of each row [rows]."""
+        return -(-self.lengths // self.page_size)
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that some row has."""
+        return int(np.count_nonzero(self.owners))
+
+    def apply(self, events: BatchEvents) -> None:
+        """Goes on by a step. Raises InputError where the batch no longer fits."""
+        self._groups = None
+        finished = tuple(self._leave(number) for number in events.finished)
+        grown = self._grow()
+        self.change = StepChange(finished, grown, self._join(events.arrived))
+
+    def taken_writes(self) -> tuple[Longs, Ints]:
+        """Cells of the flat table that were written since the last call, and the page ids in them."""
+        writes, self._writes = self._writes, []
+        width = self.table.shape[1]
+        cells = [np.zeros(0, np.int64)] + [row * width + first + np.arange(len(ids)) for row, first, ids in writes]
+        return np.concatenate(cells), np.concatenate([np.zeros(0, np.int32)] + [ids for _, _, ids in writes])
+
+    def groups(self) -> list[tuple[Ints, int]]:
+        """Running rows by their first page, each with the tokens in whole pages that all of them share: at least one
+        page less than any of them has, and 0 for a row of its own."""
+        if self._groups is None:
+            rows, held = self.rows, self.held
+            first = self.table[rows, 0]
+            self._groups = []
+            for page in dict.fromkeys(first.tolist()):
+                members = rows[first == page]
+                most = int(held[members].min()) - 1 if len(members) > 1 else 0
+                same = (self.table[members, :most] == self.table[members[0], :most]).all(0)
+                common = most if same.all() else int(np.argmin(same))
+                self._groups.append((members, common * self.page_size))
+        return self._groups
+
+    def _leave(self, number: int) -> int:
+        row = self._row_of.pop(number)
+        ids = self.table[row, : self.held[row]]
+        self.owners[ids] -= 1
+        self._free_pages += ids[self.owners[ids] == 0].tolist()
+        self._free_rows.append(row)
+        self.lengths[row] = self.queries[row] = self._grows[row] = 0
+        return row
+
+    def _grow(self) -> dict[int, int]:
+        before = self.held
+        self.lengths += self._grows
+        after = self.held
+        for row in np.flatnonzero(after > before).tolist():
+            self._write(row, int(before[row]), self._taken(int(after[row] - before[row])))
+        rows = np.flatnonzero(self._grows)
+        return dict(zip(rows.tolist(), self._grows[rows].tolist(), strict=True))
+
+    def _join(self, requests: Sequence[BatchRequest]) -> tuple[BatchArrival, ...]:
+        arrived = []
+        self._free_rows.sort(reverse=True)
+        for request in requests:
+            if not self._free_rows:
+                raise InputError("sizes", len(self.lengths), "has fewer rows than requests run", "make it larger")
+            row = self._free_rows.pop()
+            shared_row = None if request.shared_with is None else self._row_of[request.shared_with]
+            shared = self.table[row, :0] if shared_row is None else self._shared(shared_row, request.shared_tokens)
+            self.owners[shared] += 1
+            own = self._taken(-(-request.tokens // self.page_size) - len(shared))
+            self._write(row, 0, np.concatenate([shared, own]))
+            self.lengths[row], self.queries[row], self._grows[row] = request.tokens, request.queries, request.grows
+            self._row_of[self._numbers] = row
+            self._numbers += 1
+            arrived.append(BatchArrival(row, request, shared_row))
+        return tuple(arrived)
+
+    def _shared(self, row: int, tokens: int) -> Ints:
+        if tokens % self.page_size or tokens > self.lengths[row]:
+            reason = f"is not a number of whole pages of a request of {self.lengths[row]} tokens"
+            raise InputError("shared_tokens", tokens, reason, "share fewer tokens")
+        return self.table[row, : tokens // self.page_size]
+
+    def _taken(self, count: int) -> Ints:
+        if count > len(self._free_pages):
+            raise InputError("sizes", len(self.owners), "has fewer pages than the batch needs", "make it larger")
+        ids = np.array(self._free_pages[len(self._free_pages) - count :], np.int32)
+        del self._free_pages[len(self._free_pages) - count :]
+        self.owners[ids] += 1
+        return ids
+
+    def _write(self, row: int, first: int, ids: Ints) -> None:
+        self.table[row, first : first + len(ids)] = ids
+        self._writes.append((row, first, ids))
