@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from treegen.ir.errors import FormatError
+from treegen.ir.errors import FormatError, InputError
 from treegen.text_files import parsed_json, read_text
 from treegen.workloads import generate
 
@@ -143,6 +143,19 @@ def batches(data: Path | None, seed: int = 0) -> tuple[ServedBatch, ...]:
     """
     recorded = () if data is None else _traces(data, seed)
     return (*recorded, *_groups(seed), *_agents(seed), *_unshared(seed), *_special(seed))
+
+
+def chosen_batches(made: Sequence[ServedBatch], names: str | None) -> tuple[ServedBatch, ...]:
+    """The batches of some families or of some names, listed with commas; None: all. Raises InputError."""
+    if names is None:
+        return tuple(made)
+    wanted = [name.strip() for name in names.split(",")]
+    known = {key for batch in made for key in (batch.name, batch.family)}
+    for name in wanted:
+        if name not in known:
+            families = ", ".join(dict.fromkeys(batch.family for batch in made))
+            raise InputError("family", name, "has no batches", f"use some of {families}, or a batch's name")
+    return tuple(batch for batch in made if batch.name in wanted or batch.family in wanted)
 
 
 def stand_ins(batch: ServedBatch) -> tuple[ServedBatch, ServedBatch]:

@@ -1,0 +1,157 @@
+"""Providers of attention for running batches: the protocol that all of them follow, and treegen's own.
+
+A provider is prepared for a case. It then gets calls of `plan` before each step, of `begin` once in the step, and of
+`attend` for each layer. The last two are captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treegen.api.compile import compile as compile_tree
+from treegen.bench.batch_case import BatchCase
+from treegen.bench.batch_results import OWN
+from treegen.bench.providers import UnavailableError
+from treegen.ir.tree import Tree
+from treegen.workloads.batch_pages import BatchPages
+
+
+class BatchServer(Protocol):
+    """A provider that is ready for a case."""
+
+    @property
+    def order(self) -> npt.NDArray[np.integer[Any]] | None:
+        """The batch row at each query row as of the latest plan; None: query rows are in order of batch rows."""
+
+    def plan(self, pages: BatchPages) -> None:
+        """Plans for a step. `pages.change` says what is new; for other pages than those before, all is new."""
+
+    def begin(self) -> None:
+        """What a step does on the device before its first layer."""
+
+    def attend(self, layer: int) -> torch.Tensor:
+        """A layer's attention [query rows, num_qo_heads, head_dim_v] on the current stream."""
+
+
+class BatchProvider(Protocol):
+    """Something that computes attention for running batches."""
+
+    @property
+    def name(self) -> str:
+        """What its results are listed under."""
+
+    @property
+    def replans(self) -> bool:
+        """Whether a graph captured for one plan serves later ones. Without that only a batch's first step is timed."""
+
+    def prepare(self, case: BatchCase) -> BatchServer:
+        """Allocates for a case; raises UnavailableError when it cannot serve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreegenBatches:
+    """treegen's kernel for running batches, which reads page table and lengths on the device."""
+
+    name: str = OWN
+    replans: bool = True
+
+    def prepare(self, case: BatchCase) -> BatchServer:
+        """Makes the kernel for the case's page table."""
+        if case.many_queries:
+            raise UnavailableError("requests of several queries are not served yet")
+        package: Any = sys.modules["treegen"]
+        if not hasattr(package, "BatchKernel"):
+            raise UnavailableError("this version has no BatchKernel")
+        return _LiveServer(case, package.LiveBatch, package.BatchKernel)
+
+
+class _LiveServer:
+    """A BatchKernel whose LiveBatch follows the pages."""
+
+    order = None
+
+    def __init__(self, case: BatchCase, live_batch: Any, batch_kernel: Any) -> None:
+        self._case, self._out = case, case.new_out()
+        rows, width = case.page_table.shape
+        self._live = live_batch(page_size=case.shape.page_size, max_seats=rows)
+        self._seats: dict[int, int] = {}
+        self._pages: BatchPages | None = None
+        self._kernel = batch_kernel(
+            case.shape,
+            page_table=case.page_table,
+            seq_lens=case.seq_lens,
+            max_tokens=width * case.shape.page_size,
+        )
+
+    def plan(self, pages: BatchPages) -> None:
+        live, seats, change = self._live, self._seats, pages.change
+        finished = list(change.finished) if pages is self._pages else list(seats)
+        for row in finished:
+            live.finish(seats.pop(row))
+        if change.grown:
+            live.grow(list(change.grown.values()), [seats[row] for row in change.grown])
+        for arrival in change.arrived:
+            request, shared_row = arrival.request, arrival.shared_row
+            shared_with = None if shared_row is None else seats[shared_row]
+            seats[arrival.row] = live.add(request.tokens, shared_with, request.shared_tokens, arrival.row)
+        self._pages = pages
+        self._kernel.update(live)
+
+    def begin(self) -> None:
+        self._kernel.step()
+
+    def attend(self, layer: int) -> torch.Tensor:
+        self._kernel(self._case.q, *self._case.cache(layer), out=self._out)
+        return self._out
+
+
+@dataclass(frozen=True, slots=True)
+class TreegenExact:
+    """treegen's kernel for one tree: what a plan for this step alone gives, with a strategy by its name."""
+
+    strategy: str = "auto"
+    replans: bool = False
+
+    @property
+    def name(self) -> str:
+        """`exact`, with the strategy where that is not `auto`."""
+        return "exact" if self.strategy == "auto" else f"exact-{self.strategy}"
+
+    def prepare(self, case: BatchCase) -> BatchServer:
+        """See BatchProvider."""
+        return _ExactServer(case, self.strategy)
+
+
+class _ExactServer:
+    """Compiles the tree of each step anew."""
+
+    order = None
+
+    def __init__(self, case: BatchCase, strategy: str) -> None:
+        self._case, self._strategy, self._out = case, strategy, case.new_out()
+        self._kernel: Any = None
+        self._rows = 0
+
+    def plan(self, pages: BatchPages) -> None:
+        rows = pages.rows
+        assert np.array_equal(rows, np.arange(len(rows))), "rows of a batch's first step have no gaps"
+        tree = Tree.from_block_table(pages.table[rows], pages.lengths[rows], pages.page_size)
+        if self._case.draft:
+            tree = tree.with_drafts(self._case.draft, stored=True)
+        elif self._case.many_queries:
+            tree = tree.with_causal_queries(pages.queries[rows])
+        self._rows = tree.num_rows
+        self._kernel = compile_tree(tree, strategy=self._strategy, shape=self._case.shape)
+
+    def begin(self) -> None:
+        """Nothing: all is in the plan."""
+
+    def attend(self, layer: int) -> torch.Tensor:
+        self._kernel(self._case.q[: self._rows], *self._case.cache(layer), out=self._out[: self._rows])
+        return self._out

@@ -1,0 +1,213 @@
+"""Runs of the suite of batches: a layer's time, the time to plan, and the wall time of whole steps of each provider."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from treegen.backends import oracle
+from treegen.bench.batch_case import BatchCase, BatchStart, batch_shapes
+from treegen.bench.batch_providers import BatchProvider, BatchServer, TreegenBatches, TreegenExact
+from treegen.bench.batch_results import BatchOutcome, BatchResult, StepTimes
+from treegen.bench.flashinfer_batches import (
+    FlashInferBatchCascade,
+    FlashInferBatchDecode,
+    FlashInferBatchMla,
+    FlashInferBatchPrefill,
+)
+from treegen.bench.providers import UnavailableError
+from treegen.codegen.compile_counter import expected_compiles
+from treegen.ir.errors import InputError
+from treegen.tuning.timing import graph_of, median_us
+from treegen.tuning.worker import problem_of
+from treegen.workloads.batch_pages import BatchPages
+from treegen.workloads.batches import ServedBatch
+
+_PROVIDERS: tuple[BatchProvider, ...] = (
+    TreegenBatches(),
+    TreegenExact(),
+    FlashInferBatchDecode(tensor_cores=False),
+    FlashInferBatchDecode(tensor_cores=True),
+    FlashInferBatchDecode(tensor_cores=False, exact=True),
+    FlashInferBatchDecode(tensor_cores=True, exact=True),
+    FlashInferBatchCascade("fa2"),
+    FlashInferBatchCascade("auto"),
+    FlashInferBatchPrefill(),
+    FlashInferBatchMla(),
+)
+BATCH_PROVIDERS = tuple(provider.name for provider in _PROVIDERS)
+"""Names of all providers of batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """How batches are measured. layers: attention layers of a step's graph. repeats: timed replays of a layer.
+
+    capture: makes a replay of a call, and the tensor that a replay fills. timer: microseconds of a call.
+    """
+
+    steps: int = 200
+    layers: int = 32
+    repeats: int = 20
+    capture: Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]] = graph_of
+    timer: Callable[[Callable[[], object], int], float] = median_us
+
+
+def batch_providers_from(names: str | None) -> tuple[BatchProvider, ...]:
+    """The providers of a list of names with commas; None: all. Raises InputError."""
+    if names is None:
+        return _PROVIDERS
+    by_name = dict(zip(BATCH_PROVIDERS, _PROVIDERS, strict=True))
+    for name in (wanted := [name.strip() for name in names.split(",")]):
+        if name not in by_name:
+            raise InputError("providers", name, "serves no batches", f"use some of {', '.join(BATCH_PROVIDERS)}")
+    return tuple(by_name[name] for name in wanted)
+
+
+def run_batches(
+    batches: Sequence[ServedBatch],
+    heads: Sequence[str],
+    providers: Sequence[BatchProvider],
+    settings: BatchSettings,
+    device: torch.device,
+    gbps: float,
+    head_dim: int = 128,
+    dtype: str = "bf16",
+) -> Iterator[BatchResult]:
+    """Measures all providers on each batch with each setting of heads. gbps: what the device copies, for the floors."""
+    for batch in batches:
+        start = BatchStart.of(batch, settings.steps)
+        for shape in batch_shapes(batch, heads, head_dim, dtype):
+            case = BatchCase(start, shape, settings.layers, device)
+            outcomes = tuple(measure_batch(provider, case, settings) for provider in providers)
+            yield BatchResult(
+                batch.name,
+                batch.family,
+                batch.seed,
+                f"{shape.num_qo_heads}:{shape.num_kv_heads}",
+                shape.page_size,
+                len(batch.requests),
+                batch.tokens,
+                batch.unique_tokens,
+                settings.steps,
+                settings.layers,
+                _floor_us(batch, case, gbps),
+                outcomes,
+            )
+            del case
+
+
+def measure_batch(provider: BatchProvider, case: BatchCase, settings: BatchSettings) -> BatchOutcome:
+    """Lets a provider serve two earlier batches and then the case's, and measures it where its outputs are right."""
+    try:
+        with expected_compiles():
+            return _measured(provider, case, settings)
+    except UnavailableError as cause:
+        return BatchOutcome(provider.name, "unavailable", detail=str(cause))
+    except Exception as cause:
+        return BatchOutcome(provider.name, "failed", detail=problem_of(cause))
+    finally:
+        gc.collect()
+        if case.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class _Graphs:
+    """A server's graphs of one layer alone and of a whole step, captured for the first plan that there is."""
+
+    def __init__(self, server: BatchServer, layers: int, settings: BatchSettings, whole: bool) -> None:
+        def step() -> torch.Tensor:
+            server.begin()
+            outs = [server.attend(layer) for layer in range(layers)]
+            return outs[-1]
+
+        server.begin()
+        server.attend(0)  # compiles outside of the capture
+        self.layer, self.layer_out = settings.capture(lambda: server.attend(0))
+        self.step, self.step_out = settings.capture(step) if whole else (self.layer, self.layer_out)
+
+
+def _measured(provider: BatchProvider, case: BatchCase, settings: BatchSettings) -> BatchOutcome:
+    server, start = provider.prepare(case), case.start
+    graphs: _Graphs | None = None
+    for earlier in start.earlier if provider.replans else ():
+        pages = start.pages(earlier)
+        _plan(server, case, pages)
+        graphs = graphs or _Graphs(server, case.layers, settings, whole=True)
+        graphs.step()
+    pages = start.pages(start.batch)
+    plan_ms = _plan(server, case, pages)
+    graphs = graphs or _Graphs(server, case.layers, settings, whole=False)
+    server.begin()
+    graphs.layer()
+    error = case.error_of(graphs.layer_out, pages, 0, server.order)
+    tolerance = oracle.TOLERANCE[case.shape.dtype]
+    if not error <= tolerance:
+        return BatchOutcome(provider.name, "wrong", error, detail=f"error {error:.1e} at the first step")
+    run_us = settings.timer(graphs.layer, settings.repeats)
+    if not provider.replans:
+        return BatchOutcome(provider.name, "right", error, run_us, first_plan_ms=plan_ms)
+    planned, whole = _steps(server, case, pages, graphs)
+    error = max(error, case.error_of(graphs.step_out, pages, case.layers - 1, server.order))
+    if not error <= tolerance:
+        detail = f"error {error:.1e} after {len(whole)} steps"
+        return BatchOutcome(provider.name, "wrong", error, detail=detail)
+    return BatchOutcome(provider.name, "right", error, run_us, plan_ms, StepTimes.of(planned), StepTimes.of(whole))
+
+
+def _plan(server: BatchServer, case: BatchCase, pages: BatchPages) -> float:
+    """Milliseconds that the host plans for."""
+    case.upload(pages)
+    pages.groups()  # an engine knows them
+    _synchronize(case.device)
+    begin = time.perf_counter_ns()
+    server.plan(pages)
+    return (time.perf_counter_ns() - begin) / 1e6
+
+
+def _steps(server: BatchServer, case: BatchCase, pages: BatchPages, graphs: _Graphs) -> tuple[list[float], list[float]]:
+    """Milliseconds of each step: to plan, and in all.
+
+    A step's clock starts with its plan, when page table and lengths are on the device, and stops when the last layer
+    has been computed.
+    """
+    planned, whole = [], []
+    with _quiet_collector():
+        for events in case.start.events:
+            pages.apply(events)
+            planned.append(_plan(server, case, pages))
+            begin = time.perf_counter_ns()
+            graphs.step()
+            _synchronize(case.device)
+            whole.append(planned[-1] + (time.perf_counter_ns() - begin) / 1e6)
+    return planned, whole
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Leaves what there is out of garbage collection, so that only what steps make is collected in them."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _floor_us(batch: ServedBatch, case: BatchCase, gbps: float) -> float:
+    """Microseconds to move a layer's unique KV, q and out once."""
+    shape = case.shape
+    moved = batch.unique_tokens * shape.kv_token_bytes
+    rows = sum(request.queries for request in batch.requests)
+    moved += rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes
+    return moved / (gbps * 1e3)
