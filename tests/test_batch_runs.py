@@ -56,12 +56,12 @@ DRAFTS = replace(
     BATCH,
     name="drafts",
     draft=(-1, 0, 0, 1),
-    requests=(BatchRequest(12, 3, queries=4, grows=2), BatchRequest(9, 3, queries=4, grows=2)),
-    follow=lambda course: (),
+    requests=(BatchRequest(12, 99, queries=4, grows=2), BatchRequest(9, 3, queries=4, grows=2)),
+    follow=lambda course: [course.batch.requests[-1]] * (course.step % 2 and course.free()),
     grouped=False,
 )
 CHUNKS = replace(
-    DRAFTS, name="chunks", draft=(), requests=(BatchRequest(8, 9), BatchRequest(12, 9, queries=5, grows=5))
+    DRAFTS, name="chunks", draft=(), requests=(BatchRequest(8, 99), BatchRequest(12, 3, queries=5, grows=5))
 )
 
 
