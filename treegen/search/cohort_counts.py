@@ -72,8 +72,9 @@ def cuts_of(tree: Tree) -> list[Cut]:
     if not len(nodes):
         return []
     # A tree of fewer rows than the threshold is not cut. Trees have the ranks of their rows one after another.
-    ends = topology.rank_hi[parent < 0]
-    of_tree = np.diff(ends, prepend=0)[ends.searchsorted(spans.lo, "right")]
+    roots = parent < 0
+    ends, of_root = topology.rank_hi[roots], seen[roots]
+    of_tree = of_root[ends.searchsorted(spans.lo, "right")]
     seen_below, seen_above, of_span = seen[nodes], above[nodes], seen[spans.node]
     cuts: list[Cut] = []
     for apart in sorted({int(seen_below.min()) + 1, int(seen_above.max())}):
@@ -162,18 +163,28 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int) -> WalkLay
 
 
 class Cohorts(NamedTuple):
-    """All cohorts, chunk by chunk: their tokens, rows, full tiles, and tiles packed in blocks or token by token. Some
-    cohorts are empty. first, counts [chunks]: where each chunk begins, and how many cohorts it has. walk [chunks].
+    """All cohorts, chunk by chunk; some are empty.
+
+    columns [5, cohorts]: tokens, rows, full tiles, and tiles packed in blocks or token by token. first, counts
+    [chunks]: where each chunk begins, and how many cohorts it has. walk [chunks].
     """
 
-    tokens: Floats
-    rows: Floats
-    full: Floats
-    by_block: Floats
-    by_token: Floats
+    columns: Floats
     first: Longs
     counts: Longs
     walk: Longs
+
+    @property
+    def tokens(self) -> Floats:
+        """Tokens of every cohort."""
+        column: Floats = self.columns[0]
+        return column
+
+    @property
+    def rows(self) -> Floats:
+        """Rows of every cohort."""
+        column: Floats = self.columns[1]
+        return column
 
     def items(self, walk: int, split: float) -> int:
         """Work items of a walk that is split every `split` tokens."""
@@ -190,17 +201,27 @@ def cohorts_of(tree: Tree, layout: WalkLayout, cuts: list[Cut]) -> Cohorts:
     begin = np.concatenate([layout.begin, *(lo for lo, _ in lower)])
     end = np.concatenate([layout.end, *(hi for _, hi in lower)])
     counts = np.array([*layout.counts, *(len(lo) for lo, _ in lower)])
-    rows = (end - begin).astype(np.float64)
+    columns = np.empty((5, len(begin)))
+    tokens, rows, full, by_block, by_token = columns
+    np.subtract(end, begin, out=rows)
     begun, ended = _sums_by_rank(tree, layout.sizes, cuts)
     quantities, ranks = begun.shape[1:]
+    place = (layout.part * (quantities * ranks)).repeat(counts)
+    begin += place
+    end += place
+    of_size = layout.tiles.size[layout.walk] + 1  # from blocks on
+    for quantity, step in ((tokens, 0), (by_block, ranks), (full, (of_size * ranks).repeat(counts))):
+        begin += step
+        end += step
+        begun.take(end, out=quantity, mode="clip")
+        quantity -= ended.take(begin)
     tile_tokens = layout.tiles.tokens[layout.walk].repeat(counts)
-    line = (layout.part * (quantities * ranks)).repeat(counts)
-    begin, end = begin + line, end + line
-    of_size = ((2 + layout.tiles.size[layout.walk]) * ranks).repeat(counts)
-    tokens, blocks, full = (begun.take(end + row) - ended.take(begin + row) for row in (0, ranks, of_size))
-    by_block = np.ceil(blocks * (BLOCK_TOKENS / tile_tokens) - full)
-    by_token = np.ceil(tokens / tile_tokens - full)
-    return Cohorts(tokens, rows, full, by_block, by_token, offsets(counts)[:-1], counts, layout.walk)
+    np.divide(tokens, tile_tokens, out=by_token)
+    by_block *= BLOCK_TOKENS / tile_tokens
+    for packed in (by_block, by_token):
+        packed -= full
+        np.ceil(packed, out=packed)
+    return Cohorts(columns, offsets(counts)[:-1], counts, layout.walk)
 
 
 def _lower(cut: Cut, rows: int) -> tuple[Longs, Longs]:
@@ -292,16 +313,18 @@ class Tally(NamedTuple):
 
 def tally(cohorts: Cohorts, walks: int) -> Tally:
     """Adds up the cohorts of every walk. Runs are packed in blocks or token by token, as `lower` packs a launch."""
-    first = cohorts.first
-    columns = np.array((cohorts.tokens, cohorts.tokens > 0, cohorts.full, cohorts.by_block, cohorts.by_token))
-    tokens, alive, full, by_block, by_token = fold(np.add.reduceat(columns, first, axis=1), walks, np.add)
+    first, columns = cohorts.first, cohorts.columns
+    tokens, _, full, by_block, by_token = fold(np.add.reduceat(columns, first, axis=1), walks, np.add)
+    alive = fold(np.add.reduceat(cohorts.tokens > 0, first, dtype=np.float64), walks, np.add)
     spread = full + by_block > MOST_SPREAD * (full + by_token)
-    packed = cohorts.by_block
+    packed = columns[3]
     if np.count_nonzero(spread):
-        packed = np.where(spread[cohorts.walk].repeat(cohorts.counts), cohorts.by_token, packed)
-    tiles = (cohorts.full + packed) * _TIES + packed
-    most = np.maximum.reduceat(np.array((cohorts.tokens, tiles)), first, axis=1)
-    longest, most_tiles = fold(most, walks, np.maximum)
+        packed = np.where(spread[cohorts.walk].repeat(cohorts.counts), columns[4], packed)
+    tiles = columns[2] + packed
+    tiles *= _TIES
+    tiles += packed
+    longest = fold(np.maximum.reduceat(cohorts.tokens, first), walks, np.maximum)
+    most_tiles = fold(np.maximum.reduceat(tiles, first), walks, np.maximum)
     longest_tiles, longest_packed = np.divmod(most_tiles, _TIES)
     packed = np.where(spread, by_token, by_block)
     return Tally(tokens, alive, full, packed, longest, longest_tiles - longest_packed, longest_packed)

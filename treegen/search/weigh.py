@@ -176,15 +176,14 @@ def _outputs(parts: Floats, bins: Bins, layout: WalkLayout, cuts: list[Cut], num
     if lower:
         below = slice(bins.first.item(walks), None)
         merged[:, below] = parts[:, below] > 0
-    columns = (
-        bins.cohorts * parts,
-        bins.rows * parts,
-        bins.rows * parts * np.where(several, 1.0, share),
-        bins.rows * merged,
-        bins.rows * (parts > 0),
-    )
-    items, item_rows, written, merged, seeing = bins.sums(np.array(columns), walks)
-    merged[:, : walks - lower] += num_rows - seeing[:, : walks - lower]  # rows that see nothing
+    columns = np.empty((4, *parts.shape))
+    np.multiply(bins.cohorts, parts, out=columns[0])
+    np.multiply(bins.rows, parts, out=columns[1])
+    np.multiply(columns[1], np.where(several, 1.0, share), out=columns[2])
+    np.multiply(bins.rows, merged, out=columns[3])
+    items, item_rows, written, merged = bins.sums(columns, walks)
+    seeing = bins.sums(bins.rows * (bins.tokens > 0), walks)
+    merged[:, : walks - lower] += num_rows - seeing[: walks - lower]  # rows that see nothing
     longest = fold(np.maximum.reduceat(parts, bins.first, axis=1), walks, np.add)
     return _Outputs(items, item_rows, written, merged, np.where(written > 0, longest, 0.0))
 
