@@ -14,7 +14,6 @@ import numpy as np
 
 from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE
 from treegen.ir.arrays import Ints
-from treegen.ir.errors import PlanError
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
@@ -79,17 +78,20 @@ class RequestRoom:
     run_width: int
     parts: int
 
-    def check(self, made: RequestSchedule) -> None:
-        """Raises PlanError that names what a schedule needs more of."""
+    def holds(self, made: RequestSchedule) -> bool:
+        """Whether there is room for a schedule."""
         schedule = made.schedule
-        needed = {
-            "seats": len(made.epoch), "items": len(schedule.items), "rows": len(schedule.rows),
-            "entries": len(made.entries), "claims": len(made.claims), "slots": schedule.num_slots,
-            "merge_slots": len(schedule.merge_slots), "tiles": made.tile_room, "blocks": made.block_room,
-        }  # fmt: skip
-        for name, count in needed.items():
-            if count > getattr(self, name):
-                raise PlanError(f"room.{name}", getattr(self, name), f"is less than {count}", "split paths less")
+        return (
+            len(made.epoch) <= self.seats
+            and len(schedule.items) <= self.items
+            and len(schedule.rows) <= self.rows
+            and len(made.entries) <= self.entries
+            and len(made.claims) <= self.claims
+            and schedule.num_slots <= self.slots
+            and len(schedule.merge_slots) <= self.merge_slots
+            and made.tile_room <= self.tiles
+            and made.block_room <= self.blocks
+        )
 
 
 class RequestTables(NamedTuple):
@@ -157,10 +159,7 @@ class RequestTables(NamedTuple):
         return cls(**places, words=end)
 
     def write(self, made: RequestSchedule, room: RequestRoom, array: Ints) -> None:
-        """Writes what the host has to say of a plan into the first `copied` words of an array. Raises PlanError where
-        the plan needs more room.
-        """
-        room.check(made)
+        """Writes what the host says of a plan, which the room holds, into the first `copied` words of an array."""
         schedule = made.schedule
         for place, count, fill, table in (
             (self.entry_indptr, room.items + 1, 0, made.entry_indptr),

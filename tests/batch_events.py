@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from treegen import Shape
-from treegen.ir.live_batch import LiveBatch
 from treegen.backends.page_table import PageTable
+from treegen.ir.live_batch import LiveBatch
 
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -26,8 +26,11 @@ from treegen.workloads.tree_files import load_tree as _load_tree
 
 if _TYPE_CHECKING:
     from treegen.api.compile import compile
+    from treegen.api.compile_batch import compile_batch
     from treegen.api.wrapper import TreeAttentionWrapper
     from treegen.backends.merge_state import merge_state, merge_states
+    from treegen.backends.page_table import PageTable
+    from treegen.runtime.batch_kernel import BatchKernel
     from treegen.runtime.kernel import Kernel
     from treegen.scoring.masked_tree import masked_tree
 
@@ -45,10 +48,12 @@ register_strategy("auto", _auto)  # by the search, which compares strategies: th
 _use_files(_load_tree, _save_text)  # of Tree.load and Tree.save: the language itself does no input or output
 
 __all__ = [
+    "BatchKernel",
     "KVRuns",
     "Kernel",
     "KernelCounts",
     "LiveBatch",
+    "PageTable",
     "Shape",
     "Tree",
     "TreeAttentionWrapper",
@@ -56,6 +61,7 @@ __all__ = [
     "TreegenWarning",
     "__version__",
     "compile",
+    "compile_batch",
     "kernel_counts",
     "masked_tree",
     "merge_state",
@@ -72,6 +78,18 @@ def __getattr__(name: str) -> object:
         from treegen.api.compile import compile
 
         return compile
+    if name == "compile_batch":
+        from treegen.api.compile_batch import compile_batch
+
+        return compile_batch
+    if name == "BatchKernel":
+        from treegen.runtime.batch_kernel import BatchKernel
+
+        return BatchKernel
+    if name == "PageTable":
+        from treegen.backends.page_table import PageTable
+
+        return PageTable
     if name == "Kernel":
         from treegen.runtime.kernel import Kernel
 

@@ -42,9 +42,10 @@ class _StepLaunch(NamedTuple):
 
 
 class RequestProgram:
-    """Launches for batches that live, on one device: the addresses of all its memory, and all grids, stay as they are.
+    """Launches for batches that live, on one device: addresses of its memory, and grids, stay as they are.
 
-    `load` gives it a plan, `seat` says who is running; both are copies on the current stream that wait for nothing.
+    `load` gives it a plan that the room holds, `seat` says who is running; both are copies on the current stream that
+    wait for nothing.
     `step` looks at the page table and at lengths, once before the attention calls of a decode step.
     """
 
@@ -70,18 +71,13 @@ class RequestProgram:
             at["items"], at["rows"], at["tiles"], at["blocks"], unused, unused, unused, unused, at["positions"]
         )
         merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["merge_slots"])
-        nothing = frozen(np.empty(0))
-        launched = Schedule(
-            (tile,), np.zeros(2), nothing.reshape(0, len(ITEM_FIELDS)), nothing,
-            nothing.reshape(0, len(RUN_FIELDS)), nothing.reshape(0, len(RUN_FIELDS)), nothing, np.zeros(1), nothing,
-        )  # fmt: skip
         capacity = Capacity(
             items=(room.items + room.lone_items,), rows=0, tiles=0, blocks=0, merges=(room.seats,),
             merge_slots=room.merge_slots, slots=room.slots,
         )  # fmt: skip
         self._attention = TritonProgram(
-            launched, shape, device, capacity, room.seats, scales, scoring, LaunchTables(table, [items], [merges]),
-            shape.page_size,
+            _empty_schedule((tile,)), shape, device, capacity, room.seats, scales, scoring,
+            LaunchTables(table, [items], [merges]), shape.page_size,
         )  # fmt: skip
         self._pages, self._at, self._device = pages, at, device
         self._step = self._step_launches(tile, shape, most_tokens, scoring, window_left)
@@ -214,10 +210,8 @@ class TorchRequestProgram:
         self.counters = torch.zeros(6, dtype=torch.int32)
 
     def load(self, made: RequestSchedule | None) -> None:
-        """See RequestProgram. Raises PlanError for a plan that needs more room."""
-        made = made or _no_plan()
-        self._room.check(made)
-        self._made = made
+        """See RequestProgram."""
+        self._made = made or _no_plan()
 
     def seat(self, requests: Ints) -> None:
         """See RequestProgram."""
@@ -270,11 +264,14 @@ class TorchRequestProgram:
 def _no_plan() -> RequestSchedule:
     """The schedule of no requests."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
-    nothing = Schedule(
-        (), zero, none.reshape(0, len(ITEM_FIELDS)), none, none.reshape(0, len(RUN_FIELDS)),
-        none.reshape(0, len(RUN_FIELDS)), none, zero, none,
-    )  # fmt: skip
-    return RequestSchedule(nothing, none, zero, 0, 0, none, none, zero, none)
+    return RequestSchedule(_empty_schedule(()), none, zero, 0, 0, none, none, zero, none)
+
+
+def _empty_schedule(classes: tuple[TileClass, ...]) -> Schedule:
+    """A schedule without items in these classes."""
+    none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
+    items, runs = none.reshape(0, len(ITEM_FIELDS)), none.reshape(0, len(RUN_FIELDS))
+    return Schedule(classes, frozen(np.zeros(len(classes) + 1)), items, none, runs, runs, none, zero, none)
 
 
 def _staging(table: torch.Tensor) -> torch.Tensor:

@@ -80,9 +80,7 @@ def check(
         owner_row = row_of(seats, owner, True, batch_rows)
         owned = owner_row >= 0
         owner_length = tl.load(seq_lens + owner_row, mask=owned, other=-1)
-        owner_begin, owner_room = entries_of(
-            table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED
-        )
+        owner_begin, owner_room = entries_of(table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED)
         holds &= (length >= end * P) & (owner_length >= end * P) & (end <= owner_room)
         for p in range(first + part * BLOCK, tl.where(holds, end, first), PARTS * BLOCK):
             live = p + page < end
@@ -113,7 +111,8 @@ def picked(values, pick):
 @triton.jit
 def expand(
     table, tiles, blocks, tile0, block0, begin, first, tokens, lo, hi, part, num_pages,
-    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr, TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
+    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Writes the full tiles and blocks of E entries from tile0 and block0 on, every PARTS-th group of T; returns how
@@ -180,7 +179,8 @@ def read_requests(
     seats, seq_lens, table_rows, table, indptr,
     items, entries, entry_indptr, read_rows, tiles, blocks, epoch, most, claim_indptr, claims, states,
     num_seats, num_items, batch_rows, table_stride, width, num_pages, max_tokens, window_left,
-    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr, TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
+    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, E: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, STATE_PARTS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -257,7 +257,8 @@ def settle_requests(
     items, read_rows, rows, read_merges, merge_rows, positions, tiles, blocks, states, counters,
     num_seats, num_items, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks,
     batch_rows, table_stride, width, num_pages, window_left,
-    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr, TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
+    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
     LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, STATE_PARTS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     DEPENDENT: tl.constexpr,

@@ -6,7 +6,6 @@ A provider is prepared for a case. It then gets calls of `plan` before each step
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,9 +14,12 @@ import numpy.typing as npt
 import torch
 
 from treegen.api.compile import compile as compile_tree
+from treegen.api.compile_batch import compile_batch
+from treegen.backends.page_table import PageTable
 from treegen.bench.batch_case import BatchCase
 from treegen.bench.batch_results import OWN
 from treegen.bench.providers import UnavailableError
+from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
 from treegen.workloads.batch_pages import BatchPages
 
@@ -65,10 +67,7 @@ class TreegenBatches:
         """Makes the kernel for the case's page table."""
         if case.many_queries:
             raise UnavailableError("requests of several queries are not served yet")
-        package: Any = sys.modules["treegen"]
-        if not hasattr(package, "BatchKernel"):
-            raise UnavailableError("this version has no BatchKernel")
-        return _LiveServer(case, package.LiveBatch, package.BatchKernel)
+        return _LiveServer(case)
 
 
 class _LiveServer:
@@ -76,18 +75,14 @@ class _LiveServer:
 
     order = None
 
-    def __init__(self, case: BatchCase, live_batch: Any, batch_kernel: Any) -> None:
+    def __init__(self, case: BatchCase) -> None:
         self._case, self._out = case, case.new_out()
         rows, width = case.page_table.shape
-        self._live = live_batch(page_size=case.shape.page_size, max_seats=rows)
+        self._live = LiveBatch(page_size=case.shape.page_size, max_seats=rows)
         self._seats: dict[int, int] = {}
         self._pages: BatchPages | None = None
-        self._kernel = batch_kernel(
-            case.shape,
-            page_table=case.page_table,
-            seq_lens=case.seq_lens,
-            max_tokens=width * case.shape.page_size,
-        )
+        pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]))
+        self._kernel = compile_batch(case.shape, pages, max_tokens=width * case.shape.page_size)
 
     def plan(self, pages: BatchPages) -> None:
         live, seats, change = self._live, self._seats, pages.change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,14 +17,17 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.ir.arrays import Ints, frozen
-from treegen.ir.errors import InputError, PlanError
+from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
+from treegen.ir.verify import verify
 from treegen.schedule.by_request import Room, block_of, lower_by_request
 from treegen.scoring.options import Scoring
+from treegen.search.bucket import policy_bucket
+from treegen.search.weigh import weighed
 from treegen.strategies import Choice, Strategy
 from treegen.strategies.cohort import cohort
 from treegen.target.problem import Problem
@@ -83,9 +87,7 @@ class BatchKernel:
     others hold in out and lse is left as it is. A kernel belongs to one thread and one stream at a time.
     """
 
-    def __init__(
-        self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int
-    ) -> None:
+    def __init__(self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int) -> None:
         self._shape, self._pages, self._target, self._options = shape, pages, target, options
         self._most_tokens = most_tokens
         self._backend = backend_for(pages.table.device, options.backend)
@@ -97,6 +99,7 @@ class BatchKernel:
         self._plan: Plan | None = None
         self._made: RequestSchedule | None = None
         self._choice: Choice | None = None
+        self._choices: dict[str, Choice] = {}  # by bucket, of which there are few
 
     @property
     def program(self) -> Program:
@@ -183,9 +186,7 @@ class BatchKernel:
                 del self._calls[next(iter(self._calls))]
         return call
 
-    def _check_tensors(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor
-    ) -> None:
+    def _check_tensors(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor) -> None:
         """Raises InputError unless tensors fit the shape, the page table and one another."""
         shape, pages = self._shape, self._pages
         found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
@@ -219,21 +220,30 @@ class BatchKernel:
 
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
-        room = Room(self._tile, self._shape.page_size, RESERVE)
-        choice = self._options.strategy.choose(problem)
-        for strategy in (choice.strategy, cohort(64, split=4096), cohort(64)):
+        room, wanted = Room(self._tile, self._shape.page_size, RESERVE), self._chosen(problem)
+        for strategy in (wanted.strategy, *_coarser(wanted.strategy)):
             plan = strategy.plan(problem)
-            if plan.merge != "reduce" or plan.mask != "interval" or plan.blocks or plan.stage.any():
-                continue
+            if not strategy.proven:
+                verify(plan, problem.tree)
+            if plan.merge != "reduce" or plan.mask != "interval" or plan.blocks or plan.fixed_block or plan.stage.any():
+                fix = "use query or cohort, or a strategy whose plans have one stage and row intervals"
+                raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
             made = lower_by_request(plan, problem, room)
-            try:
-                self._room.check(made)
-            except PlanError:
-                continue
-            if strategy is not choice.strategy:
-                choice = Choice(strategy, f"{choice.strategy} needs more than there is room for")
-            return choice, plan, made
-        raise PlanError("plan", str(choice.strategy), "needs more than there is room for", "raise max_tokens")
+            if self._room.holds(made):
+                reason = wanted.reason if strategy is wanted.strategy else f"{wanted.strategy} needs more room"
+                return Choice(strategy, reason), plan, made
+        raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
+
+    def _chosen(self, problem: Problem) -> Choice:
+        """The strategy that was given, or the best of a fixed list of policies, weighed once per bucket of batches."""
+        strategy = self._options.strategy
+        if not strategy.automatic:
+            return strategy.choose(problem)
+        bucket = policy_bucket(problem.tree)
+        choice = self._choices.get(bucket)
+        if choice is None:
+            choice = self._choices[bucket] = weighed(problem, most_items=self._room.items, tile=self._tile)
+        return choice
 
     @property
     def plan(self) -> Plan | None:
@@ -286,6 +296,15 @@ def room_of(
         run_width=5 if positions else 4,
         parts=_CHECK_PARTS,
     )
+
+
+def _coarser(strategy: Strategy) -> Iterator[Strategy]:
+    """Policies with fewer and fewer parts, down to whole paths, of which any batch has few."""
+    split = strategy.options.get("split")
+    if isinstance(split, int):
+        for times in (2, 4, 8):
+            yield cohort(64, split=split * times)
+    yield cohort(64)
 
 
 def _tile_of(shape: Shape, target: Target) -> TileClass:

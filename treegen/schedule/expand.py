@@ -41,7 +41,7 @@ class Requests(NamedTuple):
         if not 0 <= length <= min(self.most_tokens, len(self.pages[row]) * self.page_size):
             return False
         own = self.own_pages(row)
-        return not len(own) or (0 <= int(own.min()) and int(own.max()) < self.num_pages)
+        return not len(own) or (int(own.min()) >= 0 and int(own.max()) < self.num_pages)
 
     def places(self, row: int, first: int, end: int) -> tuple[Longs, Longs, Longs]:
         """Runs of tokens `first:end` of a row, cut at pages: first slots, lengths and positions."""
@@ -122,11 +122,11 @@ def expanded(
     row_positions = np.maximum(requests.length - 1, 0) if positions else np.empty(0)
     schedule = Schedule(
         classes=(replace(tile, block=tile.tokens, full=False),),
-        class_indptr=np.array([0, num]),
-        items=table,
+        class_indptr=frozen(np.array([0, num])),
+        items=frozen(table),
         rows=frozen(np.array([row for row, *_ in items], np.int64)),
-        tiles=block[:0],
-        blocks=block,
+        tiles=frozen(block[:0]),
+        blocks=frozen(block),
         merge_rows=frozen(np.array([row for row, _ in merged], np.int64)),
         merge_indptr=frozen(offsets(np.array([len(own) for own in slots], np.int64))),
         merge_slots=frozen(np.concatenate([np.empty(0, np.int32), *slots])),

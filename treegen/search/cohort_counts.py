@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from treegen.ir.arrays import Longs, offsets, ragged, ramp
 from treegen.ir.errors import ShapeError
+from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.schedule.pack_runs import MOST_SPREAD
@@ -121,16 +122,18 @@ class WalkLayout(NamedTuple):
 
 
 @lru_cache(64)
-def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int) -> WalkLayout:
-    """The layout for so many rows and cuts. Raises ShapeError when no tile class fits the shape."""
+def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: TileClass | None = None) -> WalkLayout:
+    """The layout for so many rows and cuts. only: the tile class of all walks, where there is but one. Raises
+    ShapeError when no tile class fits the shape.
+    """
     large, facts = tile_class(shape, target, SMALL_ROWS + 1), facts_of(target)
     kinds: dict[tuple[Any, ...], tuple[Cohort, int]] = {}
     for part, head_rows, in_large in [(0, *kind) for kind in WHOLE] + [(1 + 2 * c, CUT, False) for c in range(cuts)]:
         # Cohorts of a power of two end where subtrees do more often.
         rows = 1 << rows_per_tile(min(head_rows, large.rows), shape.group).bit_length() - 1 if num_rows > 1 else 1
         tile, most = None, min(rows, num_rows)
-        made = tile_class(shape, target, most)
-        if in_large:
+        made = only or tile_class(shape, target, most)
+        if in_large and only is None:
             tile = (large.rows, large.tokens)
             try:
                 made = wanted_class(*tile, shape, target)

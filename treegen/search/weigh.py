@@ -17,6 +17,7 @@ import numpy as np
 from treegen.cost.figures import time_text
 from treegen.cost.launch_counts import FP32_BYTES, evened_turns
 from treegen.ir.arrays import INT32_MAX
+from treegen.ir.schedule import TileClass
 from treegen.search.cohort_counts import (
     MOST_CUTS,
     WHOLE,
@@ -49,12 +50,13 @@ _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 _STEP = 64  # splits are multiples of so many tokens
 
 
-def weighed(problem: Problem, *, most_items: int | None = None) -> Choice:
+def weighed(problem: Problem, *, most_items: int | None = None, tile: TileClass | None = None) -> Choice:
     """Chooses the policy with the least estimated time from a fixed list, in a fraction of a millisecond.
 
     Args:
         problem: A tree, the attention shape of its rows, and the target.
         most_items: Leaves out policies whose plans have more work items. If all have more, takes one with the fewest.
+        tile: The tile class of all plans, where launches have but one; policies then name no tile.
 
     Returns:
         A `query` or `cohort` strategy, which can plan any tree, and a reason with its estimated time.
@@ -62,7 +64,7 @@ def weighed(problem: Problem, *, most_items: int | None = None) -> Choice:
     Raises:
         ShapeError: No tile class fits the shape.
     """
-    weights = weights_of(problem)
+    weights = weights_of(problem, tile)
     if weights is None:
         return Choice(as_named(Cohort(1), problem.tree), "nothing to do")
     place = weights.best(most_items)
@@ -111,13 +113,13 @@ class Weights(NamedTuple):
         return places[items.index(min(items))]
 
 
-def weights_of(problem: Problem) -> Weights | None:
-    """Weighs every policy of the list; None where no row sees anything. Raises ShapeError (see `weighed`)."""
+def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | None:
+    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
-    layout = layout_of(shape, target, tree.num_rows, len(cuts))
+    layout = layout_of(shape, target, tree.num_rows, len(cuts), tile)
     cohorts = cohorts_of(tree, layout, cuts)
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
     splits = _splits(bins, whole, layout, target)

@@ -1,0 +1,79 @@
+"""compile_batch(): an attention kernel for the batches of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treegen.backends.devices import resolve_target
+from treegen.backends.kv_scales import Scales
+from treegen.backends.page_table import PageTable
+from treegen.ir.arrays import INT32_MAX
+from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
+from treegen.ir.shape import Shape
+from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
+from treegen.scoring.options import ScoreOptions, Scoring
+from treegen.strategies import Strategy, strategy_from
+from treegen.target.targets import Target
+
+_PAGE_SIZES = tuple(1 << power for power in range(8))
+
+
+def compile_batch(
+    shape: Shape,
+    pages: PageTable,
+    *,
+    max_tokens: int,
+    strategy: str | Strategy = "auto",
+    target: str | Target | None = None,
+    backend: str | None = None,
+    sm_scale: float | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    mask_mod: Callable[..., Any] | None = None,
+    logits_soft_cap: float | None = None,
+    window_left: int = -1,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    k_scale: float | torch.Tensor | None = None,
+    v_scale: float | torch.Tensor | None = None,
+) -> BatchKernel:
+    """A kernel for batches that live: requests come, grow, fork and go, and the engine's page table says where they
+    are.
+
+    Args:
+        shape: The attention shape, with the engine's page_size, a power of two up to 128, and kv_layout.
+        pages: The page table and lengths on the device. Their sizes say how many requests there may be.
+        max_tokens: Tokens of a request at most. Tables take memory in proportion (`BatchKernel.workspace_size`).
+        strategy: "auto", which weighs a fixed list of policies, or a strategy whose plans have one stage and row
+            intervals, such as `query`, which shares nothing, and `cohort`.
+        target, backend, sm_scale, score_mod, mask_mod, logits_soft_cap, window_left, alibi_slopes, sinks, k_scale,
+            v_scale: As of treegen.compile; `b` is the row of the batch.
+
+    Returns:
+        A kernel that serves every request alone until its first `update`.
+
+    Raises:
+        TreegenError: For any argument that cannot be served.
+    """
+    if not isinstance(shape, Shape):
+        raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
+    if shape.page_size not in _PAGE_SIZES:
+        fix = f"use one of {', '.join(map(str, _PAGE_SIZES))}, or treegen.compile with a tree by slot"
+        raise InputError("shape.page_size", shape.page_size, "is not a power of two up to 128", fix)
+    if not isinstance(pages, PageTable):
+        raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
+    if pages.num_pages * shape.page_size > INT32_MAX:
+        found = f"{pages.num_pages} pages of {shape.page_size}"
+        raise InputError("pages.num_pages", found, "have slots beyond 2^31 - 1", "give caches in parts")
+    if type(max_tokens) is not int or not 1 <= max_tokens <= INT32_MAX // 2:
+        raise InputError("max_tokens", max_tokens, "is not a number of tokens", "give those of the longest request")
+    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
+        raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
+    scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
+    scores.check(shape)
+    chosen = strategy_from(strategy)
+    options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
+    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens)
