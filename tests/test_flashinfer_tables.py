@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from forests import examples, forests, visible_slots
 from treegen import Tree
-from treegen.bench.flashinfer_tables import Level, PageTable, level_tables, row_table
+from treegen.bench.flashinfer_tables import Level, PagesOnHost, level_tables, row_table
 from treegen.ir.errors import InputError
 from treegen.ir.tree.kv import KVRuns
 
 TREES = ["1,4,16/100,10,3", "7", "5(3*2,4(2*3))", "1,256/256,32"]
 
 
-def request_slots(table: PageTable, request: int, page_size: int) -> list[int]:
+def request_slots(table: PagesOnHost, request: int, page_size: int) -> list[int]:
     """The slots of a request as FlashInfer reads them: its pages, the last up to `last_page_len`."""
     pages = table.indices[table.indptr[request] : table.indptr[request + 1]].tolist()
     if not pages:

@@ -20,7 +20,7 @@ from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTab
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.schedule.by_request import block_of
-from treegen.schedule.expand import Requests, expanded
+from treegen.schedule.expand import RunningRequests, expanded
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import rows_per_tile
 
@@ -220,7 +220,7 @@ class TorchRequestProgram:
     def step(self) -> None:
         """Reads the page table and lengths, and makes the schedule of the batch."""
         pages, positions = self._pages, self._scoring is not None and self._scoring.positions
-        requests = Requests(
+        requests = RunningRequests(
             self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, self._most_tokens, self._shape.page_size
         )
         schedule, states = expanded(self._made, self._tile, requests, self._window_left, positions=positions)

@@ -17,7 +17,7 @@ from treegen.ir.tree import Tree
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PageTable:
+class PagesOnHost:
     """Request r has the pages `indices[indptr[r]:indptr[r + 1]]`, the last with `last_page_len[r]` tokens.
 
     A request without tokens has no pages and a `last_page_len` of 0.
@@ -44,7 +44,7 @@ class Level:
     """
 
     qo_indptr: Ints
-    table: PageTable
+    table: PagesOnHost
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class MaskedRequests:
     """
 
     qo_indptr: Ints
-    table: PageTable
+    table: PagesOnHost
     mask: npt.NDArray[np.bool_]
 
 
@@ -74,7 +74,7 @@ def masked_requests(tree: Tree) -> MaskedRequests:
     return MaskedRequests(frozen(indptr), table, np.concatenate([np.empty(0, bool), *masks]))
 
 
-def row_table(tree: Tree, page_size: int = 1) -> PageTable:
+def row_table(tree: Tree, page_size: int = 1) -> PagesOnHost:
     """Every row, in the caller's order, as a request of its own: the pages of its whole path.
 
     Raises InputError when a row's tokens do not fill the pages that they are in.
@@ -114,7 +114,7 @@ def _level(tree: Tree, lo: Ints, hi: Ints, span: npt.NDArray[Any], page_size: in
     return Level(frozen(bounds), _table(tree, span, np.bincount(request, minlength=len(bounds) - 1), page_size))
 
 
-def _table(tree: Tree, span: npt.NDArray[Any], counts: npt.NDArray[Any], page_size: int) -> PageTable:
+def _table(tree: Tree, span: npt.NDArray[Any], counts: npt.NDArray[Any], page_size: int) -> PagesOnHost:
     """The table of requests that consist of `counts` spans each."""
     spans = tree.topology.spans
     lengths = spans.lengths[span]
@@ -127,11 +127,11 @@ def _table(tree: Tree, span: npt.NDArray[Any], counts: npt.NDArray[Any], page_si
     slots = slot_of_token[ragged_ranges(first, lengths)]
     tokens = np.diff(ends[offsets(counts)])
     if page_size == 1:
-        return PageTable(frozen(offsets(tokens)), frozen(slots), frozen(np.minimum(tokens, 1)))
+        return PagesOnHost(frozen(offsets(tokens)), frozen(slots), frozen(np.minimum(tokens, 1)))
     return _paged(slots, tokens, page_size)
 
 
-def _paged(slots: Longs, tokens: Longs, page_size: int) -> PageTable:
+def _paged(slots: Longs, tokens: Longs, page_size: int) -> PagesOnHost:
     request, position = ragged(tokens)
     offset = position % page_size
     begins = offset == 0
@@ -142,4 +142,4 @@ def _paged(slots: Longs, tokens: Longs, page_size: int) -> PageTable:
         reason = f"token {position[at]} of request {request[at]} is in slot {slots[at]}: pages are filled in part"
         raise InputError("page_size", page_size, reason, "use a page size of 1")
     last_page_len = np.where(tokens > 0, (tokens - 1) % page_size + 1, 0)
-    return PageTable(frozen(offsets(-(-tokens // page_size))), frozen(pages), frozen(last_page_len))
+    return PagesOnHost(frozen(offsets(-(-tokens // page_size))), frozen(pages), frozen(last_page_len))

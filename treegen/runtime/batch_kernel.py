@@ -24,7 +24,7 @@ from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTab
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.ir.verify import verify
-from treegen.schedule.by_request import Room, block_of, lower_by_request
+from treegen.schedule.by_request import Reserve, block_of, lower_by_request
 from treegen.scoring.options import Scoring
 from treegen.search.bucket import policy_bucket
 from treegen.search.weigh import weighed
@@ -220,7 +220,7 @@ class BatchKernel:
 
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
-        room, wanted = Room(self._tile, self._shape.page_size, RESERVE), self._chosen(problem)
+        room, wanted = Reserve(self._tile, self._shape.page_size, RESERVE), self._chosen(problem)
         for strategy in (wanted.strategy, *_coarser(wanted.strategy)):
             plan = strategy.plan(problem)
             if not strategy.proven:

@@ -17,7 +17,7 @@ from treegen.ir.schedule import Schedule, TileClass
 FREE, PLANNED, NEW, REFUTED, OUTGROWN, INVALID = range(6)
 
 
-class Requests(NamedTuple):
+class RunningRequests(NamedTuple):
     """Who is running, on the host. seats [2, seats]: rows of the batch, -1 for free seats, and epochs. length, pages:
     by row of the batch, its tokens, and the entries of the page table that it has. num_pages, most_tokens: bounds of
     page ids and of lengths. page_size: tokens of a page.
@@ -50,7 +50,7 @@ class Requests(NamedTuple):
         return page * self.page_size + begin % self.page_size, np.minimum(end - begin, self.page_size), begin
 
 
-def states_of(made: RequestSchedule, requests: Requests) -> Ints:
+def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
     """The state of every seat, as check_requests of treegen.backends.step_kernels gives it."""
     rows, epochs = requests.seats
     states = np.zeros(len(rows), np.int32)
@@ -73,7 +73,7 @@ def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
     return claims
 
 
-def _holds(claim: list[int], row: int, requests: Requests) -> bool:
+def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
     """Whether a row has the pages of its owner that a plan takes for granted."""
     owner, first, end = claim
     above = int(requests.seats[0, owner]) if owner < requests.seats.shape[1] else -1
@@ -85,7 +85,7 @@ def _holds(claim: list[int], row: int, requests: Requests) -> bool:
 
 
 def expanded(
-    made: RequestSchedule, tile: TileClass, requests: Requests, window_left: int = -1, *, positions: bool = False
+    made: RequestSchedule, tile: TileClass, requests: RunningRequests, window_left: int = -1, *, positions: bool = False
 ) -> tuple[Schedule, Ints]:
     """The schedule of this step, with an item for each row of every item of the plan, and the states of seats."""
     states, plan = states_of(made, requests), made.schedule
@@ -140,7 +140,7 @@ def _joined(runs: list[tuple[Longs, Longs, Longs]]) -> Longs:
     return np.concatenate([np.zeros((3, 0), np.int64), *map(np.stack, runs)], axis=1)
 
 
-def _clamped(entry: list[int], requests: Requests, window_begin: int) -> tuple[int, int, int]:
+def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> tuple[int, int, int]:
     """The row whose tokens an entry names, and which they are now."""
     seat, first, end, _, _ = entry
     row = int(requests.seats[0, seat])
