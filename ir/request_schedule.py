@@ -58,7 +58,7 @@ class RequestRoom:
     slots, merge_slots: of partial results, and entries of merge lists. tiles, blocks: entries of the tables that the
     plan's items read. lone_items: items for requests that are walked alone, lone_rows of them each; lone_tiles,
     lone_blocks: entries that each of these items has room for. tile_width, run_width: words of an entry of tiles and of
-    blocks. parts: programs that check one request.
+    blocks.
     """
 
     seats: int
@@ -76,7 +76,6 @@ class RequestRoom:
     lone_blocks: int
     tile_width: int
     run_width: int
-    parts: int
 
     def holds(self, made: RequestSchedule) -> bool:
         """Whether there is room for a schedule."""
@@ -147,7 +146,7 @@ class RequestTables(NamedTuple):
         on_device = {
             "rows": room.rows + room.lone_items * room.lone_rows,
             "merge_rows": room.seats,
-            "states": room.seats * room.parts,
+            "states": room.seats * 2,
             "counters": ALIGNMENT,
             "positions": room.seats,
             "tiles": (room.tiles + room.lone_items * room.lone_tiles + 1) * room.tile_width,

@@ -24,12 +24,13 @@ from treegen.schedule.expand import RunningRequests, expanded
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import rows_per_tile
 
-_CHECKED, _LISTED = 1024, 256
-"""Pages that a program checks, and seats that it lists, at a time."""
-_ENTRIES, _TILES = 16, 64
+_CHECKED, _SCANNED, _LISTED = 256, 1024, 256
+"""Pages that a program checks, states that it looks through, and seats that it lists, at a time."""
+_ENTRIES, _TILES = 8, 16
 """Entries, and tiles of them, that a program expands at a time."""
-_EXPAND_PARTS = 2
-"""Programs that expand an item."""
+_EXPAND_PARTS = 4
+"""Programs that expand an item: one its blocks, the others its tiles."""
+_WARPS = 1
 
 
 class _StepLaunch(NamedTuple):
@@ -162,14 +163,14 @@ class RequestProgram:
         most_rows = max(16, 1 << (rows_per_tile(tile.rows, shape.group) - 1).bit_length())
         read = _StepLaunch(
             step_kernels.read_requests,
-            (room.items * _EXPAND_PARTS + room.seats * room.parts,),
+            (room.items * _EXPAND_PARTS + room.seats * 2,),
             (
                 *common, at["items"], at["entries"], at["entry_indptr"], at["read_rows"], at["tiles"], at["blocks"],
                 at["epoch"], at["most"], at["claim_indptr"], at["claims"], at["states"],
                 room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, most_tokens, window_left,
-                *forms, _ENTRIES, _TILES, most_rows, _EXPAND_PARTS, _CHECKED, room.parts, *kinds, dependent,
+                *forms, _ENTRIES, _TILES, most_rows, _EXPAND_PARTS, _CHECKED, *kinds, dependent,
             ),
-            {"num_warps": 4},
+            {"num_warps": _WARPS},
         )  # fmt: skip
         listers = -(-max(room.rows, room.seats) // _LISTED)
         settle = _StepLaunch(
@@ -180,9 +181,9 @@ class RequestProgram:
                 at["positions"], at["tiles"], at["blocks"], at["states"], at["counters"],
                 room.seats, room.items, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles,
                 room.blocks, len(seq_lens), stride, width, pages.num_pages, window_left,
-                *forms, _TILES, room.lone_rows, _LISTED, room.parts, *kinds, dependent,
+                *forms, _TILES, room.lone_rows, _SCANNED, _LISTED, *kinds, dependent,
             ),
-            {"num_warps": 4, **({"launch_pdl": True} if dependent else {})},
+            {"num_warps": _WARPS, **({"launch_pdl": True} if dependent else {})},
         )  # fmt: skip
         return read, settle
 

@@ -50,9 +50,9 @@ def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.co
 def check(
     seats, seq_lens, table_rows, table, indptr, epoch, most, claim_indptr, claims, seat, part,
     num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
-    P: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+    P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The state of a request, as far as every PARTS-th block of its pages shows it."""
+    """The state of a request, as far as its own page ids (part 0), or its claims (part 1), show it."""
     row = row_of(seats, seat, True, batch_rows)
     planned_epoch = tl.load(epoch + seat)
     present_epoch = tl.load(seats + num_seats + seat)
@@ -63,17 +63,17 @@ def check(
     length = tl.load(seq_lens + row, mask=there, other=0)
     begin, room = entries_of(table_rows, indptr, row, there, table_stride, width, NAMED, RAGGED)
     fits = (length >= 0) & (length <= max_tokens) & ((length + P - 1) // P <= room)
-    pages = tl.where(fits, (length + P - 1) // P, 0)
+    pages = tl.where(fits & (part == 0), (length + P - 1) // P, 0)
     page = tl.arange(0, BLOCK)
     wrong = tl.zeros([BLOCK], tl.int32)
-    for p in range(part * BLOCK, pages, PARTS * BLOCK):
+    for p in range(0, pages, BLOCK):
         found = tl.load(table + begin + p + page, mask=p + page < pages, other=0)
         wrong |= ((found < 0) | (found >= num_pages)).to(tl.int32)
 
     known = there & fits & (planned_epoch == present_epoch)
     holds = known
     differs = tl.zeros([BLOCK], tl.int32)
-    for c in range(claim0, tl.where(known, claim1, claim0)):
+    for c in range(claim0, tl.where(known & (part == 1), claim1, claim0)):
         owner = tl.load(claims + 3 * c)
         first = tl.load(claims + 3 * c + 1)
         end = tl.load(claims + 3 * c + 2)
@@ -82,7 +82,7 @@ def check(
         owner_length = tl.load(seq_lens + owner_row, mask=owned, other=-1)
         owner_begin, owner_room = entries_of(table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED)
         holds &= (length >= end * P) & (owner_length >= end * P) & (end <= owner_room)
-        for p in range(first + part * BLOCK, tl.where(holds, end, first), PARTS * BLOCK):
+        for p in range(first, tl.where(holds, end, first), BLOCK):
             live = p + page < end
             own = tl.load(table + begin + p + page, mask=live, other=0)
             differs |= (own != tl.load(table + owner_begin + p + page, mask=live, other=0)).to(tl.int32)
@@ -94,12 +94,10 @@ def check(
 
 
 @triton.jit
-def state_of(states, seat, known, PARTS: tl.constexpr):
+def state_of(states, seat, known):
     """The states of these seats, FREE where not known."""
-    state = tl.load(states + seat * PARTS, mask=known, other=0)
-    for part in tl.static_range(1, PARTS):
-        state = tl.maximum(state, tl.load(states + seat * PARTS + part, mask=known, other=0))
-    return state
+    of_pages = tl.load(states + seat * 2, mask=known, other=0)
+    return tl.maximum(of_pages, tl.load(states + seat * 2 + 1, mask=known, other=0))
 
 
 @triton.jit
@@ -115,52 +113,56 @@ def expand(
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the full tiles and blocks of E entries from tile0 and block0 on, every PARTS-th group of T; returns how
-    many these are. begin [E]: where the page ids of an entry's request begin; first, tokens [E]: which of its tokens.
+    """Writes the full tiles and blocks of E entries from tile0 and block0 on; returns how many these are. begin [E]:
+    where the page ids of an entry's request begin; first, tokens [E]: which of its tokens. Part 0 of PARTS writes the
+    blocks, the others every so manieth group of T tiles; with one part it does all.
     """
     e = tl.arange(0, E)
     t = tl.arange(0, T)
     full = tokens // N
     ends = tl.cumsum(full, 0)
     num_tiles = tl.sum(full, 0)
-    origin = first - (ends - full) * N
-    s = tl.arange(0, S)
-    for t0 in range(part * T, num_tiles, PARTS * T):
-        tile = t0 + t
-        live = tile < num_tiles
-        pick = e[None, :] == tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)[:, None]
-        position = picked(origin, pick) + tile * N
-        place = position[:, None] + s[None, :] * P
-        found = tl.load(table + picked(begin, pick)[:, None] + place // P, mask=live[:, None], other=0)
-        found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
-        entry = tiles + (tile0 + tile) * TILE_WIDTH
-        tl.store(entry[:, None] + s[None, :], found * P + place % P, mask=live[:, None])
-        seen_at: tl.constexpr = TILE_WIDTH - 2 - POSITIONS
-        if S == 1:
-            tl.store(entry + 1, tl.full([T], N, tl.int32), mask=live)
-        tl.store(entry + seen_at, picked(lo, pick), mask=live)
-        tl.store(entry + seen_at + 1, picked(hi, pick), mask=live)
-        if POSITIONS:
-            tl.store(entry + seen_at + 2, position, mask=live)
-
     rest = (tokens % N + B - 1) // B
-    ends = tl.cumsum(rest, 0)
+    block_ends = tl.cumsum(rest, 0)
     num_blocks = tl.sum(rest, 0)
-    origin = first + full * N - (ends - rest) * B
-    for t0 in range(part * T, num_blocks, PARTS * T):
-        block = t0 + t
-        live = block < num_blocks
-        pick = e[None, :] == tl.sum((ends[None, :] <= block[:, None]).to(tl.int32), 1)[:, None]
-        position = picked(origin, pick) + block * B
-        found = tl.load(table + picked(begin, pick) + position // P, mask=live, other=0)
-        found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
-        entry = blocks + (block0 + block) * RUN_WIDTH
-        tl.store(entry, found * P + position % P, mask=live)
-        tl.store(entry + 1, tl.minimum(picked(first + tokens, pick) - position, B), mask=live)
-        tl.store(entry + 2, picked(lo, pick), mask=live)
-        tl.store(entry + 3, picked(hi, pick), mask=live)
-        if POSITIONS:
-            tl.store(entry + 4, position, mask=live)
+    if (PARTS == 1) | (part == 0):
+        origin = first + full * N - (block_ends - rest) * B
+        for t0 in range(0, num_blocks, T):
+            block = t0 + t
+            live = block < num_blocks
+            pick = e[None, :] == tl.sum((block_ends[None, :] <= block[:, None]).to(tl.int32), 1)[:, None]
+            position = picked(origin, pick) + block * B
+            found = tl.load(table + picked(begin, pick) + position // P, mask=live, other=0)
+            found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
+            entry = blocks + (block0 + block) * RUN_WIDTH
+            tl.store(entry, found * P + position % P, mask=live)
+            tl.store(entry + 1, tl.minimum(picked(first + tokens, pick) - position, B), mask=live)
+            tl.store(entry + 2, picked(lo, pick), mask=live)
+            tl.store(entry + 3, picked(hi, pick), mask=live)
+            if POSITIONS:
+                tl.store(entry + 4, position, mask=live)
+    if (PARTS == 1) | (part > 0):
+        origin = first - (ends - full) * N
+        s = tl.arange(0, S)
+        begin_tile = 0 if PARTS == 1 else (part - 1) * T
+        step: tl.constexpr = T if PARTS == 1 else (PARTS - 1) * T
+        for t0 in range(begin_tile, num_tiles, step):
+            tile = t0 + t
+            live = tile < num_tiles
+            pick = e[None, :] == tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)[:, None]
+            position = picked(origin, pick) + tile * N
+            place = position[:, None] + s[None, :] * P
+            found = tl.load(table + picked(begin, pick)[:, None] + place // P, mask=live[:, None], other=0)
+            found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
+            entry = tiles + (tile0 + tile) * TILE_WIDTH
+            tl.store(entry[:, None] + s[None, :], found * P + place % P, mask=live[:, None])
+            seen_at: tl.constexpr = TILE_WIDTH - 2 - POSITIONS
+            if S == 1:
+                tl.store(entry + 1, tl.full([T], N, tl.int32), mask=live)
+            tl.store(entry + seen_at, picked(lo, pick), mask=live)
+            tl.store(entry + seen_at + 1, picked(hi, pick), mask=live)
+            if POSITIONS:
+                tl.store(entry + seen_at + 2, position, mask=live)
     return num_tiles, num_blocks
 
 
@@ -182,13 +184,13 @@ def read_requests(
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, E: tl.constexpr, T: tl.constexpr, R: tl.constexpr,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr, STATE_PARTS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: PARTS for each item of the plan, which expand it; then STATE_PARTS for each seat, which check it.
+    """Programs: PARTS for each item of the plan, which expand it; then two for each seat, which check it.
 
     seats [2, seats]: rows of the batch, and epochs. seq_lens [batch_rows]; table_rows [batch_rows] or the row itself;
-    table by row, or ragged by indptr [batch_rows + 1]. states [seats, STATE_PARTS]: the highest of a seat counts.
+    table by row, or ragged by indptr [batch_rows + 1]. states [seats, 2]: the higher one of a seat counts.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -197,8 +199,8 @@ def read_requests(
         number = program - num_items * PARTS
         state = check(
             seats, seq_lens, table_rows, table, indptr, epoch, most, claim_indptr, claims,
-            number // STATE_PARTS, number % STATE_PARTS,
-            num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, STATE_PARTS, NAMED, RAGGED,
+            number // 2, number % 2,
+            num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED,
         )  # fmt: skip
         tl.store(states + number, state)
         return
@@ -260,7 +262,7 @@ def settle_requests(
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
-    LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, STATE_PARTS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+    LONE_ROWS: tl.constexpr, SCANNED: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Programs: one for each lone item, which deals requests that are alone to it; then those that list rows, BLOCK
@@ -271,9 +273,9 @@ def settle_requests(
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
     invalid = 0
-    for s0 in range(0, num_seats, BLOCK):
-        seat = s0 + tl.arange(0, BLOCK)
-        state = state_of(states, seat, seat < num_seats, STATE_PARTS)
+    for s0 in range(0, 2 * num_seats, SCANNED):
+        place = s0 + tl.arange(0, SCANNED)
+        state = tl.load(states + place, mask=place < 2 * num_seats, other=0)
         invalid = tl.maximum(invalid, tl.max((state == INVALID).to(tl.int32), 0))
     # From which state on a request is alone.
     least = tl.where(invalid > 0, PLANNED, NEW)
@@ -281,18 +283,18 @@ def settle_requests(
         lister = program - lone_items
         b = lister * BLOCK + tl.arange(0, BLOCK)
         seat = tl.load(read_rows + b, mask=b < num_rows, other=-1)
-        state = state_of(states, seat, seat >= 0, STATE_PARTS)
+        state = state_of(states, seat, seat >= 0)
         served = (state == PLANNED) & (state < least)
         tl.store(rows + b, row_of(seats, seat, served, batch_rows), mask=b < num_rows)
         seat = tl.load(read_merges + b, mask=b < num_seats, other=-1)
-        state = state_of(states, seat, seat >= 0, STATE_PARTS)
+        state = state_of(states, seat, seat >= 0)
         row = row_of(seats, seat, (state == PLANNED) & (state < least), batch_rows)
         tl.store(merge_rows + b, tl.where(row >= 0, row, SURPLUS), mask=b < num_seats)
         if POSITIONS:
             row = row_of(seats, b, b < num_seats, batch_rows)
             length = tl.load(seq_lens + row, mask=row >= 0, other=0)
             tl.store(positions + row, length - 1, mask=row >= 0)
-        state = state_of(states, b, b < num_seats, STATE_PARTS)
+        state = state_of(states, b, b < num_seats)
         for kind in tl.static_range(1, 6):
             count = tl.sum((state == kind).to(tl.int32), 0)
             if count > 0:
@@ -308,7 +310,7 @@ def settle_requests(
     alone = 0
     for s0 in range(0, num_seats, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
-        is_alone = (state_of(states, seat, seat < num_seats, STATE_PARTS) >= least).to(tl.int32)
+        is_alone = (state_of(states, seat, seat < num_seats) >= least).to(tl.int32)
         here = tl.sum(is_alone, 0)
         if here > 0:
             place = alone + tl.cumsum(is_alone, 0) - 1
@@ -320,7 +322,7 @@ def settle_requests(
     if row_count > 0:
         row0 = num_rows + program * LONE_ROWS
         row = row_of(seats, seat_r, seat_r >= 0, batch_rows)
-        valid = state_of(states, seat_r, seat_r >= 0, STATE_PARTS) < INVALID
+        valid = state_of(states, seat_r, seat_r >= 0) < INVALID
         length = tl.load(seq_lens + row, mask=(row >= 0) & valid, other=0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
         first = tl.zeros([LONE_ROWS], tl.int32)

@@ -29,7 +29,8 @@ from treegen.scoring.options import Scoring
 from treegen.search.bucket import policy_bucket
 from treegen.search.weigh import weighed
 from treegen.strategies import Choice, Strategy
-from treegen.strategies.cohort import cohort
+from treegen.strategies.baselines import query
+from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class
@@ -39,11 +40,10 @@ Program: TypeAlias = "RequestProgram | TorchRequestProgram"
 
 RESERVE = 256
 """Tokens that every request may gain until it is walked alone, if there is no new plan."""
-_WAVES = 4
+_WAVES = 8
 """Times that the work items of a plan fill the GPU, at most, besides one for every request."""
 _PARTS_PER_ROW = 8
 """Partial results of every row, on average at most."""
-_CHECK_PARTS = 4
 _MOST_FORMS = 64
 
 
@@ -221,7 +221,7 @@ class BatchKernel:
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
         room, wanted = Reserve(self._tile, self._shape.page_size, RESERVE), self._chosen(problem)
-        for strategy in (wanted.strategy, *_coarser(wanted.strategy)):
+        for strategy in _with_fewer_parts(wanted.strategy):
             plan = strategy.plan(problem)
             if not strategy.proven:
                 verify(plan, problem.tree)
@@ -294,17 +294,17 @@ def room_of(
         lone_blocks=lone_rows * packed,
         tile_width=tile_width,
         run_width=5 if positions else 4,
-        parts=_CHECK_PARTS,
     )
 
 
-def _coarser(strategy: Strategy) -> Iterator[Strategy]:
-    """Policies with fewer and fewer parts, down to whole paths, of which any batch has few."""
+def _with_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:
+    """The strategy, then with longer and longer parts, and at last one item for every request, which always fits."""
+    yield strategy
     split = strategy.options.get("split")
     if isinstance(split, int):
-        for times in (2, 4, 8):
-            yield cohort(64, split=split * times)
-    yield cohort(64)
+        for longer in (2 * split, 4 * split, 8 * split):
+            yield replace(strategy, split=longer) if isinstance(strategy, Cohort) else query(longer)
+    yield query()
 
 
 def _tile_of(shape: Shape, target: Target) -> TileClass:
