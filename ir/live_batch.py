@@ -27,10 +27,13 @@ class LiveBatch:
     - `shared_with`, `shared_tokens`: the request begins with so many tokens of another seat's; -1 and 0 for none. That
       seat itself shares fewer, so that it owns the last of them.
 
+    Two numbers only rise. `changes`: with what plans depend on, which is who runs and shares, but not with growth, nor
+    with the end of a request that nobody shares with. `moves`: with these ends, too, and when requests get other rows.
+
     Methods raise TreeError before anything changes.
     """
 
-    __slots__ = ("_active", "epoch", "page_size", "row", "shared_tokens", "shared_with", "tokens")
+    __slots__ = ("_active", "changes", "epoch", "moves", "page_size", "row", "shared_tokens", "shared_with", "tokens")
 
     def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
         """page_size: tokens of a page; max_seats: there is room for so many requests, and for twice as many whenever it
@@ -38,7 +41,7 @@ class LiveBatch:
         """
         self.page_size = positive_int("page_size", page_size, TreeError)
         seats = positive_int("max_seats", max_seats, TreeError)
-        self._active = 0
+        self._active = self.changes = self.moves = 0
         self.epoch, self.tokens, self.shared_tokens = np.zeros((3, seats), np.int32)
         self.row, self.shared_with = np.full((2, seats), -1, np.int32)
 
@@ -81,6 +84,8 @@ class LiveBatch:
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self.epoch[seat] += 1
         self._active += 1
+        self.changes += 1
+        self.moves += 1
         return seat
 
     def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None) -> int:
@@ -101,6 +106,7 @@ class LiveBatch:
         self._leave(seat)
         self.row[seat], self.tokens[seat] = -1, 0
         self._active -= 1
+        self.moves += 1
 
     def moved(self, seats: int | IntsLike) -> None:
         """The pages of these requests are others than before: they were preempted and are back, or were copied.
@@ -111,6 +117,8 @@ class LiveBatch:
         for seat in self._chosen(seats).tolist():
             self._leave(seat)
             self.epoch[seat] += 1
+            self.changes += 1
+            self.moves += 1
 
     def share(self, seat: int, shared_with: int | None, shared_tokens: int) -> None:
         """A request begins with the first `shared_tokens` tokens of another, rounded down to whole pages, in place of
@@ -123,6 +131,7 @@ class LiveBatch:
         above, shared = self._claim(shared_with, shared_tokens, int(self.tokens[seat]), seat)
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self._settle(seat)
+        self.changes += 1
 
     def reorder(self, rows: Mapping[int, int] | IntsLike) -> None:
         """Gives requests other places in the batch: {seat: row}, or an array of rows by seat, of which the entries of
@@ -145,6 +154,7 @@ class LiveBatch:
         if len(twice := (used[1:] == used[:-1]).nonzero()[0]):
             raise TreeError("rows", rows, f"gives row {used[twice[0]]} to two requests", "give every request its own")
         self.row[:] = row
+        self.moves += 1
 
     def grow(self, tokens: int | IntsLike = 1, seats: int | IntsLike | None = None) -> None:
         """Requests get so many tokens more. tokens: one number for all, or one for each of `seats`. seats: by default
@@ -172,6 +182,7 @@ class LiveBatch:
         too_short = np.concatenate([sharing[shared > after.take(sharing)], owner[shared > after.take(owner)]])
         for seat in np.unique(too_short).tolist():
             self._leave(seat, int(after[seat]) // self.page_size * self.page_size)
+            self.changes += 1
         self.tokens[:] = after
 
     def _leave(self, seat: int, kept: int = 0) -> None:
@@ -182,6 +193,7 @@ class LiveBatch:
         sharers = (self.shared_with == seat).nonzero()[0]
         sharers = sharers[self.shared_tokens[sharers] > kept]
         if len(sharers):
+            self.changes += 1
             heir = sharers[self.shared_tokens[sharers].argmax()]
             self.shared_with[sharers] = heir
             # With at most as many tokens left as it shares itself, the seat owns nothing that the heir could share.

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import treegen
-from treegen import Shape, cli
+from treegen import BatchKernel, LiveBatch, Shape, cli
 from treegen.backends import oracle
 from treegen.bench import batch_results
 from treegen.bench.batch_case import BATCH_HEADS, MLA_HEADS, BatchCase, BatchStart, batch_shapes
@@ -179,57 +178,27 @@ def test_what_cannot_be_served_is_told() -> None:
     assert measure_batch(Broken(), case_of(BATCH), settings()).detail == "ValueError: broken"
 
 
-class Live:
-    """A LiveBatch that keeps the lengths, and checks what it is given."""
-
-    def __init__(self, page_size: int, max_seats: int) -> None:
-        self.tokens: dict[int, int] = {}
-        self.rows: dict[int, int] = {}
-
-    def add(self, tokens: int, shared_with: int | None, shared_tokens: int, row: int) -> int:
-        assert row not in self.rows.values()
-        assert shared_with is None or shared_tokens <= self.tokens[shared_with]
-        seat = next(number for number in range(100) if number not in self.rows)
-        self.tokens[seat], self.rows[seat] = tokens, row
-        return seat
-
-    def finish(self, seat: int) -> None:
-        del self.tokens[seat], self.rows[seat]
-
-    def grow(self, tokens: list[int], seats: list[int]) -> None:
-        for count, seat in zip(tokens, seats, strict=True):
-            self.tokens[seat] += count
-
-
 def test_the_live_kernel_follows_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates, steps = [], []
+    updates, refreshed = [], []
 
-    class Kernel:
-        def __init__(self, shape: Shape, *, page_table: torch.Tensor, seq_lens: torch.Tensor, max_tokens: int) -> None:
-            self.server = ReferenceServer(Reference(), case)
-            assert (page_table, seq_lens, max_tokens) == (case.page_table, case.seq_lens, page_table.shape[1] * 4)
-
-        def update(self, live: Live) -> None:
-            lengths = {live.rows[seat]: tokens for seat, tokens in live.tokens.items()}
-            updates.append(lengths)
+    class Kernel(BatchKernel):
+        def refresh(self, batch: LiveBatch) -> bool:
+            lengths = {int(batch.row[seat]): int(batch.tokens[seat]) for seat in batch.seats.tolist()}
             assert lengths == {row: int(case.seq_lens[row]) for row in lengths}
             assert len(lengths) == int((case.seq_lens > 0).sum())
+            refreshed.append(1)
+            return super().refresh(batch)
 
-        def step(self) -> None:
-            steps.append(1)
+        def update(self, batch: LiveBatch) -> None:
+            updates.append(1)
+            super().update(batch)
 
-        def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor) -> None:
-            out.copy_(self.server.attend(0))
-
-    monkeypatch.setattr(treegen, "LiveBatch", Live, raising=False)
-    monkeypatch.setattr(treegen, "BatchKernel", Kernel, raising=False)
+    monkeypatch.setattr("treegen.api.compile_batch.BatchKernel", Kernel)
     case = case_of(BATCH, steps=20)
     outcome = measure_batch(TreegenBatches(), case, settings(20))
     assert (outcome.status, outcome.detail) == ("right", "")
-    assert len(updates) == 2 + 1 + 20
-    assert len(steps) >= 20
-    monkeypatch.delattr(treegen, "BatchKernel")
-    assert measure_batch(TreegenBatches(), case, settings()).detail == "this version has no BatchKernel"
+    assert len(refreshed) == 2 + 1 + 20
+    assert 3 <= len(updates) < len(refreshed)
 
 
 def test_draft_masks() -> None:

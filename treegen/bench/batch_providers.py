@@ -96,7 +96,7 @@ class _LiveServer:
             shared_with = None if shared_row is None else seats[shared_row]
             seats[arrival.row] = live.add(request.tokens, shared_with, request.shared_tokens, arrival.row)
         self._pages = pages
-        self._kernel.update(live)
+        self._kernel.refresh(live)
 
     def begin(self) -> None:
         self._kernel.step()

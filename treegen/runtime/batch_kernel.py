@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -68,13 +68,23 @@ class BatchOptions:
         return tuple(item for part in (self.scales, self.scoring) if part for item in part.tensors.items())
 
 
+class _Seen(NamedTuple):
+    """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, and how long."""
+
+    batch: LiveBatch
+    changes: int
+    moves: int
+    requests: int
+    tokens: Ints
+
+
 class BatchKernel:
     """An attention kernel for the batches of a server. Made by `treegen.compile_batch`.
 
         kernel = treegen.compile_batch(shape, pages, max_tokens=131072)
         batch = treegen.LiveBatch(page_size=16)
         batch.add(tokens=900)
-        kernel.update(batch)                  # whenever requests come or go: a plan, without waiting for the device
+        kernel.refresh(batch)                 # once per decode step: a plan where requests came, else next to nothing
         kernel.step()                         # once per decode step: looks at the page table and at lengths
         out = kernel(q, k_cache, v_cache)     # once per layer
 
@@ -100,6 +110,7 @@ class BatchKernel:
         self._made: RequestSchedule | None = None
         self._choice: Choice | None = None
         self._choices: dict[str, Choice] = {}  # by bucket, of which there are few
+        self._seen: _Seen | None = None
 
     @property
     def program(self) -> Program:
@@ -130,6 +141,30 @@ class BatchKernel:
         program.load(made)
         program.seat(_seats(batch))
         self._choice, self._plan, self._made = choice, plan, made
+        self._seen = _Seen(batch, batch.changes, batch.moves, len(batch), batch.tokens.copy())
+
+    def refresh(self, batch: LiveBatch) -> bool:
+        """Does what the batch calls for before a step, and says whether that was an `update`.
+
+        Nothing, while requests only grow. `seat`, where requests ended that nobody shared with, or rows changed.
+        `update`, where requests came, were forked or share otherwise, where an eighth of them ended, and where one grew
+        by half of what there is room for.
+        """
+        seen = self._seen
+        if (
+            seen is None
+            or seen.batch is not batch
+            or seen.changes != batch.changes
+            or 8 * len(batch) < 7 * seen.requests
+            or len(batch.tokens) != len(seen.tokens)
+            or 2 * int((batch.tokens - seen.tokens).max(initial=0)) > RESERVE
+        ):
+            self.update(batch)
+            return True
+        if seen.moves != batch.moves:
+            self.seat(batch)
+            self._seen = seen._replace(moves=batch.moves)
+        return False
 
     def seat(self, batch: LiveBatch) -> None:
         """Takes who is running, and in which rows, without a new plan: requests that came, moved or were forked since
