@@ -67,10 +67,10 @@ def test_a_refused_first_call_leaves_the_shape_open(backend: str) -> None:
 EDITS: dict[str, tuple[Tree, Callable[[treegen.Kernel], object], int]] = {
     "update": (TREE, lambda kernel: kernel.update(Tree.parse("1,3/20,5")), 34),
     "step": (APART, lambda kernel: kernel.step(), 44),
-    "step in place": (APART, lambda kernel: (kernel.step(), kernel.step()), 45),
+    "two steps": (APART, lambda kernel: (kernel.step(), kernel.step()), 45),
     "step into slots": (APART, lambda kernel: (kernel.step(), kernel.step([25, 60, 45])), 60),
     "append": (APART, lambda kernel: kernel.append([2], 3), 46),
-    "append in place": (APART, lambda kernel: (kernel.step(), kernel.append([2, 0], 3)), 47),
+    "step and append": (APART, lambda kernel: (kernel.step(), kernel.append([2, 0], 3)), 47),
     "branch": (APART, lambda kernel: (kernel.branch(0, 2), kernel.append([3], slots=[50])), 50),
     "prune": (APART, lambda kernel: (kernel.step(), kernel.prune([0])), 44),
 }
@@ -182,17 +182,11 @@ def test_graphs_bound_the_page_ids_of_a_wrapper(monkeypatch: pytest.MonkeyPatch)
 
 
 @backends
-def test_graphs_bound_rows_that_grow_in_place(backend: str, capture: Callable[[treegen.Kernel, int], None]) -> None:
+def test_graphs_bound_no_trees_without_a_capacity(backend: str, capture: Callable[[treegen.Kernel, int], None]) -> None:
     kernel = compiled(APART, backend)
     kernel.step()
-    capture(kernel, 46)
-    kernel.step()
-    for grow in (lambda: kernel.step(), lambda: kernel.append([0], slots=[46])):
-        with pytest.raises(InputError, match=r"tree = slot 46: a CUDA graph .* captured with a cache of 46 slots"):
-            grow()
-        assert kernel.tree.kv.last_slot == 45
-        assert kernel.verify(*tensors(3, 46))
-    kernel.update(kernel.tree.appended())  # has tables of its own, which no graph reads
-    assert kernel.verify(*tensors(3, 47))
-    kernel.step()
-    assert kernel.verify(*tensors(3, 48))
+    capture(kernel, 45)
+    for slots in (46, 47):
+        kernel.step()  # has tables of its own, which no graph reads
+        assert kernel.tree.kv.last_slot == slots - 1
+        assert kernel.verify(*tensors(3, slots))

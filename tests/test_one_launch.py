@@ -26,7 +26,7 @@ from treegen.ir.errors import PlanError
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.schedule.lower import lower
-from treegen.schedule.passes import fuse_merge, single_loop
+from treegen.schedule.passes import fuse_merge
 from treegen.schedule.passes.fuse_merge import in_one_launch, parts_of, waits
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.schedule.pipeline import launch_schedule
@@ -190,24 +190,6 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
     slots = [int(item.slot0) for item in in_one_launch(schedule).work_items if item.slot0 >= 0]
     assert len(flags) >= schedule.num_slots * 4
     assert not flags[slots].any()
-
-
-@pytest.mark.parametrize(("inner", "leaf", "full"), [(16, 14, False), (64, 60, True)])
-def test_rows_grow_in_place(inner: int, leaf: int, full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_loop, "MOST_TILES", 0 if full else 16)
-    parent, tokens = [-1] + [0] * 4 + [1 + row // 8 for row in range(32)], [70] + [inner] * 4 + [leaf] * 32
-    begins = np.cumsum([0, *tokens[:5], *[leaf + 64] * 31])
-    slots = [np.arange(begin, begin + count) for begin, count in zip(begins, tokens, strict=True)]
-    tree = Tree.from_parents(parent, tokens, kv=slots)
-    kernel = treegen.compile(tree, strategy=LAST, shape=SHAPE, backend="triton")
-    q, (keys, values) = torch.randn(32, 4, 32), torch.randn(2, begins[-1] + leaf + 64, 1, 32)
-    ends = begins[5:] + leaf
-    for step in range(4):
-        kernel.step(ends + step)
-        report = kernel.verify(q, keys, values)
-        assert report.passed, (step, report)
-        ((tile,),) = [program._schedule.classes for program in kernel._prepared.programs.values()]
-        assert (tile.waiting, tile.full) == (True, full)
 
 
 def test_a_call_has_room_for_flags() -> None:

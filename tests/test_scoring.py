@@ -153,7 +153,7 @@ def test_tuning_is_for_what_the_window_leaves(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.full)])
-def test_updates_capacity_and_growth(backend: str) -> None:
+def test_updates_capacity_and_edits(backend: str) -> None:
     trees = [Tree.parse("40(9*3)"), Tree.parse("33(50*2)+7"), Tree.parse("90"), Tree.parse("1(2(3*2)*2)")]
     options = {"window_left": 30, "score_mod": biased, "sinks": SINKS, "backend": backend}
     for limits in ({}, {"max_rows": 8}):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import treegen
 from treegen import Shape, Tree
 from treegen.backends import oracle
 from treegen.backends.triton_program import TritonProgram
@@ -98,20 +97,3 @@ def test_results_are_right() -> None:
     expected_out, expected_lse = oracle.reference(tree, q, k, v, rows=rows)
     assert oracle.error(out[rows], expected_out) <= oracle.TOLERANCE["fp16"]
     assert oracle.error(lse[rows], expected_lse) <= oracle.TOLERANCE["fp16"]
-
-
-def test_rows_grow_in_place() -> None:
-    tree = Tree.parse(OWN)
-    kernel = treegen.compile(tree, strategy="cohort", shape=SHAPE, backend="triton", target=SMALL)
-    assert is_staggered(kernel.schedule)
-    generator = torch.Generator().manual_seed(0)
-    free = tree.kv.last_slot + 1
-    q = torch.randn(tree.num_rows, 16, 128, generator=generator).half()
-    k, v = torch.randn(2, free + 3 * tree.num_rows, 1, 128, generator=generator).half()
-    for step in range(3):
-        kernel.step(np.arange(free, free + tree.num_rows) + step * tree.num_rows)
-    assert kernel.tree.tokens[1] == 323
-    out = kernel(q, k, v)
-    rows = np.arange(0, 64, 9, dtype=np.int32)
-    expected_out, _ = oracle.reference(kernel.tree, q, k, v, rows=rows)
-    assert oracle.error(out[rows], expected_out) <= oracle.TOLERANCE["fp16"]

@@ -1,1 +1,1 @@
-"""The kernel that callers hold, and its life: calls, updates, growth, capacity."""
+"""The kernel that callers hold, and its life: calls, updates, capacity, running batches."""

@@ -68,7 +68,7 @@ class CallOptions:
         shares = shared and found.head_dim_v < found.head_dim if shape_is_assumed else shape.shared_kv
         found = replace(found, partial_dtype=shape.partial_dtype, shared_kv=shares)
         most_rows = None if prepared.layout is None else prepared.layout.limits.max_rows
-        check_inputs.check_fits(prepared.grown, found if shape_is_assumed else shape, q, found, most_rows)
+        check_inputs.check_fits(prepared.tree, found if shape_is_assumed else shape, q, found, most_rows)
         if self.scoring is not None:
             self.scoring.check(found, q.device)
         if out is not None:

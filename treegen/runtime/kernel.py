@@ -32,7 +32,7 @@ from treegen.target.targets import Target
 from treegen.timed import stage
 from treegen.tuning.planner import Planner
 
-_NOT_COPIED = ("_backend", "_read", "_lock", "_handle", "_shown", "_captured", "_prepared")
+_NOT_COPIED = ("_backend", "_read", "_lock", "_handle", "_captured", "_prepared")
 
 
 class Kernel(Copyable):
@@ -40,7 +40,7 @@ class Kernel(Copyable):
 
     Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel,
     or change its tree (`append`, `step`, `branch`, `prune`); a call that runs meanwhile serves either tree, except in a
-    kernel of fixed capacity, or whose rows grow, which is not to be called then.
+    kernel of fixed capacity, which is not to be called then.
 
     Streams: calls run on the current stream of q's device. Calls on several streams may overlap, for each allocates its
     scratch memory on its stream. Before `update` and its like, let the work that other streams have in flight
@@ -78,7 +78,6 @@ class Kernel(Copyable):
         self._options = options
         self._wanted = wanted
         self._shape_is_assumed = shape_is_assumed
-        self._grows = False
         self._begin()
 
     def _begin(self) -> None:
@@ -87,21 +86,20 @@ class Kernel(Copyable):
         self._read = self._options.read
         self._lock = RLock()  # held where calls are prepared and trees replaced; calls that are bound need none
         self._handle = torch_op.handle_of(self)
-        self._shown: Prepared | None = None  # the plan of a tree that has grown since it was planned for
         # Programs whose tables graphs read, whatever is served now, and the slots of the smallest cache they read.
         self._captured: dict[Program, int] = {}
 
     def _state(self) -> dict[str, Any]:
         with self._lock:
             own = {name: value for name, value in vars(self).items() if name not in _NOT_COPIED}
-            problem = self._prepared.problem.with_tree(self.tree)
-            return {**own, "problem": problem, "choice": self.choice, "layout": self._prepared.layout}
+            prepared = self._prepared
+            return {**own, "problem": prepared.problem, "choice": prepared.choice, "layout": prepared.layout}
 
     def _restore(self, state: dict[str, Any]) -> None:
         problem, choice, layout = (state.pop(name) for name in ("problem", "choice", "layout"))
         vars(self).update(state)
         self._begin()
-        self._prepared = Prepared.again(problem, choice, layout, self._options.scoring, grows=self._grows)
+        self._prepared = Prepared.again(problem, choice, layout, self._options.scoring)
 
     def _given(self) -> dict[str, object]:
         scoring = self._options.scoring
@@ -189,7 +187,7 @@ class Kernel(Copyable):
             for program in tuple(prepared.programs.values()):
                 self._captured[program] = min(slots, self._captured.get(program, slots))
         if checks_inputs():
-            check_inputs.check_values(prepared.grown, q, k_cache, v_cache, prepared.problem.shape.kv_layout)
+            check_inputs.check_values(prepared.tree, q, k_cache, v_cache, prepared.problem.shape.kv_layout)
         if out is None:
             out = _empty_out(prepared, q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
@@ -238,7 +236,7 @@ class Kernel(Copyable):
         self._shape_is_assumed = False
         if shape != self.shape or self._planner.autotune:
             problem = Problem(self.tree, shape, self.target)
-            self._prepared = prepare(problem, self._planner, self._options.scoring, self._wanted, grows=self._grows)
+            self._prepared = prepare(problem, self._planner, self._options.scoring, self._wanted)
 
     def update(self, tree: Tree) -> None:
         """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as
@@ -254,21 +252,16 @@ class Kernel(Copyable):
         """
         check_is_tree("tree", tree)
         with self._lock:
-            self._replan(tree, grows=self._grows)
-
-    def _replan(self, tree: Tree, *, grows: bool) -> None:
-        """See update; `grows` leaves room for rows to grow."""
-        prepared, scoring = self._prepared, self._options.scoring
-        problem = prepared.problem.with_tree(tree)
-        if prepared.layout is None:
-            view = View.of(problem, scoring)
-            choice = self._planner.keep(prepared.choice, prepared.tree, tree)
-            choice = choice or self._planner.choose(view.problem, shape_is_assumed=self._shape_is_assumed)
-            self._prepared = Prepared.of(problem, view, choice, scoring, grows=grows)
-        else:
-            check_inputs.check_captured(tree.kv.last_slot, self._captured_slots())
-            self._prepared = prepared.successor(problem, grows=grows)
-        self._grows = grows
+            prepared, scoring = self._prepared, self._options.scoring
+            problem = prepared.problem.with_tree(tree)
+            if prepared.layout is None:
+                view = View.of(problem, scoring)
+                choice = self._planner.keep(prepared.choice, prepared.tree, tree)
+                choice = choice or self._planner.choose(view.problem, shape_is_assumed=self._shape_is_assumed)
+                self._prepared = Prepared.of(problem, view, choice, scoring)
+            else:
+                check_inputs.check_captured(tree.kv.last_slot, self._captured_slots())
+                self._prepared = prepared.successor(problem)
 
     def _captured_slots(self) -> int | None:
         """Slots of the smallest cache that graphs read by the tables of what is served; None without graphs."""
@@ -278,22 +271,13 @@ class Kernel(Copyable):
     def append(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> None:
         """The kernel's tree becomes `tree.appended(rows, tokens, slots)`, which see: rows grow by tokens.
 
-        The first time this plans anew, as `update` does, and from then on every plan leaves room in the tables for each
-        row that is alone at its leaf and sees all of it: 16 tokens at least. As long as they last, such rows grow
-        without a new plan. A few numbers in the tables on the device are raised, behind the calls and replays before on
-        the current stream and without waiting for them; in a kernel of fixed capacity graphs then see the new tokens.
-        Any slots that hold no token of the tree will do, with less room where they do not follow one another. `plan`,
-        `schedule` and what follows from them are made for the grown tree when they are asked for; the launches stay
-        those of the last plan. On the torch backend the tables are made anew every time. In batch-invariant mode, and
-        where scores depend on positions, every call plans anew.
+        Plans anew, as `update`; in a kernel of fixed capacity graphs then see the new tokens. Requests that run step
+        after step are better served by `treegen.compile_batch`, which needs no host work while they grow.
 
         Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
         """
         with self._lock:
-            if not self._prepared.take(rows, tokens, slots, self._captured_slots()):
-                scoring = self._options.scoring
-                grows = scoring is None or not scoring.positions
-                self._replan(self.tree.appended(rows, tokens, slots), grows=grows)
+            self.update(self.tree.appended(rows, tokens, slots))
 
     def step(self, slots: npt.ArrayLike | None = None) -> None:
         """`append` of one token to every row."""
@@ -361,7 +345,7 @@ class Kernel(Copyable):
     @property
     def tree(self) -> Tree:
         """The tree that the next call serves."""
-        return self._prepared.grown
+        return self._prepared.tree
 
     @property
     def shape(self) -> Shape:
@@ -376,23 +360,13 @@ class Kernel(Copyable):
     @property
     def plan(self) -> Plan:
         """Who reads which KV together."""
-        return self._current().plan
+        return self._prepared.plan
 
     @property
     def schedule(self) -> Schedule:
-        """Work items, tiles and merge lists as they are launched, with the room that is left for growth."""
+        """Work items, tiles and merge lists as they are launched."""
         with self._lock:
             return self._prepared.schedule
-
-    def _current(self) -> Prepared:
-        """What is served, planned for the tree that it has grown to."""
-        with self._lock:
-            prepared = self._prepared
-            if prepared.grown is prepared.tree:
-                return prepared
-            if self._shown is None or self._shown.tree is not prepared.grown:
-                self._shown = prepared.up_to_date()
-            return self._shown
 
     @property
     def capacity(self) -> Limits | None:
@@ -422,7 +396,7 @@ class Kernel(Copyable):
     @property
     def estimate(self) -> Estimate:
         """What the plan reads, writes and computes."""
-        prepared = self._current()
+        prepared = self._prepared
         return account(prepared.plan, prepared.counted, prepared.view.problem, fixed=prepared.layout is not None)
 
     def explain(self, groups: int = 0, formulas: bool = False) -> str:
@@ -431,7 +405,7 @@ class Kernel(Copyable):
 
         groups: how many groups of the plan are listed at most; formulas: whether those of the cost model are.
         """
-        prepared, scoring = self._current(), self._options.scoring
+        prepared, scoring = self._prepared, self._options.scoring
         problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
         entry = ExplainedPlan.from_plan(
             choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed
