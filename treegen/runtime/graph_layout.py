@@ -94,14 +94,6 @@ class Layout:
         self._check(made.schedule)
         return made
 
-    def holds(self, schedule: Schedule) -> bool:
-        """Whether a schedule of the layout's classes fits."""
-        try:
-            self._check(schedule)
-        except (InputError, PlanError):
-            return False
-        return True
-
     def _check(self, schedule: Schedule) -> None:
         """Raises InputError or PlanError unless the schedule fits."""
         size, room, limits, demand = schedule.size, self.room, self.limits, self._demand
@@ -138,7 +130,7 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
         reason = "runs unfused, with operations that follow the tree"
         raise StrategyError("strategy", str(choice.strategy), reason, "name another one, or declare no capacity")
     frame = _frame(plan, exact)
-    first_plan, first, _ = _framed(plan, view, frame, plan.blocks)
+    first_plan, first = _framed(plan, view, frame, plan.blocks)
     most = max(first.size.items)
     runs = np.zeros(len(first_plan), np.int64)
     runs[: len(plan)] = runs_of_groups(plan, tree).counts

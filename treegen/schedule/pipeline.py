@@ -1,9 +1,10 @@
 """The pipeline of schedule passes: what turns a lowered plan into what is launched.
 
-    lower ──▶ stagger ──▶ [empty-rows] ──▶ [reserve] ──▶ fuse-merge ──▶ single-loop ──▶ launches
-                     fixed capacity    growing rows      └─ not in a fixed capacity ─┘
+    lower ──▶ stagger ──▶ [empty-rows] ──▶ fuse-merge ──▶ single-loop ──▶ launches
+                     fixed capacity        └─ not in a fixed capacity ─┘
 
-Passes leave results as they are, but for the order of sums. Accounts and estimates read the schedule before `reserve`.
+Passes leave results as they are, but for the order of sums. Accounts and estimates read the schedule before
+`fuse-merge`.
 """
 
 from __future__ import annotations
@@ -17,22 +18,16 @@ from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import Frame, lower
 from treegen.schedule.passes.empty_rows import with_unseeing_items
 from treegen.schedule.passes.fuse_merge import in_one_launch
-from treegen.schedule.passes.reserve import Room, with_room
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.schedule.passes.stagger import staggered
 from treegen.target.problem import Problem
 
 
 class Lowering(NamedTuple):
-    """What passes take and give: a plan, its schedule, and the room that rows have to grow, if there is any."""
+    """What passes take and give: a plan and its schedule."""
 
     plan: Plan
     schedule: Schedule
-    room: Room | None = None
-
-    def with_schedule(self, schedule: Schedule) -> Lowering:
-        """The lowering with another schedule of its plan."""
-        return self if schedule is self.schedule else Lowering(self.plan, schedule, self.room)
 
 
 class SchedulePass(NamedTuple):
@@ -49,16 +44,10 @@ def _empty_rows(lowering: Lowering, problem: Problem) -> Lowering:
     return Lowering(*with_unseeing_items(lowering.plan, lowering.schedule, problem.shape))
 
 
-def _reserve(lowering: Lowering, problem: Problem) -> Lowering:
-    room = None if lowering.schedule.fixed else with_room(lowering.schedule, problem.tree)
-    return lowering if room is None else Lowering(lowering.plan, room.schedule, room)
-
-
-STAGGER = SchedulePass("stagger", lambda made, problem: made.with_schedule(staggered(made.schedule, problem)))
+STAGGER = SchedulePass("stagger", lambda made, problem: Lowering(made.plan, staggered(made.schedule, problem)))
 EMPTY_ROWS = SchedulePass("empty-rows", _empty_rows)
-RESERVE = SchedulePass("reserve", _reserve)
-FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: made.with_schedule(in_one_launch(made.schedule)))
-SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: made.with_schedule(in_one_loop(made.schedule)))
+FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: Lowering(made.plan, in_one_launch(made.schedule)))
+SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: Lowering(made.plan, in_one_loop(made.schedule)))
 
 COUNTED = (STAGGER,)
 """Up to the schedule that accounts and estimates count."""
