@@ -9,7 +9,6 @@ from threading import Lock
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from treegen.backends.bound_call import BoundCall, BoundLaunch, Call, Scratch, unbound
@@ -43,7 +42,7 @@ from treegen.codegen.kernel_signature import (
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
 from treegen.ir.arena import Arena, Capacity
-from treegen.ir.arrays import Ints, Longs
+from treegen.ir.arrays import Ints
 from treegen.ir.errors import PerformanceWarning, warn
 from treegen.ir.keys import KernelKey
 from treegen.ir.schedule import Schedule
@@ -117,8 +116,7 @@ class TritonProgram:
     launch that merges begins while the one before it is still running. most_rows: rows of q at most; a program that is
     told keeps one workspace for all calls, which may therefore not overlap, and the addresses of all its memory for
     good: `load` gives it other schedules. scales: of keys and values; scoring: what is done to scores. `table` is the
-    arena on the device; treegen.runtime.append makes runs longer there. tables: on the device already, and filled by
-    others; request_page: see KernelKey.
+    arena on the device. tables: on the device already, and filled by others; request_page: see KernelKey.
     """
 
     def __init__(
@@ -150,7 +148,6 @@ class TritonProgram:
             arena = schedule.pack(capacity)
             tables = LaunchTables.of(arena, torch.empty(len(arena.array), dtype=torch.int32, device=device))
             _copy(arena.array, tables.table)
-            self._blocks_at = arena.blocks
         self.table, self._item_tables, self._merge_tables = tables
         of_heads = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)
@@ -166,16 +163,6 @@ class TritonProgram:
         """
         _copy(schedule.pack(self._capacity).array, self.table)
         self._schedule = schedule
-
-    def places_of_blocks(self, given: Schedule, item: Longs, entry: Longs) -> Longs:
-        """Where in `table` entries of items' packed blocks are, by their numbers in the schedule that was given."""
-        now, told = self._schedule.column("block_tiles"), given.column("block_tiles")
-        per_tile = np.array([tile.blocks_per_tile for tile in given.classes])
-        of_item = per_tile[np.searchsorted(given.class_indptr, item, side="right") - 1]
-        moved = (now[item] - told[item]).astype(np.int64) * of_item  # behind full tiles that are told as blocks
-        first = self._schedule.column("block0")[item].astype(np.int64)
-        places: Longs = self._blocks_at + (first + moved + entry) * self._schedule.run_width
-        return places
 
     def __call__(
         self,
@@ -331,12 +318,6 @@ def _copy(array: Ints, table: torch.Tensor) -> None:
     staging = torch.empty(len(array), dtype=torch.int32, pin_memory=True)
     staging.numpy()[:] = array
     table.copy_(staging, non_blocking=True)
-
-
-def copied(array: Longs, device: torch.device) -> torch.Tensor:
-    """An array on a device, copied there as tables are."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
