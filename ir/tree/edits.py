@@ -41,21 +41,21 @@ _GIVE_SLOTS = "give the slots of the new tokens"
 def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLike | None) -> Edited:
     """See Tree.appended."""
     positive_int("tokens", tokens, TreeError)
-    chosen = chosen_rows(rows, tree.num_rows)
+    chosen = _chosen_rows(rows, tree.num_rows)
     check_made("tokens", tokens, len(chosen) * tokens, "tokens")
-    places = given_slots(slots, len(chosen), tokens)
+    places = _given_slots(slots, len(chosen), tokens)
     if not len(chosen):
         return parts_of(tree), tree.topology
     if places is None:
-        first = next_slots(tree, chosen)
+        first = _next_slots(tree, chosen)
         _check_free(tree, chosen, first, tokens)
         places = first[:, None] + np.arange(tokens)
     else:
         check_unused(tree.kv, places.reshape(-1))
-    own = own_leaves(tree, chosen)
+    own = _own_leaves(tree, chosen)
     node = tree.row_node[chosen]
     if own.all() and (tree.tokens[node] > 0).all():
-        return longer_leaves(tree, chosen, np.full(len(chosen), tokens), places)
+        return _longer_leaves(tree, chosen, tokens, places)
     parts = split(parts_of(tree), chosen)
     parent, length, row_node, row_sees, kv = parts
     node = row_node[chosen].astype(np.int64)
@@ -73,8 +73,8 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     return _derived(parent, length, row_node, row_sees, kv)
 
 
-def longer_leaves(tree: Tree, rows: Longs, tokens: Longs, places: Longs) -> Edited:
-    """The tree in which rows' own leaves, which have tokens, have so many more, in slots that are listed row by row."""
+def _longer_leaves(tree: Tree, rows: Longs, tokens: int, places: Longs) -> Edited:
+    """The tree in which rows' own leaves, which have tokens, have so many more, in slots [rows, tokens]."""
     node = tree.row_node[rows]
     more = np.zeros(len(tree.tokens), np.int64)
     more[node] = tokens
@@ -100,7 +100,7 @@ def branched(tree: Tree, row: int, copies: int) -> Edited:
 def pruned(tree: Tree, rows: IntsLike) -> Edited:
     """See Tree.pruned."""
     kept = np.ones(tree.num_rows, bool)
-    kept[chosen_rows(rows, tree.num_rows)] = False
+    kept[_chosen_rows(rows, tree.num_rows)] = False
     return with_rows_kept(parts_of(tree), tree.topology, kept)
 
 
@@ -133,7 +133,7 @@ def parts_of(tree: Tree) -> TreeParts:
     return TreeParts(tree.parent, tree.tokens, tree.row_node, tree.row_sees, tree.kv)
 
 
-def chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
+def _chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
     """Row numbers, by default all. Raises TreeError for one that does not exist or comes twice."""
     if rows is None:
         return np.arange(num_rows)
@@ -144,7 +144,7 @@ def chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
     return chosen.astype(np.int64)
 
 
-def given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | None:
+def _given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | None:
     """The slots [rows, tokens] of new tokens, which may be flat for one token a row; None for none given."""
     if slots is None:
         return None
@@ -156,7 +156,7 @@ def given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | 
     return int32_array("slots", flat, low=0, high=INT32_MAX - 1).astype(np.int64).reshape(rows, tokens)
 
 
-def own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
+def _own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
     """Whether rows are the only ones at leaves that they see all of."""
     node = tree.row_node[rows]
     topology = tree.topology
@@ -165,7 +165,7 @@ def own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
     return own
 
 
-def next_slots(tree: Tree, rows: Longs) -> Longs:
+def _next_slots(tree: Tree, rows: Longs) -> Longs:
     """The slots behind the last ones that rows see. Raises TreeError for a row that sees nothing."""
     node, sees = tree.row_node[rows].astype(np.int64), tree.row_sees[rows].astype(np.int64)
     while len(empty := np.flatnonzero(sees == 0)):
