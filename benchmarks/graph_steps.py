@@ -7,7 +7,7 @@ a fresh kernel's eager call at every step; a tree beyond the capacity is refused
 under torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew. (c) Two
 kernels on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither host nor
 device memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told). (e) A kernel
-whose rows grow by `step` and `append`, and branch and end now and then, gives a fresh kernel's results at every step.
+that is edited by `step` and `append`, `branch` and `prune` gives a fresh kernel's results at every step.
 
 Needs a CUDA device; `--device cpu` tries the logic of (b) to (e) with fewer steps. Prints one line per check and exits
 with 1 when one fails.

@@ -9,9 +9,7 @@ Medians in microseconds, on one core:
 - for its rows as requests with pages of 16 tokens, in the order of an empty cache or in any, requests in the tree's
   order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what the
   search finds (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
-  (`flashinfer`, where that can be imported and there is a GPU);
-- `step`: one token more for each of 256 rows of a kernel, whose slots are given, in the tables that there are. Without
-  a GPU these are on the host, as Triton's interpreter has them.
+  (`flashinfer`, where that can be imported and there is a GPU).
 """
 
 from __future__ import annotations
@@ -29,10 +27,6 @@ from typing import Any
 import numpy as np
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
-
-import treegen
 from treegen import Shape, Tree
 from treegen.api.wrapper import TreeAttentionWrapper
 from treegen.schedule.lower import lower
@@ -45,8 +39,6 @@ TREES = ("1,256/256,32", "1,4,16,64,256,1024/256,8,256,64,32,256")
 PAGE_SIZE = 16
 SHAPE = Shape(32, 8, 128, dtype="fp16")
 REPEATS = 201
-STEPS = 12
-"""Steps between two plans: what every plan leaves room for is more."""
 WORKSPACE_BYTES = 128 << 20
 """FlashInfer's recommended size."""
 
@@ -146,29 +138,6 @@ def flashinfer_wrapper() -> Any:
     return flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True, backend="fa2")
 
 
-def of_steps() -> Timing:
-    """Steps of 256 rows in tables that are on a device, between plans with room for them."""
-    rows, tokens, apart = 256, 32, 64
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    shape = SHAPE if device.type == "cuda" else Shape(4, 1, 16, dtype="fp32")  # the call below is interpreted
-    leaves = 256 + apart * np.arange(rows)
-    slots = [np.arange(256), *(np.arange(first, first + tokens) for first in leaves)]
-    tree = Tree.from_parents([-1] + [0] * rows, [256] + [tokens] * rows, kv=slots)
-    kernel = treegen.compile(tree, strategy="cohort", shape=shape, backend="triton")
-    dtype = torch.float16 if shape.dtype == "fp16" else torch.float32
-    q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=dtype, device=device)
-    cache = torch.zeros(tree.kv.last_slot + apart, shape.num_kv_heads, shape.head_dim, dtype=dtype, device=device)
-    times = []
-    for _ in range(REPEATS // STEPS if device.type == "cuda" else 3):
-        kernel.update(tree)
-        kernel.step(leaves + tokens)
-        kernel(q, cache, cache)  # the tables are on the device from now on
-        kernel.step(leaves + tokens + 1)
-        steps = [partial(kernel.step, leaves + tokens + number) for number in range(2, STEPS)]
-        times += [median_us([step]) for step in steps]
-    return Timing(f"{rows} rows", {"step": statistics.median(times)})
-
-
 def timings() -> Iterable[Timing]:
     """All cases."""
     target = target_from("h200")
@@ -180,7 +149,6 @@ def timings() -> Iterable[Timing]:
     for text in TREES:
         for pages, requests in ((False, False), (True, False), (False, True), (True, True)):
             yield of_pages(text, found[text], target, shuffled_pages=pages, shuffled_requests=requests)
-    yield of_steps()
 
 
 def main() -> None:
