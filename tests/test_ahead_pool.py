@@ -51,7 +51,7 @@ lse = torch.zeros(TREE.num_rows, shape.num_qo_heads)
 with _device_of(90):
     for strategy in STRATEGIES[strategy_name]:
         program = TritonProgram(schedule_of(strategy, shape), shape, q.device)
-        program._capability = 90  # as on such a GPU
+        program.capability = 90  # as on such a GPU
         program(q, k, v, torch.empty_like(q), lse, shape.head_dim**-0.5, 1.0)
 counts = treegen.kernel_counts()
 print(json.dumps([counts.loaded, counts.compiled]))

@@ -189,7 +189,7 @@ def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: A
     k_scale, v_scale = torch.rand(2, shape.num_kv_heads) + 1
     scales, rows = Scales.of(k_scale, v_scale) if asked.scaled else None, asked.tree.num_rows
     program = TritonProgram(schedule, shape, torch.device("cpu"), None, rows, scales, scoring)
-    program._capability = 90
+    program.capability = 90
     q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=KV_TORCH_DTYPES[shape.dtype])
     pages = -(-(asked.tree.kv.last_slot + 1) // shape.page_size)
     k, v = (torch.zeros(sizes).to(KV_TORCH_DTYPES[shape.kv_dtype]) for sizes in shape.cache_sizes(pages))

@@ -40,7 +40,7 @@ Program: TypeAlias = "RequestProgram | TorchRequestProgram"
 
 RESERVE = 256
 """Tokens that every request may gain until it is walked alone, if there is no new plan."""
-_WAVES = 8
+_WAVES = 1
 """Times that the work items of a plan fill the GPU, at most, besides one for every request."""
 _PARTS_PER_ROW = 8
 """Partial results of every row, on average at most."""
