@@ -47,9 +47,9 @@ MOST_POLICIES = (1 + len(WAVES)) * (len(WHOLE) + MOST_CUTS)
 """Policies that are weighed at most."""
 
 _WAVE_US = 8.0
-"""Microseconds that a wave of thread blocks, two on every SM, takes besides where paths are split, of kernels with one
-tile class (treegen.runtime.batch_kernel). Fitted on an H200 to 34 running batches with 14 to 36 policies each: what the weights choose then takes 1.014 times the time of the best
-policy on average, and 1.077 times at most; without it 1.032 and 1.119.
+"""Microseconds that a wave of thread blocks, two on every SM, takes besides where paths are split, in kernels with one
+tile class (treegen.runtime.batch_kernel). Fitted on an H200 to 34 running batches with 14 to 36 policies each: what is
+chosen then takes 1.014 times the time of the best policy on average, and 1.077 at most; without it 1.032 and 1.119.
 """
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 _STEP = 64  # splits are multiples of so many tokens
