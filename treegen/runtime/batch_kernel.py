@@ -17,6 +17,7 @@ from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
+from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
@@ -230,6 +231,11 @@ class BatchKernel:
         """Raises InputError unless tensors fit the shape, the page table and one another."""
         shape, pages = self._shape, self._pages
         found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
+        if shape.shared_kv and not in_same_place(k_cache, v_cache):
+            fix = f"give k_cache[..., :{shape.head_dim_v}], or a shape without shared_kv"
+            raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
+        # Tensors do not show these two.
+        found = replace(found, partial_dtype=shape.partial_dtype, shared_kv=shape.shared_kv)
         check_inputs.check_shape(shape, found)
         if q.device != pages.table.device:
             raise InputError("q", q.device, f"is not on the page table's device {pages.table.device}", "move it there")
