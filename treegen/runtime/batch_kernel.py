@@ -197,7 +197,9 @@ class BatchKernel:
         the order of the batch. A request without tokens, or whose page ids are impossible, gives 0 and -inf.
         """
         form = check_inputs.form_of(q, k_cache, v_cache, out, self._options.read)
-        call = self._calls.get((form, lse_base)) if form is not None else None
+        call = self._calls.get((form, lse_base)) if form is not None and isinstance(lse_base, str) else None
+        if call is None:
+            self._check_tensors(q, k_cache, v_cache, out)
         if out is None:
             out = torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
         if call is None:
@@ -215,10 +217,9 @@ class BatchKernel:
         out: torch.Tensor,
         lse_base: str,
     ) -> Call:
-        """Checks tensors, and settles what calls with all tensors of their form have in common."""
+        """Settles what calls with all tensors of the form of these, which are checked, have in common."""
         shape, options = self._shape, self._options
         lse_scale = check_inputs.lse_scale(lse_base)
-        self._check_tensors(q, k_cache, v_cache, out)
         scale = shape.head_dim**-0.5 if options.sm_scale is None else options.sm_scale
         call = self.program.bind(q, k_cache, v_cache, out, scale, lse_scale)
         if form is not None:
@@ -227,7 +228,9 @@ class BatchKernel:
                 del self._calls[next(iter(self._calls))]
         return call
 
-    def _check_tensors(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor) -> None:
+    def _check_tensors(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
+    ) -> None:
         """Raises InputError unless tensors fit the shape, the page table and one another."""
         shape, pages = self._shape, self._pages
         found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
@@ -247,7 +250,8 @@ class BatchKernel:
             raise InputError("k_cache", f"{len(k_cache)} pages", reason, "give the whole cache, or a smaller num_pages")
         if self._options.scoring is not None:
             self._options.scoring.check(found, q.device)
-        check_inputs.check_output(out, q, found.head_dim_v)
+        if out is not None:
+            check_inputs.check_output(out, q, found.head_dim_v)
         named = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *self._options.read)
         check_inputs.refuse_gradients(check_inputs.needing_gradients(named))
         check_inputs.check_strides(self._tile.tokens, k_cache, v_cache, shape.kv_layout)
