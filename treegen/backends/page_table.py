@@ -70,10 +70,12 @@ class PageTable:
         return lengths
 
     def of_rows(self) -> list[npt.NDArray[np.int32]]:
-        """The page ids of every row of the batch on the host, with what is behind the last; waits for the device."""
+        """The page ids of every row of the batch on the host, with what is behind the last; waits for the device. Rows
+        that table_rows places outside the table, as it may for rows without request, have none.
+        """
         table = self.table.cpu().numpy()
         if self.indptr is not None:
             ends = self.indptr.cpu().numpy().tolist()
             return [table[begin:end] for begin, end in pairwise(ends)]
         rows = range(len(self.seq_lens)) if self.table_rows is None else self.table_rows.cpu().numpy().tolist()
-        return [table[row] for row in rows]
+        return [table[row] if 0 <= row < len(table) else table[:0].ravel() for row in rows]
