@@ -216,7 +216,9 @@ class TorchRequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """See RequestProgram."""
-        self._seats = requests[:, : self._room.seats]
+        count = min(requests.shape[1], self._room.seats)
+        self._seats = np.full((2, self._room.seats), -1, np.int32)
+        self._seats[:, :count] = requests[:, :count]
 
     def step(self) -> None:
         """Reads the page table and lengths, and makes the schedule of the batch."""
