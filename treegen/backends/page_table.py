@@ -37,6 +37,8 @@ class PageTable:
                 continue
             if not isinstance(tensor, torch.Tensor):
                 raise InputError(name, type(tensor).__name__, "is not a tensor", "give an int32 tensor on the device")
+            if tensor.is_meta:
+                raise InputError(name, "a meta tensor", "has a shape and no values", "allocate it on the device")
             if tensor.dtype != torch.int32:
                 raise InputError(name, tensor.dtype, "is not int32", "keep the engine's tables in int32")
             if tensor.device != self.table.device:
@@ -51,6 +53,8 @@ class PageTable:
                 fix = f"call {name}.contiguous() once, and write to that"
                 raise InputError(name, f"strides {tensor.stride()}", "is not contiguous", fix)
         batch = len(self.seq_lens)
+        if not batch:
+            raise InputError("seq_lens", "0 entries", "leaves no room for requests", "give one for each row of the batch")
         for name, expected in (("table_rows", batch), ("indptr", batch + 1)):
             tensor = given[name]
             if tensor is not None and len(tensor) != expected:
