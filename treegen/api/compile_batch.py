@@ -11,7 +11,7 @@ from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
@@ -75,5 +75,8 @@ def compile_batch(
     scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
     scores.check(shape)
     chosen = strategy_from(strategy)
+    if chosen.batch_invariant:
+        reason = "is not served for batches that live"
+        raise StrategyError("strategy", str(chosen), reason, "use treegen.compile with it, or query or cohort here")
     options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
     return BatchKernel(shape, pages, resolve_target(target), options, max_tokens)
