@@ -18,7 +18,7 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
-from treegen.ir.arrays import Ints, frozen
+from treegen.ir.arrays import INT32_MAX, Ints, frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -110,6 +110,9 @@ class BatchKernel:
         self._tile = _tile_of(shape, target)
         positions = options.scoring is not None and options.scoring.positions
         self._room = room_of(shape, self._tile, len(pages.seq_lens), most_tokens, target.sms, positions=positions)
+        if RequestTables.of(self._room).words > INT32_MAX:
+            found = f"{most_tokens} for {len(pages.seq_lens)} rows"
+            raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
         self._calls: dict[tuple[object, str], Call] = {}
         self._program: Program | None = None
         self._plan: Plan | None = None
