@@ -54,7 +54,9 @@ class PageTable:
                 raise InputError(name, f"strides {tensor.stride()}", "is not contiguous", fix)
         batch = len(self.seq_lens)
         if not batch:
-            raise InputError("seq_lens", "0 entries", "leaves no room for requests", "give one for each row of the batch")
+            raise InputError(
+                "seq_lens", "0 entries", "leaves no room for requests", "give one for each row of the batch"
+            )
         for name, expected in (("table_rows", batch), ("indptr", batch + 1)):
             tensor = given[name]
             if tensor is not None and len(tensor) != expected:
