@@ -1,0 +1,123 @@
+"""What step kernels wrote, read back from the arena: which tokens each row of the batch gets, and from which items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treegen.backends.request_program import RequestProgram
+from treegen.ir.request_schedule import RequestRoom, RequestTables
+from treegen.ir.schedule import TileClass
+from treegen.schedule.by_request import block_of
+
+Token = tuple[int, int]
+"""A slot and the position of its token, -1 where kernels are not told positions."""
+
+
+@dataclass
+class Item:
+    """A work item: rows of the batch, -1 for those left out; tokens by row; its first partial slot, -1 for none; the
+    entries of the tables of tiles and blocks that it reads.
+    """
+
+    rows: list[int]
+    tokens: list[list[Token]]
+    slot0: int
+    tiles: range
+    blocks: range
+
+
+@dataclass
+class Step:
+    """A step: items of the plan, items of requests that are alone, and slots to merge by row."""
+
+    planned: list[Item]
+    alone: list[Item]
+    merged: dict[int, list[int]]
+    states: list[int]
+    counters: list[int]
+    positions: list[int]
+    twice: list[int] = field(default_factory=list)
+
+    def written(self) -> dict[int, list[Token]]:
+        """The tokens of every row that is written, which is once; partial results are merged."""
+        parts = {
+            item.slot0 + index: tokens
+            for item in self.planned
+            if item.slot0 >= 0
+            for index, tokens in enumerate(item.tokens)
+        }
+        found = {row: [token for slot in slots for token in parts[slot]] for row, slots in self.merged.items()}
+        for item in (*self.planned, *self.alone):
+            for row, tokens in zip(item.rows, item.tokens, strict=True):
+                if item.slot0 < 0 and row >= 0:
+                    assert row not in found, f"row {row} is written twice"
+                    found[row] = tokens
+        return found
+
+
+def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positions: bool) -> Step:
+    """The latest step of a program."""
+    room = program._room
+    places = RequestTables.of(room)
+    words = {name: program._at[name].cpu().numpy() for name in program._at}
+    items = words["items"][: (room.items + room.lone_items) * 8].reshape(-1, 8).tolist()
+    read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
+    indptr, slots = words["merge_indptr"].tolist(), words["merge_slots"].tolist()
+    merged: dict[int, list[int]] = {}
+    for number, row in enumerate(words["merge_rows"][: room.seats].tolist()):
+        if row >= 0:
+            assert row not in merged, f"row {row} is merged twice"
+            merged[row] = slots[indptr[number] : indptr[number + 1]]
+    states = words["states"][: room.seats * room.parts].reshape(room.seats, room.parts).max(1).tolist()
+    assert places.words <= len(words["entries"]) + places.entries
+    return Step(
+        [item for item in read[: room.items] if item.rows],
+        [item for item in read[room.items :] if item.rows],
+        merged,
+        states,
+        words["counters"][:6].tolist(),
+        words["positions"][: room.seats].tolist(),
+    )
+
+
+def _item(
+    line: list[int],
+    words: dict[str, np.ndarray],
+    tile: TileClass,
+    room: RequestRoom,
+    page_size: int,
+    *,
+    positions: bool,
+) -> Item:
+    row0, count, tile0, tiles, block0, block_tiles, slot0, first = line
+    if not count:
+        return Item([], [], -1, range(0), range(0))
+    assert first == -1
+    packed = tile.tokens // block_of(page_size)
+    runs: list[tuple[int, int, int, int, int]] = []  # slot, length, lo, hi, position
+    per_slot = min(page_size, tile.tokens)
+    for number in range(tile0, tile0 + tiles):
+        entry = words["tiles"][number * room.tile_width : (number + 1) * room.tile_width].tolist()
+        lo, hi, *position = entry[room.tile_width - 2 - positions :]
+        slots = entry[: tile.tokens // per_slot]
+        for index, slot in enumerate(slots):
+            runs.append((slot, per_slot, lo, hi, position[0] + index * per_slot if positions else -1))
+    for number in range(block0, block0 + block_tiles * packed):
+        entry = words["blocks"][number * room.run_width : (number + 1) * room.run_width].tolist()
+        if entry[1] > 0:
+            runs.append((*entry[:4], entry[4] if positions else -1))
+        else:
+            assert entry[1] == 0, "a block that nobody emptied"
+    tokens = [
+        [
+            (slot + i, position + i if positions else -1)
+            for slot, n, lo, hi, position in runs
+            if lo <= r < hi
+            for i in range(n)
+        ]
+        for r in range(count)
+    ]
+    blocks = range(block0, block0 + block_tiles * packed)
+    return Item(words["rows"][row0 : row0 + count].tolist(), tokens, slot0, range(tile0, tile0 + tiles), blocks)

@@ -1,0 +1,228 @@
+"""Step kernels against NumPy: what they write, read back from the arena, is what the page table and lengths say."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from batch_events import Server
+from batch_loops import STRATEGIES, Case, any_case, by_position, made
+from step_tables import Step, step_of
+from treegen import Shape
+from treegen.backends.request_program import RequestProgram
+from treegen.runtime.batch_kernel import RESERVE, BatchKernel
+from treegen.schedule.by_request import block_of
+from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, RunningRequests, expanded, states_of
+from treegen.strategies import cohort, query
+
+
+def running(kernel: BatchKernel, server: Server) -> RunningRequests:
+    """Who runs, as the host sees it."""
+    pages, seats = server.pages, np.full((2, server.rows), -1, np.int32)
+    count = min(server.rows, len(server.batch.row))
+    seats[:, :count] = np.stack([server.batch.row, server.batch.epoch])[:, :count]
+    return RunningRequests(
+        seats, pages.lengths(), pages.of_rows(), pages.num_pages, server.most_tokens, server.page_size
+    )
+
+
+def visible(server: Server, row: int, length: int, window: int) -> tuple[set[int], list[int]]:
+    """The positions that a row sees, and the slots of all its tokens."""
+    seat = {int(server.batch.row[seat]): seat for seat in server.of_seat}[row]
+    pages, size = server.of_seat[seat], server.page_size
+    begin = max(0, length - 1 - window) if window >= 0 else 0
+    return set(range(begin, length)), [pages[token // size] * size + token % size for token in range(length)]
+
+
+def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, int], *, positions: bool) -> Step:
+    """Compares a step with what the page table says, and with NumPy."""
+    program, tile, window = kernel.program, kernel._tile, case.window
+    assert isinstance(program, RequestProgram)
+    assert kernel._made is not None
+    requests = running(kernel, server)
+    step = step_of(program, tile, server.page_size, positions=positions)
+    assert step.states == states_of(kernel._made, requests).tolist()
+
+    written = step.written()
+    assert set(written) == set(lengths)
+    for row, length in lengths.items():
+        seen, slots = visible(server, row, max(length, 0), window)
+        found = written[row]
+        assert len(found) == len(set(found)), f"row {row} reads a token twice"
+        if positions:
+            assert {position for _, position in found} >= seen
+            assert all(slots[position] == slot for slot, position in found)
+        else:
+            assert sorted(slot for slot, _ in found) == sorted(slots), f"row {row} of {length}"
+        if positions and length > 0:
+            assert step.positions[row] == length - 1
+
+    # A request is alone or planned; with an impossible one all are alone.
+    alone = {row for item in step.alone for row in item.rows}
+    least = PLANNED if INVALID in step.states else NEW
+    rows = requests.seats[0]
+    assert alone == {int(rows[seat]) for seat, state in enumerate(step.states) if state >= least}
+    for item in step.planned:
+        assert not alone & set(item.rows)
+
+    # NumPy's schedule gives each row the same tokens, but for those before its window.
+    schedule, _ = expanded(kernel._made, tile, requests, window, positions=positions)
+    parts: dict[int, list[int]] = {}
+    finals: dict[int, list[int]] = {}
+    for row0, _, _, _, block0, blocks, slot, _ in schedule.items.tolist():
+        row = int(schedule.rows[row0])
+        tokens = [s + i for s, n, *_ in schedule.blocks[block0 : block0 + blocks].tolist() for i in range(n)]
+        (finals if slot < 0 else parts)[row if slot < 0 else slot] = tokens
+    for number, row in enumerate(schedule.merge_rows.tolist()):
+        slots = schedule.merge_slots[schedule.merge_indptr[number] : schedule.merge_indptr[number + 1]].tolist()
+        assert row not in finals
+        finals[row] = [token for slot in slots for token in parts[slot]]
+    assert set(finals) == set(written)
+    for row, length in lengths.items():
+        seen, slots = visible(server, row, max(length, 0), window)
+        shown = {slots[position] for position in seen}
+        assert shown == shown & set(finals[row]) == shown & {slot for slot, _ in written[row]}
+
+    # Items write only to the room that they have.
+    plan = kernel._made.schedule
+    count = len(plan.items)
+    assert len(step.planned) == count
+    tile_ends = [*plan.items[1:, 2].tolist(), kernel._made.tile_room][:count]
+    block_ends = [*plan.items[1:, 4].tolist(), kernel._made.block_room][:count]
+    for item, tile_end, block_end in zip(step.planned, tile_ends, block_ends, strict=True):
+        assert item.tiles.stop <= tile_end
+        assert item.blocks.stop <= block_end
+    room = kernel._room
+    for number, item in enumerate(step.alone):
+        assert item.tiles.start == room.tiles + number * room.lone_tiles
+        assert item.tiles.stop <= room.tiles + (number + 1) * room.lone_tiles
+        assert item.blocks.stop <= room.blocks + (number + 1) * room.lone_blocks
+    return step
+
+
+def follow(case: Case, seed: int, steps: int, *, positions: bool) -> list[int]:
+    """Checks the steps of a server; returns how many requests there were in each state."""
+    source = random.Random(seed)
+    server, kernel = made(case, seed, "triton")
+    total = np.zeros(6, np.int64)
+    for _ in range(2 * case.rows):
+        server.event()
+    for number in range(steps):
+        for _ in range(source.randint(1, 3)):
+            server.event()
+        if number == 0 or source.random() < 0.4:
+            kernel.update(server.batch)
+        else:
+            kernel.seat(server.batch)
+        lengths = server.write()
+        kernel.step()
+        step = check(kernel, server, case, lengths, positions=positions)
+        counts = np.bincount(step.states, minlength=6)
+        counts[0] = 1
+        total += counts
+        assert step.counters == total.tolist() == list(kernel.counters().values())
+    return total.tolist()
+
+
+POSITIONS = {"score_mod": by_position}
+CASES = [
+    Case(Shape(4, 2, 16, page_size=16), "block", strategy=cohort(32, split=50), rows=9, options=POSITIONS),
+    Case(Shape(4, 2, 16), "ragged", 37, cohort(64, split=64), 9),
+    Case(Shape(4, 2, 16, page_size=128), "named", 37, cohort(64), 6, 400, POSITIONS),
+    Case(Shape(2, 2, 16, page_size=64), "named", strategy=query(split=128), rows=6, most_tokens=400),
+    Case(Shape(4, 1, 16, page_size=2), "block", 0, query(), 9),
+    Case(Shape(4, 2, 16, page_size=8), "ragged", strategy=cohort(64, split=100, apart=2), rows=9, options=POSITIONS),
+    Case(Shape(80, 1, 16, page_size=32), "block", 37, cohort(64), 5),
+]
+
+
+def has_positions(case: Case) -> bool:
+    """Whether kernels are told where tokens are."""
+    return case.window >= 0 or bool(case.options)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_what_steps_write(number: int) -> None:
+    case = CASES[number]
+    counted = follow(case, number, 8, positions=has_positions(case))
+    assert counted[PLANNED] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(60))
+def test_what_steps_write_at_length(seed: int) -> None:
+    case = any_case(seed, "bf16")
+    follow(case, seed, 30, positions=has_positions(case))
+
+
+@pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2], query()], ids=str)
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_requests_grow_to_the_reserve_and_beyond(strategy: str, page_size: int) -> None:
+    planned, most = 150, 640
+    case = Case(Shape(4, 2, 16, page_size=page_size), strategy=strategy, rows=3, most_tokens=most)
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]  # no impossible page ids
+    shared = 128 // page_size
+    for number in range(3):
+        own = [] if not number else server.of_seat[0][:shared]
+        for page in own:
+            server.held[page] += 1
+        seat = server.batch.add(planned, 0 if number else None, 128 if number else 0)
+        server.of_seat[seat] = [*own, *(server.take() for _ in range(server.room(most) - len(own)))]
+        server.length[seat] = planned
+    kernel.update(server.batch)
+    states = []
+    for grown in (0, 1, RESERVE - 1, RESERVE, RESERVE + 1):
+        server.length[1] = planned + grown
+        lengths = server.write()
+        kernel.step()
+        step = check(kernel, server, case, lengths, positions=False)
+        states.append(step.states)
+    assert states == [[PLANNED] * 3] * 4 + [[PLANNED, OUTGROWN, PLANNED]]
+    assert kernel.counters() == {"steps": 5, "planned": 14, "new": 0, "refuted": 0, "outgrown": 1, "invalid": 0}
+    server.batch.set_tokens([1], [planned + RESERVE + 1])
+    kernel.update(server.batch)
+    server.write()
+    kernel.step()
+    assert check(kernel, server, case, lengths, positions=False).states == [PLANNED] * 3
+
+
+def test_full_tiles_and_blocks_at_every_length() -> None:
+    """One request alone, at each length around pages, blocks and tiles: full tiles first, then blocks."""
+    case = Case(Shape(4, 2, 16, page_size=16), strategy=cohort(64), rows=1, most_tokens=300)
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]
+    seat = server.batch.add(300)
+    server.of_seat[seat] = [server.take() for _ in range(19)]
+    kernel.update(server.batch)
+    tokens, block = kernel._tile.tokens, block_of(16)
+    packed = tokens // block
+    for length in (0, 1, 15, 16, 17, tokens - 1, tokens, tokens + 1, 2 * tokens, 299, 300):
+        server.length[seat] = length
+        lengths = server.write()
+        kernel.step()
+        (item,) = check(kernel, server, case, lengths, positions=False).planned
+        assert len(item.tiles) == length // tokens
+        assert len(item.blocks) == math.ceil(math.ceil(length % tokens / block) / packed) * packed
+
+
+def test_regions_follow_one_another() -> None:
+    """What items of a plan have room for begins where that of the item before ends."""
+    case = replace(any_case(3), strategy=cohort(32, split=50))
+    server, kernel = made(case, 3, "triton")
+    for _ in range(30):
+        server.event()
+    kernel.update(server.batch)
+    assert kernel._made is not None
+    items, made_plan = kernel._made.schedule.items, kernel._made
+    for column, room in ((2, made_plan.tile_room), (4, made_plan.block_room)):
+        starts = [*items[:, column].tolist(), room]
+        assert starts[0] == 0
+        assert all(begin <= end for begin, end in pairwise(starts))
+    assert made_plan.tile_room <= kernel._room.tiles
+    assert made_plan.block_room <= kernel._room.blocks
