@@ -20,6 +20,7 @@ EXPECTED = {
     "explain_tree": "moves the fewest bytes",
     "own_strategy": "us estimated on",
     "page_slots": "row 0 reads pages",
+    "server_loop": "in 100 steps: {'steps': 100, 'planned': ",
     "verify_drafts": "from masks: 8 rows, 63 unique tokens",
     "warm_cache": "and policies for 17 trees in",
 }
