@@ -188,6 +188,31 @@ def test_a_plan_of_one_batch_serves_another() -> None:
     check_step(server, case, kernel, lengths, "another batch", torch.randn(6, 4, 16))
 
 
+@pytest.mark.parametrize("strategy", ["auto", cohort(64), query()], ids=str)
+@pytest.mark.parametrize("links", [8, 20, 60])
+def test_chains_of_forks(links: int, strategy: str) -> None:
+    """Each request forks from the one before, a page later: in a long chain all have pages of all before them."""
+    case = Case(Shape(4, 2, 16, dtype="fp32", page_size=2), strategy=strategy, rows=links, most_tokens=2 * links + 9)
+    server, kernel = made(case, 1, "torch")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]  # no impossible page ids
+    last = server.batch.add(3)
+    server.of_seat[last], server.length[last] = [server.take(), server.take()], 3
+    server.fill(server.of_seat[last], 0, 3)
+    for _ in range(links - 1):
+        before = server.batch.tokens[last]
+        server.fork(last)
+        last = int(server.batch.seats[-1])
+        server.of_seat[last].append(server.take())
+        server.length[last] += 2
+        server.fill(server.of_seat[last], int(before), server.length[last])
+        server.batch.grow(2, [last])
+    kernel.update(server.batch)
+    lengths = server.write()
+    kernel.step()
+    check_step(server, case, kernel, lengths, f"{links} links", torch.randn(links, 4, 16))
+    assert kernel.counters()["planned"] == links
+
+
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_smaller_batch_takes_the_seats(backend: str) -> None:
     case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=cohort(64), rows=4)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from forests import examples
 from treegen import LiveBatch, Shape, Tree
 from treegen.ir.errors import TreeError
-from treegen.ir.tree.requests import RequestKV, from_requests
+from treegen.ir.tree.requests import RequestKV, from_requests, shallow
 from treegen.ir.tree.topology import derive
 from treegen.ir.verify import verify
 from treegen.strategies import cohort
@@ -354,6 +354,12 @@ def check_request_lists(lengths: list[int], shared_with: list[int], shared: list
                 owner = links[owner][0]
             tokens[request].append(owner * 1000 + token)
     check(tree, tokens)
+    for claims in (1, 2):
+        parts, topology, requests = shallow(where, claims)
+        shallower = Tree(*parts, topology, requests)
+        check(shallower, tokens)
+        before, after = (np.diff(each.claims().indptr) for each in (where, requests))
+        assert after.tolist() == np.minimum(before, claims).tolist()
 
 
 @pytest.mark.parametrize("lengths", [(2, 2, 2), (0, 1, 2)])

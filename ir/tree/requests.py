@@ -128,6 +128,21 @@ def from_requests(
     return of_requests(length, _nearest_owners(above, whole), whole, seat, epoch, page_size)
 
 
+def shallow(requests: RequestKV, most: int) -> Made:
+    """The same requests where each has pages of at most `most` others, those that it begins with; what it shares with
+    further ones counts as its own. Of a chain of forks each request would else have pages of all before it.
+    """
+    indptr, owner, _, end = requests.claims()
+    place = np.zeros(requests.seat.max(initial=-1) + 1, np.int64)
+    place[requests.seat] = ramp(len(requests.seat))
+    above = np.where(requests.shared_with >= 0, place[requests.shared_with], -1)
+    shared = requests.shared_tokens.astype(np.int64)
+    deep = (indptr[1:] - indptr[:-1] > most).nonzero()[0]
+    last = indptr[deep] + most - 1
+    above[deep], shared[deep] = place[owner[last]], end[last].astype(np.int64) * requests.page_size
+    return of_requests(requests.length, above, shared, requests.seat, requests.epoch, requests.page_size)
+
+
 def of_requests(
     length: Ints, above: Ints | Longs, shared: Ints | Longs, seat: Ints, epoch: Ints, page_size: int
 ) -> Made:

@@ -25,6 +25,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
 from treegen.schedule.by_request import Reserve, block_of, lower_by_request
 from treegen.scoring.options import Scoring
@@ -50,6 +52,8 @@ _PARTS_PER_ROW = 3
 """Partial results of every row, on average at most, besides those of the items that fill the GPU."""
 _DRIFT = 1.15
 """Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
+_CLAIMS_PER_ROW = 8
+"""Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
 _MOST_FORMS = 64
 
 
@@ -285,11 +289,15 @@ class BatchKernel:
             if self._room.holds(made):
                 reason = wanted.reason if strategy is wanted.strategy else f"{wanted.strategy} needs more room"
                 return Choice(strategy, reason), plan, made
+            if len(made.claims) > self._room.claims and problem.tree.requests is not None:
+                parts, topology, requests = shallow(problem.tree.requests, _CLAIMS_PER_ROW)
+                return self._planned(problem._replace(tree=Tree(*parts, topology, requests)))
         raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
     def _chosen(self, problem: Problem) -> Choice:
-        """The strategy that was given, or the best of a fixed list of policies, weighed once per bucket, as long as batches have
-        about as many tokens."""
+        """The strategy that was given, or the best of a fixed list of policies, weighed once per bucket, as long as
+        batches have about as many tokens.
+        """
         strategy = self._options.strategy
         if not strategy.automatic:
             return strategy.choose(problem)
@@ -340,7 +348,7 @@ def room_of(
         items=items,
         rows=max_rows,
         entries=entries,
-        claims=8 * max_rows,
+        claims=_CLAIMS_PER_ROW * max_rows,
         slots=slots,
         merge_slots=slots,
         tiles=max_rows * tiles,
