@@ -56,16 +56,20 @@ class LiveBatch:
         """The seats of running requests, ascending."""
         return (self.row >= 0).nonzero()[0]
 
-    def tree(self) -> Tree:
-        """The tree of the running requests, with a row for each seat in ascending order."""
+    def tree(self, *, shared: bool = True) -> Tree:
+        """The tree of the running requests, with a row for each seat in ascending order. shared: whether they share
+        what they are known to share, or nothing.
+        """
         seats = self.seats
-        shared, above = self.shared_tokens.take(seats), self.shared_with.take(seats)
-        if len(seats) and seats[-1] >= len(seats):  # the seats have gaps
+        above, sharing = self.shared_with.take(seats), self.shared_tokens.take(seats)
+        if not shared:
+            above, sharing = np.full(len(seats), -1, np.int32), np.zeros(len(seats), np.int32)
+        elif len(seats) and seats[-1] >= len(seats):  # the seats have gaps
             number = np.empty(len(self.row), np.int32)
             number[seats] = ramp(len(seats))
             above = np.where(above >= 0, number.take(above), -1)
         tokens, epoch = self.tokens.take(seats), self.epoch.take(seats)
-        parts, topology, requests = of_requests(tokens, above, shared, frozen(seats), epoch, self.page_size)
+        parts, topology, requests = of_requests(tokens, above, sharing, frozen(seats), epoch, self.page_size)
         return Tree(*parts, topology, requests)
 
     def add(self, tokens: int, shared_with: int | None = None, shared_tokens: int = 0, row: int | None = None) -> int:

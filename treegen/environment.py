@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_TRACE")
+NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_SHARING", "TREEGEN_TRACE")
 """All environment variables of treegen's own."""
 
 
@@ -30,6 +30,11 @@ def _cache_root(chosen: str | None, cache_home: str | None, home: str | None) ->
 def checks_inputs() -> bool:
     """`TREEGEN_CHECK=1`: every call checks slot ranges and NaN, at the cost of a device synchronisation."""
     return os.environ.get("TREEGEN_CHECK") == "1"
+
+
+def shares() -> bool:
+    """Not with `TREEGEN_SHARING=off`: plans of running batches then share nothing, with the same kernels."""
+    return os.environ.get("TREEGEN_SHARING") != "off"
 
 
 def traces_stages() -> bool:

@@ -18,6 +18,7 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
+from treegen.environment import shares
 from treegen.ir.arrays import INT32_MAX, Ints, frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
@@ -28,7 +29,9 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
+from treegen.report.explain import ExplainedPlan, Explanation
 from treegen.schedule.by_request import Reserve, block_of, lower_by_request
+from treegen.schedule.pipeline import lowered
 from treegen.scoring.options import Scoring
 from treegen.search.bucket import policy_bucket
 from treegen.search.weigh import weighed
@@ -78,7 +81,7 @@ class BatchOptions:
         return tuple(item for part in (self.scales, self.scoring) if part for item in part.tensors.items())
 
 
-class _Seen(NamedTuple):
+class _PlannedBatch(NamedTuple):
     """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, and how long."""
 
     batch: LiveBatch
@@ -123,7 +126,9 @@ class BatchKernel:
         self._made: RequestSchedule | None = None
         self._choice: Choice | None = None
         self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, of which there are few; for so many tokens
-        self._seen: _Seen | None = None
+        self._seen: _PlannedBatch | None = None
+        self._problem: Problem | None = None
+        self._plans = 0
 
     @property
     def program(self) -> Program:
@@ -147,14 +152,15 @@ class BatchKernel:
         """
         self._check(batch)
         with stage("plan"):
-            tree = batch.tree()
+            tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
             choice, plan, made = self._planned(problem)
         program = self.program
         program.load(made)
         program.seat(_seats(batch))
-        self._choice, self._plan, self._made = choice, plan, made
-        self._seen = _Seen(batch, batch.changes, batch.moves, len(batch), batch.tokens.copy())
+        self._choice, self._plan, self._made, self._problem = choice, plan, made, problem
+        self._plans += 1
+        self._seen = _PlannedBatch(batch, batch.changes, batch.moves, len(batch), batch.tokens.copy())
 
     def refresh(self, batch: LiveBatch) -> bool:
         """Does what the batch calls for before a step, and says whether that was an `update`.
@@ -320,9 +326,33 @@ class BatchKernel:
         return self._choice
 
     def counters(self) -> dict[str, int]:
-        """What steps have counted so far. Waits for the device."""
+        """What has happened so far. Waits for the device.
+
+        steps: calls of `step`, replays included. Of all requests in all of them: planned, served by the plan; new,
+        alone as the plan did not know them; refuted, alone as a claim about their pages did not hold; outgrown, alone
+        as they had outgrown the plan; invalid, with an impossible length or page id. plans: calls of `update`, of
+        `refresh` as well. saved_bytes: K and V of one layer that the present plan does not read from memory again.
+        """
         names = ("steps", "planned", "new", "refuted", "outgrown", "invalid")
-        return dict(zip(names, self.program.counters.tolist(), strict=True))
+        counts = dict(zip(names, self.program.counters.tolist(), strict=True))
+        saved = 0
+        if self._problem is not None:
+            tree, seen = self._problem.tree, self._problem.tree.topology.spans
+            read = int(np.dot(seen.lengths, (seen.hi - seen.lo).astype(np.int64)))
+            saved = (read - tree.unique_tokens) * self._shape.kv_token_bytes
+        return {**counts, "plans": self._plans, "saved_bytes": saved}
+
+    def explain(self, groups: int = 0, formulas: bool = False) -> str:
+        """The batch as of the last `update`, its plan and the plan's account, as text. Arguments as of Kernel.explain.
+        Raises InputError before the first update.
+        """
+        if self._problem is None or self._plan is None or self._choice is None:
+            raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
+        counted = lowered(self._plan, self._problem).schedule
+        strategy, reason = self._choice.strategy, self._choice.reason
+        entry = ExplainedPlan.from_plan(strategy, reason, self._plan, counted, self._problem, fixed=True)
+        made = Explanation(self._problem.tree, self._shape, False, self._target, (entry,), self._choice)
+        return made.text(groups, formulas)
 
     def workspace_size(self) -> int:
         """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
