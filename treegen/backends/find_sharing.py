@@ -1,0 +1,137 @@
+"""Who shares with whom, found from page ids: engines with a radix cache give requests that begin alike the same pages,
+and tell nobody.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from treegen.backends.devices import backend_for
+from treegen.backends.page_table import PageTable
+from treegen.backends.triton_program import on_device
+from treegen.ir.arrays import INT32_MAX, Ints
+
+_ROWS, _BLOCK = 1024, 1024
+"""Rows, and pages, that a program compares at a time, at most."""
+
+
+class Sharing(NamedTuple):
+    """What was found, int32 arrays by row of the batch. shared_with, shared_tokens: as Tree.from_requests takes them;
+    each row shares with an earlier one, whole pages that both have. lengths: as the engine gave them, also impossible
+    ones, which share nothing.
+    """
+
+    shared_with: Ints
+    shared_tokens: Ints
+    lengths: Ints
+
+
+class SharingReader:
+    """Finds on the device who shares with whom, and brings it to the host; neither is waited for.
+
+        reader = SharingReader(pages, page_size=16)
+        reader.start()                  # two kernels and a copy on the current stream
+        if reader.ready():              # in a later step
+            sharing = reader.result()
+
+    What is found is exact for the page table as it was when the stream reached it: for every row the longest sharing
+    with any earlier row, by whole pages, before the first impossible page id. Its cost grows with all pages, and with
+    the square of the number of rows. Arguments: most_tokens: of a request; longer ones share nothing.
+    """
+
+    def __init__(
+        self, pages: PageTable, page_size: int, most_tokens: int = INT32_MAX, backend: str | None = None
+    ) -> None:
+        self._pages, self._page_size, self._most_tokens = pages, page_size, most_tokens
+        self._backend = backend_for(pages.table.device, backend)
+        self._event: torch.cuda.Event | None = None
+        self._rows = 0
+        rows, device = len(pages.seq_lens), pages.table.device
+        on_gpu = device.type == "cuda"
+        self._result = torch.empty((3, rows), dtype=torch.int32, pin_memory=on_gpu)
+        if self._backend == "triton":
+            entries = len(pages.table) if pages.indptr is not None else rows * pages.table.shape[1]
+            self._hashes = torch.empty(entries, dtype=torch.int32, device=device)
+            self._whole = torch.empty(rows, dtype=torch.int32, device=device)
+            self._found = torch.empty((3, rows), dtype=torch.int32, device=device) if on_gpu else self._result
+
+    def start(self, rows: int | None = None) -> None:
+        """Looks at the first `rows` rows of the batch, by default all; what was under way before is lost."""
+        self._rows = len(self._pages.seq_lens) if rows is None else rows
+        if self._backend != "triton":
+            found = _found_on_host(self._pages, self._rows, self._page_size, self._most_tokens)
+            for part, values in zip(self._result.numpy(), found, strict=True):
+                part[: self._rows] = values
+            return
+        if not self._rows:
+            return
+        device = self._pages.table.device
+        with on_device(device):
+            self._launch(self._rows)
+            if device.type == "cuda":
+                self._result.copy_(self._found, non_blocking=True)
+                if self._event is None:
+                    self._event = torch.cuda.Event()
+                self._event.record()
+
+    def ready(self) -> bool:
+        """Whether what was started last is done; never waits."""
+        return self._event is None or self._event.query()
+
+    def result(self) -> Sharing:
+        """What was found; waits for it where it is not ready."""
+        if self._event is not None:
+            self._event.synchronize()
+        return Sharing(*self._result[:, : self._rows].numpy().copy())
+
+    def _launch(self, rows: int) -> None:
+        from treegen.backends import sharing_kernels
+
+        pages, page_size = self._pages, self._page_size
+        table, named, indptr, batch = pages.table, pages.table_rows, pages.indptr, len(pages.seq_lens)
+        stride, width = (0, 0) if indptr is not None else (table.stride(0), table.shape[1])
+        addressed = (
+            pages.seq_lens if named is None else named,
+            table,
+            table if indptr is None else indptr,
+            self._hashes,
+            self._whole,
+            self._found,
+        )
+        kinds = (named is not None, indptr is not None)
+        block = min(max(32, _power(self._hashes.numel() // batch)), 4 * _BLOCK)
+        sharing_kernels.hash_pages[(rows,)](
+            pages.seq_lens, *addressed, batch, stride, width, pages.num_pages, self._most_tokens,
+            page_size, block, *kinds, num_warps=4,
+        )  # fmt: skip
+        most = min(max(32, _power(batch)), _ROWS)
+        sharing_kernels.find_shared[(rows,)](
+            *addressed, batch, stride, width, page_size, most, min(block, _BLOCK), *kinds,
+            num_warps=8 if most > 512 else 4,
+        )  # fmt: skip
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _found_on_host(pages: PageTable, rows: int, page_size: int, most_tokens: int) -> Sharing:
+    """What sharing_kernels finds, by a dictionary of all pages behind one another; waits for the device."""
+    lengths, of_rows = pages.lengths()[:rows], pages.of_rows()
+    shared_with, shared_tokens = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
+    nodes: dict[tuple[int, int], tuple[int, int]] = {}  # by the node before and a page: a node, and its first row
+    for row, length in enumerate(lengths.tolist()):
+        own, node = of_rows[row], 0
+        if not 0 <= length <= min(most_tokens, len(own) * page_size):
+            continue
+        for depth, page in enumerate(own[: length // page_size].tolist(), 1):
+            if not 0 <= page < pages.num_pages:
+                break
+            node, first = nodes.setdefault((node, page), (len(nodes) + 1, row))
+            if first < row:
+                shared_with[row], shared_tokens[row] = first, depth * page_size
+    return Sharing(shared_with, shared_tokens, lengths)
