@@ -9,7 +9,7 @@ import numpy as np
 from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, frozen, int32_array, positive_int, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import of_requests
+from treegen.ir.tree.requests import claimed_sharing, of_requests
 
 
 class LiveBatch:
@@ -136,6 +136,29 @@ class LiveBatch:
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self._settle(seat)
         self.changes += 1
+
+    def found(
+        self, seats: IntsLike, epochs: IntsLike, tokens: IntsLike, shared_with: IntsLike, shared_tokens: IntsLike
+    ) -> None:
+        """Takes what a page table showed of the requests that were in these seats, at these epochs, in place of what
+        was known of tokens and sharing.
+
+        Arrays have one entry for each of `seats`; shared_with: -1, or the index of an entry. Requests that have gone
+        since, or moved, leave as in `finish`, and those that came since share nothing.
+        """
+        seat = int32_array("seats", seats, low=0, high=len(self.row) - 1)
+        parts = {"epochs": epochs, "tokens": tokens, "shared_with": shared_with, "shared_tokens": shared_tokens}
+        for name, part in parts.items():
+            if len(part) != len(seat):
+                raise TreeError(name, f"{len(part)} entries", f"does not match {len(seat)} seats", "give one per seat")
+        length = int32_array("tokens", tokens, low=0)
+        above, shared = claimed_sharing(length, shared_with, shared_tokens, self.page_size)
+        self.shared_with[:], self.shared_tokens[:] = -1, 0
+        self.shared_with[seat], self.shared_tokens[seat] = np.where(above >= 0, seat.take(above), -1), shared
+        here = (self.row.take(seat) >= 0) & (self.epoch.take(seat) == epochs)
+        for gone in seat[~here].tolist():
+            self._leave(gone)
+        self.tokens[seat[here]] = length[here]
 
     def reorder(self, rows: Mapping[int, int] | IntsLike) -> None:
         """Gives requests other places in the batch: {seat: row}, or an array of rows by seat, of which the entries of

@@ -116,6 +116,17 @@ def from_requests(
         raise TreeError(missing, None, "is missing", "give shared_with and shared_tokens, or neither")
     if shared_with is None or shared_tokens is None:
         return of_requests(length, frozen(np.full(requests, -1)), frozen(np.zeros(requests)), seat, epoch, page_size)
+    above, whole = claimed_sharing(length, shared_with, shared_tokens, page_size)
+    return of_requests(length, above, whole, seat, epoch, page_size)
+
+
+def claimed_sharing(
+    length: Ints, shared_with: IntsLike, shared_tokens: IntsLike, page_size: int
+) -> tuple[Longs, Longs]:
+    """What requests of these lengths share, as `of_requests` takes it: by whole pages, with the owner of the last one.
+    Raises TreeError as Tree.from_requests.
+    """
+    requests = len(length)
     above = _one_each("shared_with", shared_with, requests, low=-1, high=requests - 1).astype(np.int64)
     shared = _one_each("shared_tokens", shared_tokens, requests)
     sharing = (above >= 0).nonzero()[0]
@@ -125,7 +136,7 @@ def from_requests(
     whole[sharing] = shared.take(sharing) // page_size * page_size
     if np.count_nonzero(whole) < len(sharing):
         above[whole == 0] = -1
-    return of_requests(length, _nearest_owners(above, whole), whole, seat, epoch, page_size)
+    return _nearest_owners(above, whole), whole
 
 
 def shallow(requests: RequestKV, most: int) -> Made:

@@ -90,7 +90,7 @@ def find_shared(
     for r0 in range(0, tl.where(own_pages > 0, row, 0), ROWS):
         there = r0 + r < row
         pages = tl.load(whole + r0 + r, mask=there, other=0)
-        begin, room = entries_of(table_rows, indptr, r0 + r, there, table_stride, width, NAMED, RAGGED)
+        begin, _room = entries_of(table_rows, indptr, r0 + r, there, table_stride, width, NAMED, RAGGED)
         place = place_of(begin, r0 + r, width, RAGGED)
         drawn = 0
         while drawn >= 0:

@@ -107,7 +107,8 @@ class BatchKernel:
 
     `step` and calls can be captured in a CUDA graph, after one call outside; replays see the latest `update` and
     `seat`, and whatever the page table and lengths hold by then. A call computes all rows that sit in a seat; what
-    others hold in out and lse is left as it is. A kernel belongs to one thread and one stream at a time.
+    others hold in out and lse is left as it is. q may have rows up to the last of these only; a graph is captured with
+    as many as any of its replays will need. A kernel belongs to one thread and one stream at a time.
     """
 
     def __init__(self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int) -> None:
@@ -129,6 +130,7 @@ class BatchKernel:
         self._seen: _PlannedBatch | None = None
         self._problem: Problem | None = None
         self._plans = 0
+        self._rows = 0  # that calls write
 
     @property
     def program(self) -> Program:
@@ -155,9 +157,8 @@ class BatchKernel:
             tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
             choice, plan, made = self._planned(problem)
-        program = self.program
-        program.load(made)
-        program.seat(_seats(batch))
+        self.program.load(made)
+        self._seat(batch)
         self._choice, self._plan, self._made, self._problem = choice, plan, made, problem
         self._plans += 1
         self._seen = _PlannedBatch(batch, batch.changes, batch.moves, len(batch), batch.tokens.copy())
@@ -190,7 +191,11 @@ class BatchKernel:
         the last `update` are walked alone. Some microseconds of host work, and one copy that is not waited for.
         """
         self._check(batch)
+        self._seat(batch)
+
+    def _seat(self, batch: LiveBatch) -> None:
         self.program.seat(_seats(batch))
+        self._rows = int(batch.row.max(initial=-1)) + 1
 
     def step(self) -> None:
         """Looks at the page table and at lengths, for all calls up to the next step."""
@@ -217,6 +222,8 @@ class BatchKernel:
             out = torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
         if call is None:
             call = self._bind(form, q, k_cache, v_cache, out, lse_base)
+        if len(q) < self._rows:
+            raise InputError("q", f"{len(q)} rows", f"is less than the batch's {self._rows}", "give a row for each")
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         call(q, k_cache, v_cache, out, lse)
         return out if lse is None else (out, lse)
@@ -255,9 +262,9 @@ class BatchKernel:
         check_inputs.check_shape(shape, found)
         if q.device != pages.table.device:
             raise InputError("q", q.device, f"is not on the page table's device {pages.table.device}", "move it there")
-        if len(q) != len(pages.seq_lens):
+        if len(q) > len(pages.seq_lens):
             reason = f"the page table has {len(pages.seq_lens)} lengths"
-            raise InputError("q", f"{len(q)} rows", reason, "give a row for each; free ones are left as they are")
+            raise InputError("q", f"{len(q)} rows", reason, "give at most a row for each")
         if len(k_cache) < pages.num_pages:
             reason = f"the page table says {pages.num_pages}"
             raise InputError("k_cache", f"{len(k_cache)} pages", reason, "give the whole cache, or a smaller num_pages")
@@ -288,7 +295,7 @@ class BatchKernel:
             plan = strategy.plan(problem)
             if not strategy.proven:
                 verify(plan, problem.tree)
-            if plan.merge != "reduce" or plan.mask != "interval" or plan.blocks or plan.fixed_block or plan.stage.any():
+            if not is_served(plan):
                 fix = "use query or cohort, or a strategy whose plans have one stage and row intervals"
                 raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
             made = lower_by_request(plan, problem, room)
@@ -358,6 +365,12 @@ class BatchKernel:
         """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
         shape = self._shape
         return RequestTables.of(self._room).words * 4 + self._room.slots * shape.partial_bytes
+
+
+def is_served(plan: Plan) -> bool:
+    """Whether a plan is of the form that the tables of kernels for batches have room for."""
+    plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block
+    return plain and not plan.stage.any()
 
 
 def room_of(
