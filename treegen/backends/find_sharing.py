@@ -4,7 +4,7 @@ and tell nobody.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class SharingReader:
     ) -> None:
         self._pages, self._page_size, self._most_tokens = pages, page_size, most_tokens
         self._backend = backend_for(pages.table.device, backend)
-        self._event: torch.cuda.Event | None = None
+        self._event: Any = None  # torch.cuda.Event, which has no types
         self._rows = 0
         rows, device = len(pages.seq_lens), pages.table.device
         on_gpu = device.type == "cuda"
@@ -74,12 +74,12 @@ class SharingReader:
             if device.type == "cuda":
                 self._result.copy_(self._found, non_blocking=True)
                 if self._event is None:
-                    self._event = torch.cuda.Event()
+                    self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record()
 
     def ready(self) -> bool:
         """Whether what was started last is done; never waits."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())
 
     def result(self) -> Sharing:
         """What was found; waits for it where it is not ready."""

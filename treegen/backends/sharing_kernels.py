@@ -101,7 +101,7 @@ def find_shared(
             if drawn >= 0:
                 other = r0 + drawn % ROWS
                 pages = tl.where(r0 + r == other, 0, pages)  # compared once
-                other_begin, other_room = entries_of(
+                other_begin, _other_room = entries_of(
                     table_rows, indptr, other, other >= 0, table_stride, width, NAMED, RAGGED
                 )
                 common = tl.minimum(own_pages, tl.load(whole + other))
