@@ -601,3 +601,41 @@ def test_what_shares_less_goes_up_to_the_owner() -> None:
     assert batch.shared_tokens.tolist()[:6] == [0, 15, 20, 10, 20, 30]
     batch.share(2, 1, 0)
     assert batch.shared_with.tolist()[:6] == [-1, 0, -1, 0, 1, 2]
+
+
+@given(st.integers(0, 2**32), st.sampled_from((1, 4)), st.sampled_from(range(1, 30)))
+@examples(60)
+def test_what_was_found_some_events_ago(seed: int, page_size: int, events: int) -> None:
+    """Requests that are still there share what they shared then, others nothing, and seats are who they are now."""
+    model = Model(seed, page_size)
+    for _ in range(events):
+        event = model.source.choice(EVENTS) if 0 < len(model.tokens) < 12 else None
+        (event or (Model.finish if model.tokens else Model.add))(model)
+    batch, shared = model.batch, dict(model.shared)
+    seats, epochs = batch.seats, batch.epoch[batch.seats]
+    number = {int(other): index for index, other in enumerate(seats)}
+    above = [number.get(int(other), -1) for other in batch.shared_with[seats]]
+    parts, tokens = batch.shared_tokens[seats], batch.tokens[seats]
+    for _ in range(model.source.randint(0, 6)):
+        later = (Model.add, Model.finish, Model.moved, Model.reorder)
+        (model.source.choice(later) if 0 < len(model.tokens) < 12 else Model.add)(model)
+    same = {int(seat) for seat, epoch in zip(seats, epochs, strict=True) if model.epochs[int(seat)] == epoch}
+    batch.found(seats, epochs, tokens, above, parts)
+    model.shared = {pair: shared[pair] if {*pair} <= same else 0 for pair in model.shared}
+    model.check()
+
+
+def test_what_was_found_has_an_entry_for_each_seat() -> None:
+    batch = LiveBatch()
+    batch.add(5)
+    batch.add(5)
+    for arguments, match in (
+        (([0, 1], [1, 1], [5, 5], [-1, 0], [0]), "shared_tokens"),
+        (([0, 1], [1, 1], [5, 5], [-1, 0], [0, 9]), "shared_tokens"),
+        (([0, 1], [1], [5, 5], [-1, 0], [0, 3]), "epochs"),
+        (([0, 64], [1, 1], [5, 5], [-1, 0], [0, 3]), "seats"),
+    ):
+        with pytest.raises(TreeError, match=match):
+            batch.found(*arguments)
+    batch.found([0, 1], [1, 1], [7, 5], [-1, 0], [0, 3])
+    assert (batch.tokens[:2].tolist(), batch.shared_tokens[:2].tolist()) == ([7, 5], [0, 3])
