@@ -4,6 +4,7 @@ layer. What requests share is found from their page tables.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -13,13 +14,15 @@ import torch
 
 from treegen.api.compile import compile as compile_tree
 from treegen.api.compile import in_isolation
+from treegen.api.request_batches import PageBuffers, RequestBatches, Settings, obstacle, room_for
 from treegen.backends.check_inputs import overlaps
-from treegen.backends.devices import resolve_target
+from treegen.backends.devices import default_device, resolve_target
 from treegen.ir.arrays import host_array
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, PerformanceWarning, warn
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import DTYPES, FP8, KV_LAYOUTS, Shape, dtype_name
 from treegen.ir.tree import Tree
+from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable
 from treegen.runtime.kernel import Kernel
@@ -32,9 +35,6 @@ from treegen.tuning.planner import Planner
 
 PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
-Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
-"""What a kernel of the wrapper is made for, beside its batches: with the factor of scores, and what is done to them."""
-
 
 class TreeAttentionWrapper(Copyable):
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
@@ -46,11 +46,30 @@ class TreeAttentionWrapper(Copyable):
     kernels: float_workspace_buffer (here scratch memory is allocated on the stream of a call), use_tensor_cores,
     backend "auto" or "fa2", and plan's non_blocking change nothing. All others are served or refused.
 
+    Page tables on a GPU are served by request: `plan` copies them on the device, computes lengths and launches the step
+    kernels of a treegen.compile_batch kernel there, on the current stream, and waits for nothing. Who shares pages is
+    found on the device, too, whenever requests come or go and every so many plans. The plan for it follows when that is
+    known on the host, one or two steps later; until then new requests are walked alone, which is right and slower.
+    Values are read as they are: rows with page ids beyond the cache give 0.
+
+    - request_ids of `plan`: which request is in each row. Without them row i counts as request i, and sharing is looked
+      for more often.
+    - max_tokens: tokens of a request at most, by default those of all pages together. Tables take about a byte for each
+      row and each of these tokens. A longer request gives 0, until a later `plan` raises InputError.
+    - by_request: True to serve other arrays and tensors so, too; False to copy all to the host and plan for it there.
+      Page tables on a GPU that cannot be served by request are copied as well, with a PerformanceWarning: for pages of
+      other sizes than powers of two up to 128, `isolated`, max_items and max_slots, strategies whose plans need
+      launches of their own, buffers that are not int32 on the device, and tables above 1 GB.
+
+    The first `run` makes the kernel (`batch_kernel`). A copy of the wrapper has to plan anew.
+
     use_cuda_graph: batches are planned between replays of a graph that was captured from `run`, and replays see the
     latest. The lengths of the buffers, all three of which are then needed, are the batch size (of
     paged_kv_last_page_len_buffer, one less than of paged_kv_indptr_buffer) and the most pages of a batch, a page that
-    requests share counted for each (of paged_kv_indices_buffer); nothing is written to them. The first `plan` settles
-    the shape and, for "auto", the strategy, and makes a kernel of fixed capacity; call `run` once before capturing.
+    requests share counted for each (of paged_kv_indices_buffer). The first `plan` settles the shape and whether
+    batches are served by request; call `run` once before capturing. By request, `plan` writes page tables to the
+    buffers, and kernels read them there. Else nothing is written to them, and the first `plan` settles the strategy for
+    "auto", too, and makes a kernel of fixed capacity.
     What any page table that fits the buffers may need follows from their lengths (limits.PageBounds): every one is
     served by strategies without partial results, and by `cohort` and `query`, which "auto" mostly takes. Others may
     need more, as InputError then says, before anything changes for replays. max_items and max_slots (as of
@@ -77,6 +96,8 @@ class TreeAttentionWrapper(Copyable):
         max_items: int | None = None,
         max_slots: int | None = None,
         isolated: bool = False,
+        by_request: bool | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         if not is_one_of(kv_layout, KV_LAYOUTS):
             raise InputError("kv_layout", kv_layout, "is unknown", f"use one of {', '.join(KV_LAYOUTS)}")
@@ -96,12 +117,19 @@ class TreeAttentionWrapper(Copyable):
         self._wanted = WantedLimits(None, max_items, max_slots)
         if not isinstance(isolated, bool):
             raise InputError("isolated", isolated, "is not a bool", "give True or False")
+        if by_request is not None and not isinstance(by_request, bool):
+            raise InputError("by_request", by_request, "is not a bool", "give True, False or None")
+        if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
+            raise InputError("max_tokens", max_tokens, "is not a number of tokens", "give those of the longest request")
+        self._by_request, self._max_tokens = by_request, max_tokens
+        self._buffers = tuple(buffers.values()) if use_cuda_graph else None
+        self._requests: RequestBatches | None = None
         self._layout, self._strategy, self._isolated = kv_layout, strategy, isolated
         self._kernel: Kernel | None = None
         self._settings: Settings | None = None
 
     def _state(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "_requests": None}  # which follows the tensors of its callers
 
     def _restore(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -112,9 +140,13 @@ class TreeAttentionWrapper(Copyable):
     def __copy__(self) -> TreeAttentionWrapper:
         made = super().__copy__()
         made._kernel = copy(self._kernel)
+        if self._buffers is not None:
+            made._buffers = tuple(None if buffer is None else buffer.clone() for buffer in self._buffers)
         return made
 
     def __repr__(self) -> str:
+        if self._requests is not None:
+            return f"<treegen.TreeAttentionWrapper {self._layout}: by request, {self._requests.live}>"
         return f"<treegen.TreeAttentionWrapper {self._layout}: {self._kernel or 'no plan yet'}>"
 
     def plan(
@@ -138,14 +170,15 @@ class TreeAttentionWrapper(Copyable):
         rope_theta: float | None = None,
         non_blocking: bool = True,
         q_len_per_req: int = 1,
+        request_ids: Sequence[Hashable | None] | None = None,
     ) -> None:
         """Plans for a batch of requests with one query row each; see Tree.from_page_table for the page table.
 
-        logits_soft_cap and window_left as of treegen.compile. Tables on a GPU are copied to the host, which waits for
-        it: pass host copies where there are any. A plan for another batch of the same shape reuses all kernels; with
-        use_cuda_graph there are no others. Raises TreeError for a page table that is none, ShapeError for an attention
-        shape and InputError for options that are not supported, or a batch that does not fit what graphs were captured
-        for.
+        logits_soft_cap and window_left as of treegen.compile. request_ids: which request is in each row, None for rows
+        without one; read for batches by request alone (see the class). A plan for another batch of the same shape
+        reuses all kernels; with use_cuda_graph there are no others. Raises TreeError for a page table that is none,
+        ShapeError for an attention shape and InputError for options that are not supported, or a batch that does not
+        fit what graphs were captured for. Values of tables on a GPU are not checked.
         """
         _refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
         _refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
@@ -165,6 +198,11 @@ class TreeAttentionWrapper(Copyable):
         )
         options = ScoreOptions(logits_soft_cap=logits_soft_cap, window_left=window_left)
         settings = shape, sm_scale, options
+        table = kv_indptr, kv_indices, kv_last_page_len
+        if (requests := self._served_by_request(table, settings)) is not None:
+            requests.plan(*table, request_ids)
+            self._requests, self._settings, self._kernel = requests, settings, None
+            return
         indptr, indices = _on_host("kv_indptr", kv_indptr), _on_host("kv_indices", kv_indices)
         if self._sizes is not None:
             self._check_graph(self._sizes, indptr.size - 1, indices.size, settings)
@@ -174,8 +212,50 @@ class TreeAttentionWrapper(Copyable):
         else:
             self._kernel = self._compiled(tree, *settings)
             self._settings = settings
+        self._requests = None
 
     begin_forward = plan
+
+    def _served_by_request(self, table: tuple[Any, Any, Any], settings: Settings) -> RequestBatches | None:
+        """What serves a page table by request; None where it is planned for on the host."""
+        if self._sizes is not None and self._settings is not None and self._requests is None:
+            return None  # graphs are captured for kernels that the host plans for
+        on_gpu = [part for part in table if getattr(part, "is_cuda", False)]
+        present, graphed = self._requests, self._sizes is not None
+        if not (self._by_request or (self._by_request is None and on_gpu) or (present is not None and graphed)):
+            return None
+        rows, pages = max(_length(table[0]) - 1, 0), _length(table[1])
+        if self._sizes is not None:
+            self._check_graph(self._sizes, rows, pages, settings)
+        if present is not None and present.settings == settings and (graphed or present.holds(rows, pages)):
+            return present
+        device = on_gpu[0].device if on_gpu else default_device()
+        buffers = None
+        if self._buffers is not None:
+            buffers = PageBuffers.of_tensors(self._buffers)
+            device = device if buffers is None else buffers.indices.device
+        why_not = self._obstacle(settings, device, buffers, rows, pages)
+        if why_not is not None and self._by_request:
+            raise InputError("by_request", True, *why_not)
+        if why_not is not None:
+            warn(PerformanceWarning, f"the page table is copied to the host, which waits for it: {why_not[0]}")
+            return None
+        if present is not None and present.settings == settings and present.device == device:
+            return present
+        return RequestBatches(settings, self._strategy, device, buffers, self._max_tokens)
+
+    def _obstacle(
+        self, settings: Settings, device: torch.device, buffers: PageBuffers | None, rows: int, pages: int
+    ) -> tuple[str, str] | None:
+        """Why a batch cannot be served by request, and what to do about it; None where it can."""
+        if self._isolated:
+            return "isolated plans are made by page ids", "leave isolated out"
+        if self._wanted.max_items is not None or self._wanted.max_slots is not None:
+            return "max_items and max_slots are limits of plans by page ids", "leave them out"
+        if self._buffers is not None and buffers is None:
+            return "buffers are not int32 on one device, and contiguous", "allocate them so"
+        room = room_for(rows, pages) if buffers is None else (buffers.rows, buffers.pages)
+        return obstacle(settings, self._strategy, device, *room, self._max_tokens)
 
     def _check_graph(self, sizes: tuple[int, int], requests: int, pages: int, settings: Settings) -> None:
         """Raises InputError for a batch that captured graphs cannot serve."""
@@ -231,7 +311,7 @@ class TreeAttentionWrapper(Copyable):
         base-2 log-sum-exp [requests, num_qo_heads] in float32 (into `lse` if given); 0 and -inf for a request without
         tokens. Raises InputError.
         """
-        if self._kernel is None:
+        if self._kernel is None and self._requests is None:
             raise InputError("run", "no plan", "there is no plan yet", "call plan() first")
         for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
             _refuse(name, scale, (None, 1, 1.0), "scale q, or out")
@@ -243,10 +323,26 @@ class TreeAttentionWrapper(Copyable):
         if lse is not None and isinstance(q, torch.Tensor):
             _check_lse(lse, q)
         k_pages, v_pages = self._pages(paged_kv_cache)
-        if not return_lse:
-            return self._kernel(q, k_pages, v_pages, out=out)
-        result, log_sum = self._kernel(q, k_pages, v_pages, out=out, return_lse=True, lse_base="log2")
+        made = self._attended(q, k_pages, v_pages, out, return_lse=return_lse)
+        if isinstance(made, torch.Tensor):
+            return made
+        result, log_sum = made
         return result, log_sum if lse is None else lse.copy_(log_sum)
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        out: torch.Tensor | None,
+        *,
+        return_lse: bool,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        if self._requests is not None:
+            return self._requests.run(q, k_pages, v_pages, out, return_lse=return_lse)
+        if not return_lse:
+            return self.kernel(q, k_pages, v_pages, out=out)
+        return self.kernel(q, k_pages, v_pages, out=out, return_lse=True, lse_base="log2")
 
     def run_return_lse(
         self, q: torch.Tensor, paged_kv_cache: PagedCache, **options: Any
@@ -280,10 +376,30 @@ class TreeAttentionWrapper(Copyable):
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel of the current plan, which explains itself. Raises InputError before the first plan."""
+        """The kernel of the current plan, which explains itself. Raises InputError before the first plan, and for
+        batches by request.
+        """
+        if self._requests is not None:
+            raise InputError("kernel", "a batch by request", "is served by another kernel", "ask for batch_kernel")
         if self._kernel is None:
             raise InputError("kernel", "no plan", "there is no plan yet", "call plan() first")
         return self._kernel
+
+    @property
+    def batch_kernel(self) -> BatchKernel:
+        """The kernel of batches by request, which counts what steps do. Raises InputError where there is none (yet)."""
+        if self._requests is None or self._requests.kernel is None:
+            reason = "has none before the first run of a batch by request"
+            raise InputError("batch_kernel", "the wrapper", reason, "give plan tensors of a GPU, and call run")
+        return self._requests.kernel
+
+
+def _length(part: Any) -> int:
+    """The entries of an array, 0 for what has none."""
+    try:
+        return len(part)
+    except TypeError:
+        return 0
 
 
 def _buffer_sizes(buffers: dict[str, torch.Tensor | None]) -> tuple[int, int]:
