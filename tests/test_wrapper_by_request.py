@@ -19,6 +19,7 @@ from page_requests import Requests, csr
 from treegen import LiveBatch, TreeAttentionWrapper, strategies
 from treegen.api import request_batches
 from treegen.backends.find_sharing import SharingReader
+from treegen.backends.page_buffers import PageBuffers
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.strategies import Strategy
@@ -229,7 +230,7 @@ def test_batches_in_buffers_of_graphs(seed: int, named: bool, late: bool) -> Non
 
 def test_the_launches_of_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, from the search for sharing to attention."""
-    for module in ("runtime.batch_kernel", "backends.find_sharing"):
+    for module in ("runtime.batch_kernel", "backends.find_sharing", "api.request_batches"):
         monkeypatch.setattr(f"treegen.{module}.backend_for", lambda device, wanted: "triton")
     engine = Engine(3, 4, 80, 16)
     wrapper = TreeAttentionWrapper(by_request=True)
@@ -517,3 +518,27 @@ def test_copies_plan_anew() -> None:
                 made.run(torch.zeros(4, HEADS, DIM), (engine.cache[0], engine.cache[1]))
             plan(made, engine.requests[::-1])
             check(wrapper, engine)
+            out = made.run(torch.ones(4, HEADS, DIM), (engine.cache[0], engine.cache[1]))
+            expected = engine.expected(torch.ones(4, HEADS, DIM))[0].flip(0)
+            torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+            assert made.batch_kernel is not wrapper.batch_kernel
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_page_tables_are_taken_with_their_lengths(backend: str, dtype: torch.dtype) -> None:
+    source = random.Random(3)
+    made: Requests = [
+        ([*range(count)], count * PAGE - source.randrange(PAGE) * (count > 0)) for count in (3, 0, 700, 1, 2000, 0)
+    ]
+    for part in (made, made[:1], []):
+        own = PageBuffers.of(8, 4096, torch.device("cpu"))
+        table = [values.to(dtype) for values in tensors(part)]
+        own.take(*table, PAGE, backend)
+        for buffer, values in zip(own, table, strict=False):
+            assert buffer[: len(values)].tolist() == values.tolist()
+            assert not buffer[len(values) :].any()
+        assert own.seq_lens.tolist() == [tokens for _, tokens in part] + [0] * (8 - len(part))
+        if part:
+            own.take(own.indptr[: len(part) + 1], own.indices, own.last_page_len[: len(part)], PAGE, backend)
+        assert own.seq_lens.tolist() == [tokens for _, tokens in part] + [0] * (8 - len(part))

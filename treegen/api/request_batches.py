@@ -11,8 +11,9 @@ import torch
 from treegen.api.compile_batch import compile_batch
 from treegen.backends.devices import backend_for, captures, resolve_target
 from treegen.backends.find_sharing import SharingReader
+from treegen.backends.page_buffers import PageBuffers
 from treegen.backends.page_table import PageTable
-from treegen.ir.arrays import INT32_MAX, Ints, int32_array
+from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
@@ -32,37 +33,6 @@ _DTYPES = (torch.int32, torch.int64)
 
 Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
 """What kernels of the wrapper are made for, beside batches: with the factor of scores, and what is done to them."""
-
-
-class PageBuffers(NamedTuple):
-    """Tensors for a page table in FlashInfer's form, int32 on the device, of which kernels read the first two."""
-
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    last_page_len: torch.Tensor
-
-    @property
-    def rows(self) -> int:
-        """Requests that there is room for."""
-        return len(self.last_page_len)
-
-    @property
-    def pages(self) -> int:
-        """Pages of all requests that there is room for."""
-        return len(self.indices)
-
-    @classmethod
-    def of_tensors(cls, given: tuple[torch.Tensor | None, ...]) -> PageBuffers | None:
-        """Buffers of tensors; None where these are not flat int32 tensors on one device, without gaps."""
-        tensors = [tensor for tensor in given if tensor is not None]
-        fits = all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in tensors)
-        fits = fits and len({tensor.device for tensor in tensors}) == 1
-        return cls(*tensors) if fits else None
-
-    @classmethod
-    def of(cls, rows: int, pages: int, device: torch.device) -> PageBuffers:
-        """Buffers for so many requests and pages."""
-        return cls(*(torch.zeros(count, dtype=torch.int32, device=device) for count in (rows + 1, pages, rows)))
 
 
 class _Reading(NamedTuple):
@@ -91,12 +61,14 @@ class RequestBatches:
         """buffers: fixed ones; None for own ones, which grow. max_tokens: of a request; None for what buffers hold."""
         self._settings, self._strategy, self._device, self._max_tokens = settings, strategy, device, max_tokens
         self._fixed, self._buffers = buffers is not None, buffers
-        self._seq_lens = torch.zeros(0 if buffers is None else buffers.rows, dtype=torch.int32, device=device)
+        self._backend = backend_for(device, None)
         self._kernel: BatchKernel | None = None
         self._reader: SharingReader | None = None
         self._reading: _Reading | None = None
         self._num_pages = 0
-        self._live = LiveBatch(page_size=settings[0].page_size, max_seats=max(1, len(self._seq_lens)))
+        self._live = LiveBatch(
+            page_size=settings[0].page_size, max_seats=_LEAST_ROWS if buffers is None else buffers.rows
+        )
         self._names: Sequence[Hashable] = range(0)
         self._seats: dict[Hashable, int] = {}
         self._planned: tuple[Ints, ...] = ()
@@ -140,9 +112,9 @@ class RequestBatches:
             raise InputError(
                 "plan", "a call while a graph is captured", "is for outside of graphs", "capture run alone"
             )
-        self._make_room(rows, pages)
+        buffers = self._room(rows, pages)
         self._rows = rows
-        self._take(indptr, indices, last_page_len)
+        buffers.take(indptr, indices, last_page_len, self._settings[0].page_size, self._backend)
         changed = self._enter(names)
         if self._kernel is None:
             return
@@ -182,18 +154,20 @@ class RequestBatches:
             kernel = self._made(len(k_pages))
         return kernel(q, k_pages, v_pages, out=out, return_lse=return_lse, lse_base="log2")
 
-    def _make_room(self, rows: int, pages: int) -> None:
-        """Raises InputError for a page table beyond fixed buffers; makes own ones at least twice as large."""
+    def _room(self, rows: int, pages: int) -> PageBuffers:
+        """Buffers with room for a page table: those there are, or own ones at least twice as large. Raises InputError
+        for what is beyond fixed ones.
+        """
         buffers = self._buffers
-        if self.holds(rows, pages):
-            return
+        if buffers is not None and self.holds(rows, pages):
+            return buffers
         if self._fixed:
             raise InputError("kv_indices", f"{rows} requests, {pages} pages", "exceed the buffers", "make larger ones")
         if buffers is not None:
             rows, pages = max(rows, buffers.rows), max(pages, buffers.pages)
-        self._buffers = PageBuffers.of(*room_for(rows, pages), self._device)
-        self._seq_lens = torch.zeros(self._buffers.rows, dtype=torch.int32, device=self._device)
         self._kernel = self._reader = None
+        self._buffers = PageBuffers.of(*room_for(rows, pages), self._device)
+        return self._buffers
 
     @property
     def _most_tokens(self) -> int:
@@ -206,7 +180,7 @@ class RequestBatches:
         assert self._buffers is not None
         shape, sm_scale, scores = self._settings
         self._num_pages = num_pages
-        table = PageTable(self._buffers.indices, self._seq_lens, num_pages, None, self._buffers.indptr)
+        table = PageTable(self._buffers.indices, self._buffers.seq_lens, num_pages, None, self._buffers.indptr)
         kernel = compile_batch(
             shape,
             table,
@@ -222,18 +196,6 @@ class RequestBatches:
         kernel.step()
         self._kernel, self._reader = kernel, reader
         return kernel
-
-    def _take(self, indptr: Any, indices: Any, last_page_len: Any) -> None:
-        """Brings a page table into the buffers, and computes lengths there."""
-        assert self._buffers is not None
-        rows, page_size = self._rows, self._settings[0].page_size
-        ends, last = self._buffers.indptr[: rows + 1], self._buffers.last_page_len[:rows]
-        _copy("kv_indptr", indptr, ends)
-        _copy("kv_indices", indices, self._buffers.indices)
-        _copy("kv_last_page_len", last_page_len, last)
-        lengths = torch.sub(ends[1:], ends[:-1], out=self._seq_lens[:rows])
-        torch.add(last, lengths, alpha=page_size, out=lengths)
-        lengths.sub_(page_size).clamp_(min=0)
 
     def _names_of(self, ids: Sequence[Hashable | None], rows: int) -> Sequence[Hashable]:
         """Distinct names of requests, by row; None, for a row without a request, becomes a name of the row."""
@@ -367,16 +329,6 @@ def _count(name: str, part: Any) -> int:
         return len(part)
     except TypeError as cause:
         raise InputError(name, type(part).__name__, "is not an array", "give FlashInfer's page table") from cause
-
-
-def _copy(name: str, part: Any, buffer: torch.Tensor) -> None:
-    """Copies integers to the begin of a buffer on the current stream; waits for nothing."""
-    if not isinstance(part, torch.Tensor):
-        part = torch.from_numpy(int32_array(name, part, low=-(2**31), error=InputError).copy())
-    if part.device.type == "cpu" and buffer.device.type == "cuda":
-        part = part.pin_memory()
-    if len(part):
-        buffer[: len(part)].copy_(part, non_blocking=True)
 
 
 class _Unnamed:

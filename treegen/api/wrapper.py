@@ -14,9 +14,10 @@ import torch
 
 from treegen.api.compile import compile as compile_tree
 from treegen.api.compile import in_isolation
-from treegen.api.request_batches import PageBuffers, RequestBatches, Settings, obstacle, room_for
+from treegen.api.request_batches import RequestBatches, Settings, obstacle, room_for
 from treegen.backends.check_inputs import overlaps
 from treegen.backends.devices import default_device, resolve_target
+from treegen.backends.page_buffers import PageBuffers
 from treegen.ir.arrays import host_array
 from treegen.ir.errors import InputError, PerformanceWarning, warn
 from treegen.ir.scalars import is_one_of
@@ -129,7 +130,8 @@ class TreeAttentionWrapper(Copyable):
         self._settings: Settings | None = None
 
     def _state(self) -> dict[str, Any]:
-        return {**vars(self), "_requests": None}  # which follows the tensors of its callers
+        # Batches by request follow the tensors of their callers, so that a copy has no plan yet.
+        return dict(vars(self)) if self._requests is None else {**vars(self), "_requests": None, "_settings": None}
 
     def _restore(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
