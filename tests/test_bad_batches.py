@@ -184,7 +184,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {
     "no q": ((None, CACHE, CACHE), {}, ("q = NoneType", "is not a tensor")),
     "q of one dimension": ((Q[0, 0], CACHE, CACHE), {}, ("q", "1 dimensions")),
     "no cache": ((Q, None, CACHE), {}, ("k_cache = NoneType",)),
-    "fewer rows": ((Q[:3], CACHE, CACHE), {}, ("q = 3 rows", "4 lengths")),
+    "fewer rows": ((Q[:1], CACHE, CACHE), {}, ("q = 1 rows", "the batch's 2")),
     "more rows": ((torch.cat([Q, Q]), CACHE, CACHE), {}, ("q = 8 rows", "4 lengths")),
     "fewer heads": ((Q[:, :2], CACHE, CACHE), {}, ("num_qo_heads 2", "num_qo_heads 4")),
     "q in fp16": ((Q.half(), CACHE, CACHE), {}, ("k_cache", "float16")),

@@ -17,8 +17,8 @@ import triton.language as tl
 FREE = tl.constexpr(0)
 PLANNED = tl.constexpr(1)
 NEW = tl.constexpr(2)
-REFUTED = tl.constexpr(3)
-OUTGROWN = tl.constexpr(4)
+OUTGROWN = tl.constexpr(3)
+REFUTED = tl.constexpr(4)
 INVALID = tl.constexpr(5)
 SURPLUS = tl.constexpr(-(2**31))
 

@@ -14,7 +14,7 @@ from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.schedule import Schedule, TileClass
 
-FREE, PLANNED, NEW, REFUTED, OUTGROWN, INVALID = range(6)
+FREE, PLANNED, NEW, OUTGROWN, REFUTED, INVALID = range(6)
 
 
 class RunningRequests(NamedTuple):
