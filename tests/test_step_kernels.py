@@ -17,7 +17,7 @@ from treegen import Shape
 from treegen.backends.request_program import RequestProgram
 from treegen.runtime.batch_kernel import RESERVE, BatchKernel
 from treegen.schedule.by_request import block_of
-from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, RunningRequests, expanded, states_of
+from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, REFUTED, RunningRequests, expanded, states_of
 from treegen.strategies import cohort, query
 
 
@@ -149,7 +149,7 @@ def has_positions(case: Case) -> bool:
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_what_steps_write(number: int) -> None:
     case = CASES[number]
-    counted = follow(case, number, 8, positions=has_positions(case))
+    counted = follow(case, number, 6, positions=has_positions(case))
     assert counted[PLANNED] > 0
 
 
@@ -209,6 +209,67 @@ def test_full_tiles_and_blocks_at_every_length() -> None:
         (item,) = check(kernel, server, case, lengths, positions=False).planned
         assert len(item.tiles) == length // tokens
         assert len(item.blocks) == math.ceil(math.ceil(length % tokens / block) / packed) * packed
+
+
+@pytest.mark.full
+def test_more_seats_than_a_program_lists_at_a_time() -> None:
+    case = Case(Shape(4, 2, 16, page_size=16), strategy=cohort(64, split=64), rows=300, most_tokens=100)
+    server, kernel = made(case, 1, "triton")
+    for _ in range(1500):
+        server.event()
+    kernel.update(server.batch)
+    for _ in range(40):
+        server.event()
+    kernel.seat(server.batch)
+    for impossible in (False, True):
+        if not impossible:
+            server.random.random = lambda: 1.0  # type: ignore[method-assign]
+        lengths = server.write()
+        if impossible:
+            row = next(row for row, length in lengths.items() if length > 0)
+            server.table[row * server.width] = -1
+            lengths[row] = -1
+        kernel.step()
+        step = check(kernel, server, case, lengths, positions=False)
+        assert (INVALID in step.states) is impossible
+        assert len({*step.states}) > 3
+
+
+def test_every_page_of_a_long_request_is_checked() -> None:
+    """Programs check blocks of pages in turn: a page that differs, or that there is not, is seen in each of them."""
+    most, shared = 6000, 5500
+    case = Case(Shape(4, 2, 16), strategy=cohort(64), rows=2, most_tokens=most)
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]
+    batch = server.batch
+    batch.add(shared + 10)
+    batch.add(shared + 20, 0, shared)
+    first = [server.take() for _ in range(most)]
+    server.of_seat = {0: first, 1: [*first[:shared], *(server.take() for _ in range(most - shared))]}
+    server.length = {0: shared + 10, 1: shared + 20}
+    kernel.update(batch)
+    beyond = shared + 20 + RESERVE + 1
+
+    def states(change: tuple[int, int] | None, length: int) -> list[int]:
+        server.length[1] = length
+        server.write()
+        if change is not None:
+            server.table[server.width + change[0]] = change[1]
+        kernel.step()
+        program = kernel.program
+        assert isinstance(program, RequestProgram)
+        assert kernel._made is not None
+        found = step_of(program, kernel._tile, 1, positions=False).states
+        assert found == states_of(kernel._made, running(kernel, server)).tolist(), (change, length)
+        return found
+
+    assert states(None, shared + 20) == [PLANNED, PLANNED]
+    assert states(None, beyond) == [PLANNED, OUTGROWN]
+    for place in (0, 1023, 1024, 2500, 4095, 4096, shared - 1):
+        assert states((place, 3), shared + 20) == [PLANNED, REFUTED], place
+        assert states((place, server.num_pages), shared + 20) == [PLANNED, INVALID], place
+        assert states((place, 3), beyond) == [PLANNED, REFUTED], place
+    assert states((shared, 3), shared + 20) == [PLANNED, PLANNED]
 
 
 def test_regions_follow_one_another() -> None:
