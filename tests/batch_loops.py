@@ -149,7 +149,7 @@ def check_step(
     found, lse = kernel(q, keys, values, out=out, return_lse=True)
     assert found is out
     expected, expected_lse = reference(server, case, q, lengths)
-    most = OUT_ERROR[case.shape.dtype]
+    most = OUT_ERROR[case.shape.dtype] * (1 if q.device.type == "cpu" else 4)  # GPUs take exponentials roughly
     for row in range(server.rows):
         where = f"{shown}, row {row}, length {lengths.get(row)}"
         if row not in lengths:
