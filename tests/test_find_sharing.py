@@ -103,7 +103,7 @@ def find(pages: PageTable, page_size: int, backend: str, rows: int | None = None
 @examples(12)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    count=st.sampled_from((8, 0, 1, 3, 20)),
+    count=st.sampled_from((8, 1, 2, 3, 20)),
     page_size=st.sampled_from((16, 1, 4)),
     pool=st.sampled_from((POOL, 2)),
 )

@@ -340,7 +340,7 @@ class BatchKernel:
         as they had outgrown the plan; invalid, with an impossible length or page id. plans: calls of `update`, of
         `refresh` as well. saved_bytes: K and V of one layer that the present plan does not read from memory again.
         """
-        names = ("steps", "planned", "new", "refuted", "outgrown", "invalid")
+        names = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
         counts = dict(zip(names, self.program.counters.tolist(), strict=True))
         saved = 0
         if self._problem is not None:
