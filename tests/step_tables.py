@@ -70,7 +70,7 @@ def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positio
         if row >= 0:
             assert row not in merged, f"row {row} is merged twice"
             merged[row] = slots[indptr[number] : indptr[number + 1]]
-    states = words["states"][: room.seats * room.parts].reshape(room.seats, room.parts).max(1).tolist()
+    states = words["states"][: room.seats * 2].reshape(room.seats, 2).max(1).tolist()
     assert places.words <= len(words["entries"]) + places.entries
     return Step(
         [item for item in read[: room.items] if item.rows],

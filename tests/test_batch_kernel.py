@@ -254,6 +254,11 @@ def test_rows_without_request_may_name_any_row_of_the_table(backend: str) -> Non
     assert bool((out[1:3] == 777.0).all())
 
 
+def counted(kernel: treegen.BatchKernel) -> dict[str, int]:
+    plans = ("plans", "saved_bytes")
+    return {name: count for name, count in kernel.counters().items() if name not in plans}
+
+
 def test_counters_tell_what_happened() -> None:
     """Each state once: planned, new, refuted, outgrown and invalid."""
     shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
@@ -266,19 +271,19 @@ def test_counters_tell_what_happened() -> None:
         batch.add(tokens, *sharing)
     kernel.update(batch)
     kernel.step()
-    assert kernel.counters() == {"steps": 1, "planned": 4, "new": 0, "refuted": 0, "outgrown": 0, "invalid": 0}
+    assert counted(kernel) == {"steps": 1, "planned": 4, "new": 0, "refuted": 0, "outgrown": 0, "invalid": 0}
     batch.add(20)
     kernel.seat(batch)
     lengths[1] = 50 + 256 + 1
     table[2, 1] = 199
     table[3, 0] = 200
     kernel.step()
-    assert kernel.counters() == {"steps": 2, "planned": 5, "new": 1, "refuted": 1, "outgrown": 1, "invalid": 1}
+    assert counted(kernel) == {"steps": 2, "planned": 5, "new": 1, "refuted": 1, "outgrown": 1, "invalid": 1}
     lengths[1] = 50 + 256
     batch.moved(0)
     kernel.seat(batch)
     kernel.step()
-    assert kernel.counters() == {"steps": 3, "planned": 6, "new": 3, "refuted": 2, "outgrown": 1, "invalid": 2}
+    assert counted(kernel) == {"steps": 3, "planned": 6, "new": 3, "refuted": 2, "outgrown": 1, "invalid": 2}
 
 
 def test_the_workspace_follows_from_the_page_table() -> None:

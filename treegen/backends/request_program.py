@@ -13,7 +13,7 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import LaunchTables, TritonProgram, on_device
 from treegen.codegen.kernel_signature import ItemTables, MergeTables, depends_on_launches
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
 from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
@@ -82,6 +82,7 @@ class RequestProgram:
         )  # fmt: skip
         self._pages, self._at, self._device = pages, at, device
         self._step = self._step_launches(tile, shape, most_tokens, scoring, window_left)
+        at["merge_rows"][: room.seats].fill_(SURPLUS_MERGE)  # until the first step nothing is merged
         self._bound: list[Any] | None = None
         self.load(None)
 
