@@ -14,8 +14,11 @@ from processes import in_background, started
 from treegen import Shape, Tree, cli, strategies
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.backends.page_table import PageTable
 from treegen.codegen.emit import Source
 from treegen.ir.errors import InputError
+from treegen.runtime import warm_batches
+from treegen.runtime.batch_kernel import BatchKernel
 from treegen.search.policies import key_of
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
@@ -203,3 +206,26 @@ def test_the_command_s_summary_and_exit_code(
     else:
         assert code == 1
         assert "policies: 1 measured, 0 known, 1 failed" in printed
+
+
+def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[PageTable] = []
+
+    class Kernel(BatchKernel):
+        def step(self) -> None:
+            served.append(self._pages)
+            super().step()
+
+    monkeypatch.setattr(warm_batches, "_ROWS", (1,))
+    monkeypatch.setattr(warm_batches, "BatchKernel", Kernel)
+    shapes = [Shape(4, 2, 16, dtype="fp32", page_size=16), Shape(4, 1, 32, 16, dtype="fp32", shared_kv=True)]
+    done = list(warm_batches.warm_batches([*shapes, shapes[0]], H200, torch.device("cpu")))
+    assert done == [(shape, 0) for shape in shapes]  # the interpreter compiles nothing
+    forms = [(pages.table_rows is not None, pages.indptr is not None) for pages in served]
+    assert forms == [(False, False), (True, False), (False, True)] * 2
+
+
+@pytest.mark.parametrize("arguments", [["warm"], ["warm", "1,4/100,10", "--serving"]])
+def test_warm_takes_trees_or_serving(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*arguments, "--dry-run"]) == 2
+    assert "--serving alone" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import LaunchTables, TritonProgram, on_device
+from treegen.codegen.compile_counter import watch_compiles
 from treegen.codegen.kernel_signature import ItemTables, MergeTables, depends_on_launches
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.arrays import Ints, frozen
@@ -142,6 +143,7 @@ class RequestProgram:
     ) -> tuple[_StepLaunch, _StepLaunch]:
         from treegen.backends import step_kernels
 
+        watch_compiles()
         room, pages, at = self._room, self._pages, self._at
         table, seq_lens = pages.table, pages.seq_lens
         named, indptr = pages.table_rows, pages.indptr

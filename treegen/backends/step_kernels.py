@@ -21,6 +21,11 @@ OUTGROWN = tl.constexpr(3)
 REFUTED = tl.constexpr(4)
 INVALID = tl.constexpr(5)
 SURPLUS = tl.constexpr(-(2**31))
+SIZES = [
+    "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks",
+    "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
+]  # fmt: skip
+"""Parameters that differ between batches: machine code is made for none of their values."""
 
 
 @triton.jit
@@ -176,7 +181,7 @@ def fill_up(blocks, block0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr
     return packed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def read_requests(
     seats, seq_lens, table_rows, table, indptr,
     items, entries, entry_indptr, read_rows, tiles, blocks, epoch, most, claim_indptr, claims, states,
@@ -253,7 +258,7 @@ def read_requests(
         tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr,
     items, read_rows, rows, read_merges, merge_rows, positions, tiles, blocks, states, counters,

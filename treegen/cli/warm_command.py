@@ -11,7 +11,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, Where
 from treegen.cli.arguments import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.tune_command import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
-from treegen.ir.errors import BackendError
+from treegen.ir.errors import BackendError, InputError
 from treegen.search.policies import accepts
 from treegen.workloads.specs import STRIDE, trees_of
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 def warm(
     specs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="SPEC...",
             help="Trees, files or folders of them, decodings as `treegen io` takes them, .jsonl traces of trees.",
             show_default=False,
         ),
-    ],
+    ] = None,
     heads: Annotated[
         list[str] | None,
         typer.Option(metavar="QUERY:KV", help="Numbers of heads; for several shapes again.", show_default="32:8"),
@@ -50,6 +50,9 @@ def warm(
     repeats: RepeatsOption = 15,
     timeout: TimeoutOption = 60.0,
     again: AgainOption = False,
+    serving: Annotated[
+        bool, typer.Option("--serving", help="Compile what batches of a server launch (compile_batch), for no trees.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
 ) -> None:
     """Fill the cache ahead of a deployment: policies of all trees and kernels of all shapes, on all GPUs of this kind.
@@ -66,6 +69,12 @@ def warm(
     devices = devices_of(target)
     if not devices and not dry_run:
         raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --dry-run")
+    if serving or not specs:
+        if not serving or specs:
+            fix = "give trees to warm policies for, or --serving alone"
+            raise InputError("SPEC", " ".join(specs or ()), "does not go with or without --serving", fix)
+        _warm_serving(shapes, target, dry_run)
+        return
     kernels = kernels_of(shapes, target)
     jobs = jobs_of((named for spec in specs for named in trees_of(spec, stride)), shapes, target)
     if dry_run:
@@ -75,6 +84,20 @@ def warm(
         print_table([titles, *rows])
         return
     raise typer.Exit(_warm(kernels, jobs, target, devices, tuning, again))
+
+
+def _warm_serving(shapes: Sequence[Shape], target: Target, dry_run: bool) -> None:
+    """Compiles what batches of these shapes launch, and prints what was done."""
+    import torch
+
+    from treegen.runtime.warm_batches import warm_batches
+
+    if dry_run:
+        print(f"kernels for batches of {len(shapes)} shapes on {target.name}")
+        return
+    begin = time.perf_counter()
+    for shape, compiled in warm_batches(shapes, target, torch.device("cuda", torch.cuda.current_device())):
+        print(f"{shape}: {compiled} kernels compiled, {time.perf_counter() - begin:.1f} s")
 
 
 def _state(job: WarmJob, again: bool) -> str:

@@ -13,6 +13,8 @@ from treegen.ir.errors import PerformanceWarning, warn
 
 MODULE_PREFIX = "treegen_kernel_"
 """How the names of emitted modules begin, by which Triton's compilations of them are told from others."""
+_OWN = (MODULE_PREFIX, "treegen.backends.")
+"""The same with modules of kernels that are not emitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,11 @@ def count_loaded() -> None:
     global _loaded
     with _lock:
         _loaded += 1
-    _watch()
+    watch_compiles()
 
 
-def _watch() -> None:
-    """Listens to Triton's compiler, beside whoever listened before."""
+def watch_compiles() -> None:
+    """Listens to Triton's compiler from now on, beside whoever listened before."""
     global _watching
     from triton import knobs
 
@@ -78,7 +80,7 @@ def _count_compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
     global _compiled
     kernel = getattr(src, "fn", None)  # only of Python sources
     module = getattr(kernel, "__module__", "")
-    if cache_hit or not module.startswith(MODULE_PREFIX):
+    if cache_hit or not module.startswith(_OWN):
         return
     with _lock:
         _compiled += 1

@@ -1,0 +1,60 @@
+"""Warming for servers: every kernel that batches of a shape can launch, compiled by serving a small batch once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from treegen.backends.check_inputs import KV_TORCH_DTYPES, TORCH_DTYPES
+from treegen.backends.page_table import PageTable
+from treegen.codegen.compile_counter import expected_compiles, kernel_counts
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.shape import Shape
+from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
+from treegen.strategies.baselines import query
+from treegen.target.targets import Target
+
+_PAGES = 4
+_ROWS = (1, 16, 48, 256, 1024)
+"""Rows of batches, so that each form of the merge kernel is there for any number of heads."""
+
+
+def warm_batches(shapes: Sequence[Shape], target: Target, device: torch.device) -> Iterator[tuple[Shape, int]]:
+    """Each shape and how many kernels were compiled for it: those of compile_batch with plain scores, for page tables
+    in all three forms and any number of requests. A process that serves them afterwards compiles nothing.
+    """
+    with expected_compiles():
+        for shape in dict.fromkeys(shapes):
+            before = kernel_counts().compiled
+            for rows in _ROWS:
+                _serve(shape, rows, target, device)
+            yield shape, kernel_counts().compiled - before
+
+
+def _serve(shape: Shape, rows: int, target: Target, device: torch.device) -> None:
+    """Serves one request in a kernel for so many, with each form of page table."""
+    k_size, v_size = shape.cache_sizes(_PAGES)
+    kv_dtype = KV_TORCH_DTYPES[shape.kv_dtype]
+    k_cache = torch.zeros(k_size, device=device).to(kv_dtype)
+    v_cache = k_cache[..., : shape.head_dim_v] if shape.shared_kv else torch.zeros(v_size, device=device).to(kv_dtype)
+    q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=TORCH_DTYPES[shape.dtype], device=device)
+    batch = LiveBatch(shape.page_size, rows)
+    batch.add(shape.page_size)
+    for pages in _tables(rows, device):
+        options = BatchOptions(query(), "triton")
+        kernel = BatchKernel(shape, pages, target, options, _PAGES * shape.page_size)
+        kernel.update(batch)
+        kernel.step()
+        kernel(q, k_cache, v_cache)
+
+
+def _tables(rows: int, device: torch.device) -> Iterator[PageTable]:
+    """Page tables of empty requests: a block table, a pool of rows, and ragged."""
+
+    def zeros(*size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=device)
+
+    yield PageTable(zeros(rows, _PAGES), zeros(rows), _PAGES)
+    yield PageTable(zeros(rows, _PAGES), zeros(rows), _PAGES, table_rows=zeros(rows))
+    yield PageTable(zeros(rows * _PAGES), zeros(rows), _PAGES, indptr=zeros(rows + 1))
