@@ -18,7 +18,7 @@ from treegen.ir.errors import InputError, PerformanceWarning, PlanError, Strateg
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.runtime.batch_kernel import RESERVE, BatchKernel, is_served
+from treegen.runtime.batch_kernel import GROWN, BatchKernel, is_served
 from treegen.scoring.options import ScoreOptions
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
@@ -275,7 +275,7 @@ class RequestBatches:
         known = self._known()
         if not self._planned or not all(map(np.array_equal, known[:-1], self._planned[:-1])):
             return True
-        return bool((abs(known[-1] - self._planned[-1]) > RESERVE // 2).any())
+        return bool((abs(known[-1] - self._planned[-1]) >= GROWN).any())
 
     def _known(self) -> tuple[Ints, ...]:
         """What a plan follows from: who runs, who shares how much with whom, and lengths."""
