@@ -24,11 +24,11 @@ class LiveBatch:
     - `row`: place in the batch, -1 where the seat is free.
     - `epoch`: raised when the seat gets a new request, and when its pages move.
     - `tokens`: the request's tokens, 0 where the seat is free.
-    - `shared_with`, `shared_tokens`: the request begins with so many tokens of another seat's; -1 and 0 for none. That
-      seat itself shares fewer, so that it owns the last of them.
+    - `shared_with`, `shared_tokens`: the seat that the request shares its first tokens with, and how many tokens these
+      are. -1 and 0 if it shares none. The other seat shares fewer tokens itself, so it owns the last of them.
 
-    Two numbers only rise. `changes`: with what plans depend on, which is who runs and shares, but not with growth, nor
-    with the end of a request that nobody shares with. `moves`: with these ends, too, and when requests get other rows.
+    Two numbers count what happened. `changes` goes up when requests come, or share other tokens: a plan is then out of
+    date. `moves` goes up when requests come, end, or get other rows. Growth changes neither number.
 
     Methods raise TreeError before anything changes.
     """
@@ -36,9 +36,7 @@ class LiveBatch:
     __slots__ = ("_active", "changes", "epoch", "moves", "page_size", "row", "shared_tokens", "shared_with", "tokens")
 
     def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
-        """page_size: tokens of a page; max_seats: there is room for so many requests, and for twice as many whenever it
-        is used up.
-        """
+        """page_size: tokens of a page. max_seats: the number of seats at first. It doubles when all seats are taken."""
         self.page_size = positive_int("page_size", page_size, TreeError)
         seats = positive_int("max_seats", max_seats, TreeError)
         self._active = self.changes = self.moves = 0
@@ -159,10 +157,13 @@ class LiveBatch:
         for gone in seat[~here].tolist():
             self._leave(gone)
         self.tokens[seat[here]] = length[here]
+        self.changes += 1
 
     def reorder(self, rows: Mapping[int, int] | IntsLike) -> None:
-        """Gives requests other places in the batch: {seat: row}, or an array of rows by seat, of which the entries of
-        free seats are not read. Seats that a mapping does not name keep their places.
+        """Gives requests other rows of the batch.
+
+        rows: a mapping {seat: row}, in which the seats that it leaves out keep their rows; or an array with a row for
+        every seat, whose entries for free seats are ignored.
         """
         seats, row = self.seats, self.row.copy()
         if isinstance(rows, Mapping):
@@ -184,8 +185,9 @@ class LiveBatch:
         self.moves += 1
 
     def grow(self, tokens: int | IntsLike = 1, seats: int | IntsLike | None = None) -> None:
-        """Requests get so many tokens more. tokens: one number for all, or one for each of `seats`. seats: by default
-        all that run.
+        """Adds tokens to requests.
+
+        tokens: one number for all, or one for each of `seats`. seats: by default all running requests.
         """
         chosen = self.seats if seats is None else self._chosen(seats)
         longer = self.tokens.take(chosen) + self._numbers("tokens", tokens, len(chosen)).astype(np.int64)
@@ -195,8 +197,8 @@ class LiveBatch:
         self.tokens[chosen] = longer
 
     def set_tokens(self, seats: int | IntsLike, tokens: int | IntsLike) -> None:
-        """Requests have so many tokens now, also fewer than before: a rollback. tokens: one number for all, or one for
-        each of `seats`.
+        """Sets the length of requests, for instance after a rollback. tokens: one number for all, or one for each of
+        `seats`.
 
         A request that becomes shorter than what it shares, or others share with it, shares the whole pages that are
         left; what others share among themselves does not change.
@@ -223,7 +225,7 @@ class LiveBatch:
             self.changes += 1
             heir = sharers[self.shared_tokens[sharers].argmax()]
             self.shared_with[sharers] = heir
-            # With at most as many tokens left as it shares itself, the seat owns nothing that the heir could share.
+            # A seat that keeps only what it shares itself owns no tokens, so the heir shares with the seat above it.
             own = kept > shared
             self.shared_with[heir], self.shared_tokens[heir] = (seat, kept) if own else (above, shared)
         if shared > kept:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE
 from treegen.ir.arrays import Ints
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
@@ -180,9 +178,3 @@ class RequestTables(NamedTuple):
             (self.claims, made.claims.ravel()),
         ):
             array[place : place + len(table)] = table
-
-
-def empty_requests(seats: int) -> Ints:
-    """The seats of no request: rows [0] and epochs [1] of every seat."""
-    made: Ints = np.full((2, seats), -1, np.int32)
-    return made

@@ -50,7 +50,7 @@ def attention_key(architecture: int, page_size: int, window: int, layout: str, h
 
 def compile_steps(job: StepJob) -> list[Resources]:
     """What both step kernels take; runs in a process where Triton does not interpret."""
-    from treegen.backends.request_program import RequestProgram
+    from treegen.backends.request_program import BatchForm, RequestProgram
 
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
@@ -62,10 +62,11 @@ def compile_steps(job: StepJob) -> list[Resources]:
     named = torch.zeros(ROWS, dtype=ints) if form == "named" else None
     indptr = torch.zeros(ROWS + 1, dtype=ints) if form == "ragged" else None
     pages = PageTable(table, torch.zeros(ROWS, dtype=ints), 100, named, indptr)
-    program = RequestProgram(tile, room, shape, pages, TOKENS, None, scoring, window)
+    made_for = BatchForm(tile, room, shape, pages, TOKENS, None, scoring)
+    program = RequestProgram(made_for)
     program._attention.capability = architecture  # what launches are made for
     found = []
-    for launch in program._step_launches(tile, shape, TOKENS, scoring, window):
+    for launch in program._step_launches(made_for):
         with _device_of(architecture), expected_compiles():
             made: Any = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         registers, stack = usage(made.asm["cubin"])

@@ -13,7 +13,7 @@ import torch
 import treegen
 from batch_loops import SMALL
 from treegen import LiveBatch, PageTable, Shape
-from treegen.ir.errors import BackendError, InputError, PlanError, ShapeError, StrategyError, TreegenError
+from treegen.ir.errors import BackendError, InputError, PlanError, ShapeError, StrategyError, TreeError, TreegenError
 from treegen.runtime.batch_kernel import BatchKernel
 
 SHAPE = Shape(4, 2, 16, dtype="fp32", page_size=16)
@@ -241,3 +241,13 @@ def test_scales_of_other_heads_are_refused_before_the_first_plan(backend: str) -
     with pytest.raises(InputError) as raised:
         made.update(batch_of([3])), made.step(), made(Q, CACHE, CACHE)
     check_line(raised.value, "k_scale = 3 numbers", "2 KV heads")
+
+
+def test_trees_by_request_are_not_for_kernels_of_trees() -> None:
+    tree = treegen.Tree.from_requests([40, 50], [-1, 0], [0, 32], page_size=16)
+    made = treegen.compile(treegen.Tree.parse("1,4/100,10"), backend="torch")
+    for call in (lambda: treegen.compile(tree), lambda: made.update(tree)):
+        with pytest.raises(TreeError) as raised:
+            call()
+        check_line(raised.value, "by request", "compile_batch")
+    assert treegen.compile(tree.with_kv(tree.kv), backend="torch").tree.num_rows == 2

@@ -22,7 +22,7 @@ from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import from_requests
 from treegen.runtime.batch_kernel import RESERVE, _tile_of
-from treegen.schedule.by_request import Reserve, block_of, lower_by_request
+from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
 from treegen.strategies import Strategy, cohort, query
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -76,7 +76,7 @@ def plan_of(seed: int) -> Plan:
     tree = Tree(*parts, topology, requests)
     problem = Problem(tree, shape, TARGET)
     tile = _tile_of(shape, TARGET)
-    made = lower_by_request(source.choice(STRATEGIES).plan(problem), problem, Reserve(tile, page_size, RESERVE))
+    made = lower_by_request(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
     return Plan(tree, made, page_size, tile.tokens)
 
 

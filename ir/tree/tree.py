@@ -434,6 +434,13 @@ def check_is_tree(argument: str, value: object) -> None:
         raise TreeError(argument, value, "is not a Tree", fix)
 
 
+def check_is_by_slot(argument: str, tree: Tree) -> None:
+    """Raises TreeError for a tree by request, which does not say in which slots its tokens are."""
+    if tree.requests is not None:
+        fix = "use treegen.compile_batch with a LiveBatch, or give it slots by with_kv"
+        raise TreeError(argument, str(tree)[:80], "names tokens by request, not by slot", fix)
+
+
 def _unpickled(requests: RequestKV | None, *arrays: Ints) -> Tree:
     """The tree of arrays that were pickled, which come back without the mark that they are read-only."""
     parent, tokens, row_node, row_sees, *runs = map(frozen, arrays)

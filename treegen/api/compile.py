@@ -13,7 +13,7 @@ from treegen.backends.kv_scales import Scales
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
-from treegen.ir.tree import Tree, check_is_tree
+from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
@@ -120,6 +120,7 @@ def compile(
 def _check(tree: Tree, shape: Shape | None, sm_scale: float | None, **modes: bool) -> None:
     """Raises TreeError or InputError for arguments of wrong types. modes: switches by name."""
     check_is_tree("tree", tree)
+    check_is_by_slot("tree", tree)
     if shape is not None and not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
     if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):

@@ -9,7 +9,7 @@ import torch
 
 from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
-from treegen.backends.page_table import PageTable
+from treegen.backends.page_table import PAGE_SIZES, PageTable
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.scalars import is_finite
@@ -18,8 +18,6 @@ from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.targets import Target
-
-_PAGE_SIZES = tuple(1 << power for power in range(8))
 
 
 def compile_batch(
@@ -60,8 +58,8 @@ def compile_batch(
     """
     if not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if shape.page_size not in _PAGE_SIZES:
-        fix = f"use one of {', '.join(map(str, _PAGE_SIZES))}, or treegen.compile with a tree by slot"
+    if shape.page_size not in PAGE_SIZES:
+        fix = f"use one of {', '.join(map(str, PAGE_SIZES))}, or treegen.compile with a tree by slot"
         raise InputError("shape.page_size", shape.page_size, "is not a power of two up to 128", fix)
     if not isinstance(pages, PageTable):
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")

@@ -12,7 +12,7 @@ from treegen.api.compile_batch import compile_batch
 from treegen.backends.devices import backend_for, captures, resolve_target
 from treegen.backends.find_sharing import SharingReader
 from treegen.backends.page_buffers import PageBuffers
-from treegen.backends.page_table import PageTable
+from treegen.backends.page_table import PAGE_SIZES, PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
@@ -289,7 +289,7 @@ def obstacle(
 ) -> tuple[str, str] | None:
     """Why batches of such a size cannot be served by request, and what to do about it; None where they can."""
     shape, _, _ = settings
-    if shape.page_size not in (1, 2, 4, 8, 16, 32, 64, 128):
+    if shape.page_size not in PAGE_SIZES:
         return f"page_size {shape.page_size} is not a power of two up to 128", "use such pages"
     if device.type == "cuda" and backend_for(device, None) != "triton":
         return f"kernels cannot run on {device}", "give tables on the host"

@@ -12,6 +12,9 @@ import torch
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 
+PAGE_SIZES = tuple(1 << power for power in range(8))
+"""Tokens of a page that kernels for batches serve."""
+
 
 @dataclass(frozen=True, eq=False)
 class PageTable:

@@ -32,6 +32,31 @@ _ENTRIES, _TILES = 8, 16
 _EXPAND_PARTS = 4
 """Programs that expand an item: one its blocks, the others its tiles."""
 _WARPS = 1
+"""Of step kernels, which wait for memory most of their time."""
+
+
+class BatchForm(NamedTuple):
+    """What programs for batches are made for: the tile class of all launches, what there is room for, the attention
+    shape, the engine's page table, tokens of a request at most, scales of keys and values, and what is done to scores.
+    """
+
+    tile: TileClass
+    room: RequestRoom
+    shape: Shape
+    pages: PageTable
+    most_tokens: int
+    scales: Scales | None = None
+    scoring: Scoring | None = None
+
+    @property
+    def positions(self) -> bool:
+        """Whether kernels need those of rows and tokens."""
+        return self.scoring is not None and self.scoring.positions
+
+    @property
+    def window_left(self) -> int:
+        """Tokens before its own that a row sees, -1 for all."""
+        return -1 if self.scoring is None else self.scoring.options.window_left
 
 
 class _StepLaunch(NamedTuple):
@@ -46,24 +71,15 @@ class _StepLaunch(NamedTuple):
 class RequestProgram:
     """Launches for batches that live, on one device: addresses of its memory, and grids, stay as they are.
 
-    `load` gives it a plan that the room holds, `seat` says who is running; both are copies on the current stream that
-    wait for nothing.
-    `step` looks at the page table and at lengths, once before the attention calls of a decode step.
+    `load` gives it a plan that the room holds, and `seat` says who is running: copies on the current stream, which wait
+    for nothing. `step` looks at the page table and at lengths, once before the attention calls of a decode step. `bind`
+    is TritonProgram.bind, for those calls.
     """
 
-    def __init__(
-        self,
-        tile: TileClass,
-        room: RequestRoom,
-        shape: Shape,
-        pages: PageTable,
-        most_tokens: int,
-        scales: Scales | None = None,
-        scoring: Scoring | None = None,
-        window_left: int = -1,
-    ) -> None:
+    def __init__(self, form: BatchForm) -> None:
+        room, shape = form.room, form.shape
         self._room, self._places = room, RequestTables.of(room)
-        device = pages.table.device
+        device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
         self._head = table[: self._places.copied]
         self._seats = torch.full((2, room.seats), -1, dtype=torch.int32, device=device)
@@ -78,11 +94,12 @@ class RequestProgram:
             merge_slots=room.merge_slots, slots=room.slots,
         )  # fmt: skip
         self._attention = TritonProgram(
-            _empty_schedule((tile,)), shape, device, capacity, room.seats, scales, scoring,
+            _empty_schedule((form.tile,)), shape, device, capacity, room.seats, form.scales, form.scoring,
             LaunchTables(table, [items], [merges]), shape.page_size,
         )  # fmt: skip
-        self._pages, self._at, self._device = pages, at, device
-        self._step = self._step_launches(tile, shape, most_tokens, scoring, window_left)
+        self.bind = self._attention.bind
+        self._at, self._device = at, device
+        self._step = self._step_launches(form)
         at["merge_rows"][: room.seats].fill_(SURPLUS_MERGE)  # until the first step nothing is merged
         self._bound: list[Any] | None = None
         self.load(None)
@@ -121,46 +138,29 @@ class RequestProgram:
                     bound.append((compiled[launch.grid[0], 1, 1], tuple(settled)))
             self._bound = bound or None
 
-    def bind(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        out: torch.Tensor,
-        sm_scale: float,
-        lse_scale: float,
-    ) -> Call:
-        """See TritonProgram.bind."""
-        return self._attention.bind(q, k_cache, v_cache, out, sm_scale, lse_scale)
-
     @property
     def counters(self) -> torch.Tensor:
         """Steps, and of all of them requests by their state (treegen.backends.step_kernels), on the device."""
         return self._at["counters"][:6]
 
-    def _step_launches(
-        self, tile: TileClass, shape: Shape, most_tokens: int, scoring: Scoring | None, window_left: int
-    ) -> tuple[_StepLaunch, _StepLaunch]:
+    def _step_launches(self, form: BatchForm) -> tuple[_StepLaunch, _StepLaunch]:
+        """The launches of both step kernels."""
         from treegen.backends import step_kernels
 
         watch_compiles()
-        room, pages, at = self._room, self._pages, self._at
-        table, seq_lens = pages.table, pages.seq_lens
-        named, indptr = pages.table_rows, pages.indptr
+        tile, room, shape, pages, at = form.tile, form.room, form.shape, form.pages, self._at
+        table, seq_lens, named, indptr = pages.table, pages.seq_lens, pages.table_rows, pages.indptr
+        unread = seq_lens
         common = (
-            self._seats,
-            seq_lens,
-            seq_lens if named is None else named,
-            table,
-            table if indptr is None else indptr,
-        )
+            self._seats, seq_lens, unread if named is None else named, table, unread if indptr is None else indptr,
+        )  # fmt: skip
         stride, width = (0, 0) if indptr is not None else (table.stride(0), table.shape[1])
-        page_size, positions = shape.page_size, scoring is not None and scoring.positions
+        page_size = shape.page_size
         kinds = (named is not None, indptr is not None)
         slots = max(1, tile.tokens // page_size)
         forms = (
             tile.tokens, page_size, block_of(page_size), slots, room.tile_width, room.run_width,
-            int(positions), window_left >= 0,
+            int(form.positions), form.window_left >= 0,
         )  # fmt: skip
         dependent = depends_on_launches(self._attention.capability)
         most_rows = max(16, 1 << (rows_per_tile(tile.rows, shape.group) - 1).bit_length())
@@ -170,7 +170,8 @@ class RequestProgram:
             (
                 *common, at["items"], at["entries"], at["entry_indptr"], at["read_rows"], at["tiles"], at["blocks"],
                 at["epoch"], at["most"], at["claim_indptr"], at["claims"], at["states"],
-                room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, most_tokens, window_left,
+                room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, form.most_tokens,
+                form.window_left,
                 *forms, _ENTRIES, _TILES, most_rows, _EXPAND_PARTS, _CHECKED, *kinds, dependent,
             ),
             {"num_warps": _WARPS},
@@ -183,7 +184,7 @@ class RequestProgram:
                 *common, at["items"], at["read_rows"], at["rows"], at["read_merges"], at["merge_rows"],
                 at["positions"], at["tiles"], at["blocks"], at["states"], at["counters"],
                 room.seats, room.items, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles,
-                room.blocks, len(seq_lens), stride, width, pages.num_pages, window_left,
+                room.blocks, len(seq_lens), stride, width, pages.num_pages, form.window_left,
                 *forms, _TILES, room.lone_rows, _SCANNED, _LISTED, *kinds, dependent,
             ),
             {"num_warps": _WARPS, **({"launch_pdl": True} if dependent else {})},
@@ -192,24 +193,11 @@ class RequestProgram:
 
 
 class TorchRequestProgram:
-    """The same on the torch backend: each step makes the schedule of the batch as it is (treegen.schedule.expand).
-    Arguments as of RequestProgram.
-    """
+    """The same on the torch backend: each step makes the schedule of the batch as it is (treegen.schedule.expand)."""
 
-    def __init__(
-        self,
-        tile: TileClass,
-        room: RequestRoom,
-        shape: Shape,
-        pages: PageTable,
-        most_tokens: int,
-        scales: Scales | None = None,
-        scoring: Scoring | None = None,
-        window_left: int = -1,
-    ) -> None:
-        self._tile, self._room, self._shape, self._pages, self._most_tokens = tile, room, shape, pages, most_tokens
-        self._scales, self._scoring, self._window_left = scales, scoring, window_left
-        self._made, self._seats = _no_plan(), np.full((2, room.seats), -1, np.int32)
+    def __init__(self, form: BatchForm) -> None:
+        self._form = form
+        self._made, self._seats = _no_plan(), np.full((2, form.room.seats), -1, np.int32)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int32)
 
@@ -219,20 +207,21 @@ class TorchRequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """See RequestProgram."""
-        count = min(requests.shape[1], self._room.seats)
-        self._seats = np.full((2, self._room.seats), -1, np.int32)
+        seats = self._form.room.seats
+        count = min(requests.shape[1], seats)
+        self._seats = np.full((2, seats), -1, np.int32)
         self._seats[:, :count] = requests[:, :count]
 
     def step(self) -> None:
         """Reads the page table and lengths, and makes the schedule of the batch."""
-        pages, positions = self._pages, self._scoring is not None and self._scoring.positions
+        form = self._form
+        pages, shape = form.pages, form.shape
         requests = RunningRequests(
-            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, self._most_tokens, self._shape.page_size
+            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size
         )
-        schedule, states = expanded(self._made, self._tile, requests, self._window_left, positions=positions)
+        schedule, states = expanded(self._made, form.tile, requests, form.window_left, positions=form.positions)
         if self._program is None:
-            device = pages.table.device
-            self._program = TorchProgram(schedule, self._shape, device, self._scales, self._scoring)
+            self._program = TorchProgram(schedule, shape, pages.table.device, form.scales, form.scoring)
         else:
             self._program.load(schedule)
         counts = np.bincount(states, minlength=6)
@@ -281,5 +270,5 @@ def _empty_schedule(classes: tuple[TileClass, ...]) -> Schedule:
 
 
 def _staging(table: torch.Tensor) -> torch.Tensor:
-    """Host memory in the form of a table, from which a copy to it need not be waited for (triton_program.copied)."""
+    """Host memory in the form of a table, from which a copy to it need not be waited for (triton_program._copy)."""
     return torch.empty(table.shape, dtype=torch.int32, pin_memory=table.device.type == "cuda")

@@ -120,7 +120,7 @@ def expand(
 ):  # fmt: skip
     """Writes the full tiles and blocks of E entries from tile0 and block0 on; returns how many these are. begin [E]:
     where the page ids of an entry's request begin; first, tokens [E]: which of its tokens. Part 0 of PARTS writes the
-    blocks, the others every so manieth group of T tiles; with one part it does all.
+    blocks, and the others take turns with groups of T tiles. A single part does both.
     """
     e = tl.arange(0, E)
     t = tl.arange(0, T)

@@ -15,7 +15,7 @@ from treegen.backends.bound_call import Call
 from treegen.backends.devices import backend_for
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
-from treegen.backends.request_program import RequestProgram, TorchRequestProgram
+from treegen.backends.request_program import BatchForm, RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.environment import shares
@@ -30,7 +30,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
 from treegen.report.explain import ExplainedPlan, Explanation
-from treegen.schedule.by_request import Reserve, block_of, lower_by_request
+from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
 from treegen.schedule.pipeline import lowered
 from treegen.scoring.options import Scoring
 from treegen.search.bucket import policy_bucket
@@ -66,18 +66,13 @@ _MOST_FORMS = 64
 
 @dataclass(frozen=True, eq=False)
 class BatchOptions:
-    """What was given for calls. sm_scale: None for that of the shape; window_left: -1 for all tokens."""
+    """What was given for calls. sm_scale: None for that of the shape."""
 
     strategy: Strategy
     backend: str | None = None
     sm_scale: float | None = None
     scales: Scales | None = None
     scoring: Scoring | None = None
-
-    @property
-    def window_left(self) -> int:
-        """Tokens before its own that a row sees, -1 for all."""
-        return -1 if self.scoring is None else self.scoring.options.window_left
 
     @property
     def read(self) -> tuple[tuple[str, torch.Tensor], ...]:
@@ -142,12 +137,11 @@ class BatchKernel:
         if self._program is None:
             with stage(f"prepare {self._backend}"):
                 options = self._options
-                common = (self._tile, self._room, self._shape, self._pages, self._most_tokens)
-                given = (options.scales, options.scoring, options.window_left)
-                if self._backend == "triton":
-                    self._program = RequestProgram(*common, *given)
-                else:
-                    self._program = TorchRequestProgram(*common, *given)
+                form = BatchForm(
+                    self._tile, self._room, self._shape, self._pages, self._most_tokens, options.scales, options.scoring
+                )
+                on_gpu = self._backend == "triton"
+                self._program = RequestProgram(form) if on_gpu else TorchRequestProgram(form)
         return self._program
 
     def update(self, batch: LiveBatch) -> None:
@@ -295,7 +289,7 @@ class BatchKernel:
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
         reserve = min(RESERVE, self._most_tokens)
-        room, wanted = Reserve(self._tile, self._shape.page_size, reserve), self._chosen(problem)
+        room, wanted = ItemRoom(self._tile, self._shape.page_size, reserve), self._chosen(problem)
         for strategy in _with_fewer_parts(wanted.strategy):
             plan = strategy.plan(problem)
             if not strategy.proven:

@@ -18,7 +18,7 @@ from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree, check_is_tree
+from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
 from treegen.report.explain import ExplainedPlan, Explanation, explain
 from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
@@ -251,6 +251,7 @@ class Kernel(Copyable):
         CUDA graph was captured with: the kernel then goes on serving the tree that it has.
         """
         check_is_tree("tree", tree)
+        check_is_by_slot("tree", tree)
         with self._lock:
             prepared, scoring = self._prepared, self._options.scoring
             problem = prepared.problem.with_tree(tree)

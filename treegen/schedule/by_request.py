@@ -23,7 +23,7 @@ from treegen.target.tile_config import BLOCK_TOKENS
 _NO_RUNS = frozen(np.empty((0, len(RUN_FIELDS))))
 
 
-class Reserve(NamedTuple):
+class ItemRoom(NamedTuple):
     """What items have room for. reserve: tokens that a request may gain until there is another plan."""
 
     tile: TileClass
@@ -36,7 +36,7 @@ def block_of(page_size: int) -> int:
     return BLOCK_TOKENS if page_size >= BLOCK_TOKENS else 1
 
 
-def lower_by_request(plan: Plan, problem: Problem, room: Reserve) -> RequestSchedule:
+def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
     """The schedule of a plan of a tree by request, in one tile class and one stage.
 
     Where the plan cuts a node's tokens, entries are cut at the tile or page before, counted from the node's beginning.
@@ -52,7 +52,7 @@ def lower_by_request(plan: Plan, problem: Problem, room: Reserve) -> RequestSche
     return _with_seats(made, tree.requests, entries, arranged, tile_room, block_room, room.reserve)
 
 
-def _entries(arranged: Arranged, problem: Problem, requests: RequestKV, room: Reserve) -> tuple[Ints, Longs]:
+def _entries(arranged: Arranged, problem: Problem, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs]:
     """The entries of all items, one for each of their runs, and the most tokens that each may come to have."""
     tree, runs, unit = problem.tree, arranged.runs.table, max(room.tile.tokens, room.page_size)
     node = tree.kv.start.searchsorted(runs[:, 0], "right") - 1
@@ -71,7 +71,7 @@ def _entries(arranged: Arranged, problem: Problem, requests: RequestKV, room: Re
     return frozen(entries), (end - first + opened * room.reserve).astype(np.int64)
 
 
-def _regions(arranged: Arranged, most_tokens: Longs, room: Reserve) -> tuple[PackedTables, int, int]:
+def _regions(arranged: Arranged, most_tokens: Longs, room: ItemRoom) -> tuple[PackedTables, int, int]:
     """Where every item's room for tiles and blocks begins, and how much all have."""
     tokens, block = room.tile.tokens, block_of(room.page_size)
     packed = tokens // block

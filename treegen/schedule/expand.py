@@ -31,7 +31,7 @@ class RunningRequests(NamedTuple):
     page_size: int
 
     def own_pages(self, row: int) -> Ints:
-        """The pages of a row, none where its length or one of them is impossible."""
+        """The pages that a row's tokens are in."""
         count = -(-int(self.length[row]) // self.page_size)
         return self.pages[row][: max(count, 0)]
 
@@ -51,7 +51,7 @@ class RunningRequests(NamedTuple):
 
 
 def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
-    """The state of every seat, as check_requests of treegen.backends.step_kernels gives it."""
+    """The state of every seat, as treegen.backends.step_kernels.check gives it."""
     rows, epochs = requests.seats
     states = np.zeros(len(rows), np.int32)
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():
