@@ -19,12 +19,10 @@ def main() -> None:
     pages: dict[int, list[int]] = {}  # by seat
     worst = 0.0
     for _ in range(100):
-        changed = False
         for seat in batch.seats.tolist():
             if source.random() < 0.03 or batch.tokens[seat] == WIDTH * PAGE:
                 batch.finish(seat)
                 del pages[seat]
-                changed = True
         free = [page for page in range(PAGES) if not any(page in own for own in pages.values())]
         if len(batch) < ROWS and source.random() < 0.3:
             if pages and source.random() < 0.5:
@@ -35,17 +33,16 @@ def main() -> None:
             else:
                 seat = batch.add(tokens=source.randrange(150))
                 pages[seat] = [free.pop() for _ in range(-(-int(batch.tokens[seat]) // PAGE))]
-            changed = True
         batch.grow()  # each request gets the token of this step
         for seat, own in pages.items():
             tokens, row = int(batch.tokens[seat]), int(batch.row[seat])
             own += [free.pop() for _ in range(-(-tokens // PAGE) - len(own))]
             table[row, : len(own)], lengths[row] = torch.tensor(own, dtype=torch.int32), tokens
-        if changed:
-            kernel.update(batch)
+        kernel.prepare(batch)  # serves the requests that came, with the plan that there is
         kernel.step()
         q = torch.randn(ROWS, HEADS, DIM)
         out = kernel(q, keys, values)
+        kernel.refresh(batch)  # plans for the next step; on a GPU this one is still running
         for seat, own in pages.items():
             tokens, row = int(batch.tokens[seat]), int(batch.row[seat])
             k, v = (c[own].flatten(0, 1)[:tokens].repeat_interleave(HEADS // KV_HEADS, 1) for c in (keys, values))

@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from treegen.ir.arena import ALIGNMENT, SURPLUS_MERGE
-from treegen.ir.arrays import Ints
+import numpy as np
+
+from treegen.ir.arena import ALIGNMENT
+from treegen.ir.arrays import Ints, ramp
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
@@ -19,6 +21,12 @@ ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
 An end of 0 stands for the present length of the request. `first` is a multiple of the page size."""
 CLAIM_FIELDS = ("owner", "first_page", "end_page")
 """Columns of `RequestSchedule.claims`: pages that a request has in common with the one in the seat `owner`."""
+SEAT_FIELDS = ("epoch", "most", "row", "merge", "owner", "first_page", "end_page", "claim0", "claim1")
+"""What a step kernel reads of a seat: the epoch that the plan was made for, and the tokens up to which it has room; its
+places in the row table and among merged rows, -1 for none; its first claim, of owner -1 where there is none; and
+`claims[claim0:claim1]`, the others."""
+LONE_PARTS = 32
+"""Work items that a request that is walked alone is divided among, at most."""
 NO_EPOCH = -1
 """The epoch of a seat that a plan does not know."""
 
@@ -57,6 +65,9 @@ class RequestRoom:
     plan's items read. lone_items: items for requests that are walked alone, lone_rows of them each; lone_tiles,
     lone_blocks: entries that each of these items has room for. tile_width, run_width: words of an entry of tiles and of
     blocks.
+
+    Of launches, the lone items are the first. Where few requests are alone, several lone items share one: each has a
+    slot for a partial result behind those of the plan, and `lone_merges` rows behind those of the plan are merged.
     """
 
     seats: int
@@ -74,6 +85,21 @@ class RequestRoom:
     lone_blocks: int
     tile_width: int
     run_width: int
+
+    @property
+    def lone_merges(self) -> int:
+        """Requests at most that several lone items share."""
+        return self.lone_items // 2
+
+    @property
+    def lone_parts(self) -> int:
+        """Lone items that share a request at most."""
+        return max(1, min(LONE_PARTS, self.lone_items))
+
+    @property
+    def merges(self) -> int:
+        """Rows that a launch merges at most: of the plan, one that stays free, and of lone items."""
+        return self.seats + 1 + self.lone_merges
 
     def holds(self, made: RequestSchedule) -> bool:
         """Whether there is room for a schedule."""
@@ -94,26 +120,31 @@ class RequestRoom:
 class RequestTables(NamedTuple):
     """Where the tables of a kernel for batches that live begin, in int32 words of one array.
 
-    Up to `copied` the host writes them, once per plan; `items` ends there, and the items of lone rows follow on it. The
-    others a step kernel writes. read_rows and read_merges are the seats that it makes `rows` and `merge_rows` of.
+        items      lone items, and from `planned` on those of the plan
+        planned    ... entries, seats, claims, merge_slots, merge_indptr      the host writes these, once per plan
+        copied     the rest of merge_indptr, for lone items; rows, ...        step kernels write these, and lone items
+
+    read_rows are the seats of `rows`; counts holds how many rows the plan merges. lone_slots are lists of slots, as
+    merge_slots.
     """
 
+    items: int
+    planned: int
     entries: int
     entry_indptr: int
     read_rows: int
-    read_merges: int
-    merge_indptr: int
-    merge_slots: int
-    epoch: int
-    most: int
-    claim_indptr: int
+    seats: int
     claims: int
-    items: int
+    counts: int
+    merge_slots: int
+    merge_indptr: int
     copied: int
     rows: int
     merge_rows: int
+    lone_slots: int
     states: int
     counters: int
+    flags: int
     positions: int
     tiles: int
     blocks: int
@@ -121,60 +152,71 @@ class RequestTables(NamedTuple):
 
     @classmethod
     def of(cls, room: RequestRoom) -> RequestTables:
-        """The places of all tables, each at a multiple of 64 bytes."""
+        """The places of all tables; but for those that go on where another ends, each at a multiple of 64 bytes."""
         width, most_runs = len(ITEM_FIELDS), room.run_width * 16
+        places = {"items": 0, "planned": room.lone_items * width}
+        end = _aligned(places["planned"] + room.items * width)
         words = {
             "entries": room.entries * len(ENTRY_FIELDS),
             "entry_indptr": room.items + 1,
             "read_rows": room.rows,
-            "read_merges": room.seats,
-            "merge_indptr": room.seats + 1,
-            "merge_slots": room.merge_slots + 1,
-            "epoch": room.seats,
-            "most": room.seats,
-            "claim_indptr": room.seats + 1,
+            "seats": room.seats * len(SEAT_FIELDS),
             "claims": room.claims * len(CLAIM_FIELDS),
+            "counts": 1,
+            "merge_slots": room.merge_slots + 1,
         }
-        places, end = {}, 0
         for name, count in words.items():
-            places[name] = end
-            end += (count + ALIGNMENT - 1) & -ALIGNMENT
-        places["items"], end = end, end + room.items * width
-        places["copied"], end = end, end + (room.lone_items * width + ALIGNMENT - 1) & -ALIGNMENT
+            places[name], end = end, _aligned(end + count)
+        places["merge_indptr"], places["copied"] = end, end + room.seats + 1
+        end = _aligned(end + room.merges + 1)
         on_device = {
             "rows": room.rows + room.lone_items * room.lone_rows,
-            "merge_rows": room.seats,
-            "states": room.seats * 2,
-            "counters": ALIGNMENT,
+            "merge_rows": room.merges,
+            "lone_slots": room.lone_items,
+            "states": room.seats,
+            "counters": 2 * 6,
+            "flags": 3,
             "positions": room.seats,
             "tiles": (room.tiles + room.lone_items * room.lone_tiles + 1) * room.tile_width,
             "blocks": (room.blocks + room.lone_items * room.lone_blocks) * room.run_width + most_runs,
         }
         for name, count in on_device.items():
-            places[name] = end
-            end += (count + ALIGNMENT - 1) & -ALIGNMENT
+            places[name], end = end, _aligned(end + count)
         return cls(**places, words=end)
 
-    def write(self, made: RequestSchedule, room: RequestRoom, array: Ints) -> None:
-        """Writes what the host says of a plan, which the room holds, into the first `copied` words of an array."""
-        schedule = made.schedule
-        for place, count, fill, table in (
-            (self.entry_indptr, room.items + 1, 0, made.entry_indptr),
-            (self.read_rows, room.rows, -1, schedule.rows),
-            (self.read_merges, room.seats, SURPLUS_MERGE, schedule.merge_rows),
-            (self.merge_indptr, room.seats + 1, 0, schedule.merge_indptr),
-            (self.epoch, room.seats, NO_EPOCH, made.epoch),
-            (self.claim_indptr, room.seats + 1, len(made.claims), made.claim_indptr),
-            (self.items, room.items * len(ITEM_FIELDS), 0, schedule.items.ravel()),
-        ):
-            array[place : place + len(table)] = table
-            array[place + len(table) : place + count] = fill
-        first = array[self.items + len(ITEM_FIELDS) - 1 : self.copied : len(ITEM_FIELDS)]
-        first[:] = -1  # rows are listed
+    def write(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
+        """Writes what the host says of a plan, which the room holds, into the words from `planned` to `copied`."""
+        schedule, begin = made.schedule, self.planned
+        lines = head[self.seats - begin : self.claims - begin][: room.seats * len(SEAT_FIELDS)]
+        lines = lines.reshape(room.seats, len(SEAT_FIELDS))
+        lines[:] = _UNKNOWN
+        known, claimed = lines[: len(made.epoch)], made.claim_indptr
+        known[:, 0], known[:, 1] = made.epoch, made.most
+        lines[schedule.rows, 2] = ramp(len(schedule.rows))
+        lines[schedule.merge_rows, 3] = ramp(len(schedule.merge_rows))
+        if len(made.claims):
+            sharing = (claimed[1:] > claimed[:-1]).nonzero()[0]
+            first = claimed.take(sharing)
+            known[sharing, 4:7] = made.claims.take(first, 0)
+            known[sharing, 7], known[sharing, 8] = first + 1, claimed[1:].take(sharing)
+        head[self.counts - begin] = len(schedule.merge_rows)
         for place, table in (
+            (self.planned, schedule.items.ravel()),
             (self.entries, made.entries.ravel()),
-            (self.merge_slots, schedule.merge_slots),
-            (self.most, made.most),
+            (self.entry_indptr, made.entry_indptr),
+            (self.read_rows, schedule.rows),
             (self.claims, made.claims.ravel()),
+            (self.merge_slots, schedule.merge_slots),
+            (self.merge_indptr, schedule.merge_indptr),
         ):
-            array[place : place + len(table)] = table
+            head[place - begin : place - begin + len(table)] = table
+        items = head[: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
+        items[len(schedule.items) :] = 0
+        items[:, -1] = -1  # rows are listed
+
+
+_UNKNOWN = np.array([NO_EPOCH, 0, -1, -1, -1, 0, 0, 0, 0], np.int32)
+
+
+def _aligned(words: int) -> int:
+    return (words + ALIGNMENT - 1) & -ALIGNMENT

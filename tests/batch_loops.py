@@ -20,8 +20,6 @@ from treegen.runtime.batch_kernel import BatchKernel
 from treegen.strategies import Strategy, cohort, query
 from treegen.target.targets import Target, target_from
 
-SMALL: Target = replace(target_from("h200"), sms=2)
-"""A target with few work items per plan: Triton's interpreter takes them one after another."""
 UNTOUCHED = 777.0
 """What out holds before a call."""
 OUT_ERROR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
@@ -42,6 +40,7 @@ Scores = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 class Case:
     """A server and the kernel that serves it. window: of compile_batch; options: further arguments of compile_batch,
     which the reference takes as `scores` and `sinks`. layout: how the caches are laid out, beside the shape's layout.
+    sms: of the target, from which the number of lone items follows.
     """
 
     shape: Shape
@@ -55,6 +54,7 @@ class Case:
     sinks: torch.Tensor | None = None
     scales: tuple[float, float] = (1.0, 1.0)
     layout: str = "dense"
+    sms: int = 2
 
 
 def any_case(seed: int, dtype: str = "fp32") -> Case:
@@ -69,6 +69,11 @@ def any_case(seed: int, dtype: str = "fp32") -> Case:
     )  # fmt: skip
 
 
+def small(sms: int = 2) -> Target:
+    """A target with few work items per plan: Triton's interpreter takes them one after another."""
+    return replace(target_from("h200"), sms=sms)
+
+
 def made(case: Case, seed: int, backend: str | None, device: str = "cpu") -> tuple[Server, BatchKernel]:
     """The server of a case and its kernel."""
     shape = replace(case.shape, kv_dtype=case.shape.dtype, shared_kv=False)
@@ -80,7 +85,7 @@ def made(case: Case, seed: int, backend: str | None, device: str = "cpu") -> tup
         server.true_v = server.true_k[..., : shape.head_dim_v].clone()
     kernel = treegen.compile_batch(
         case.shape, server.pages, max_tokens=case.most_tokens, strategy=case.strategy, backend=backend,
-        target=SMALL if device == "cpu" else None, window_left=case.window, **case.options,
+        target=small(case.sms) if device == "cpu" else None, window_left=case.window, **case.options,
     )  # fmt: skip
     return server, kernel
 

@@ -44,7 +44,7 @@ class Step:
         """The tokens of every row that is written, which is once; partial results are merged."""
         parts = {
             item.slot0 + index: tokens
-            for item in self.planned
+            for item in (*self.planned, *self.alone)
             if item.slot0 >= 0
             for index, tokens in enumerate(item.tokens)
         }
@@ -62,22 +62,22 @@ def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positio
     room = program._room
     places = RequestTables.of(room)
     words = {name: program._at[name].cpu().numpy() for name in program._at}
-    items = words["items"][: (room.items + room.lone_items) * 8].reshape(-1, 8).tolist()
+    items = words["items"][: (room.lone_items + room.items) * 8].reshape(-1, 8).tolist()
     read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
     indptr, slots = words["merge_indptr"].tolist(), words["merge_slots"].tolist()
     merged: dict[int, list[int]] = {}
-    for number, row in enumerate(words["merge_rows"][: room.seats].tolist()):
+    for number, row in enumerate(words["merge_rows"][: room.merges].tolist()):
         if row >= 0:
             assert row not in merged, f"row {row} is merged twice"
             merged[row] = slots[indptr[number] : indptr[number + 1]]
-    states = words["states"][: room.seats * 2].reshape(room.seats, 2).max(1).tolist()
-    assert places.words <= len(words["entries"]) + places.entries
+    states = words["states"][: room.seats].tolist()
+    assert places.words <= len(words["items"])
     return Step(
-        [item for item in read[: room.items] if item.rows],
-        [item for item in read[room.items :] if item.rows],
+        [item for item in read[room.lone_items :] if item.rows],
+        [item for item in read[: room.lone_items] if item.rows],
         merged,
         states,
-        words["counters"][:6].tolist(),
+        program.counters.tolist(),
         words["positions"][: room.seats].tolist(),
     )
 

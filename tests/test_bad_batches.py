@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import treegen
-from batch_loops import SMALL
+from batch_loops import small
 from treegen import LiveBatch, PageTable, Shape
 from treegen.ir.errors import BackendError, InputError, PlanError, ShapeError, StrategyError, TreeError, TreegenError
 from treegen.runtime.batch_kernel import BatchKernel
 
 SHAPE = Shape(4, 2, 16, dtype="fp32", page_size=16)
-TINY = replace(SMALL, shared_bytes=1 << 14)
+TINY = replace(small(), shared_bytes=1 << 14)
 Q, CACHE = torch.randn(4, 4, 16), torch.randn(32, 16, 2, 16)
 
 
@@ -149,7 +149,7 @@ def served_kernel(backend: str, **given: Any) -> BatchKernel:
     """A kernel that serves two requests."""
     table = pages(table=torch.arange(32, dtype=torch.int32).view(4, 8))
     table.seq_lens[:2] = torch.tensor([20, 30])
-    made = kernel(table=table, backend=backend, target=SMALL, **given)
+    made = kernel(table=table, backend=backend, target=small(), **given)
     made.update(batch_of([20, 30]))
     return made
 
@@ -237,7 +237,7 @@ def test_a_call_before_the_first_step() -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_scales_of_other_heads_are_refused_before_the_first_plan(backend: str) -> None:
-    made = kernel(backend=backend, k_scale=torch.ones(3), target=SMALL)
+    made = kernel(backend=backend, k_scale=torch.ones(3), target=small())
     with pytest.raises(InputError) as raised:
         made.update(batch_of([3])), made.step(), made(Q, CACHE, CACHE)
     check_line(raised.value, "k_scale = 3 numbers", "2 KV heads")

@@ -17,7 +17,7 @@ from treegen import BatchKernel, LiveBatch, Shape, cli
 from treegen.backends import oracle
 from treegen.bench import batch_results
 from treegen.bench.batch_case import BATCH_HEADS, MLA_HEADS, BatchCase, BatchStart, batch_shapes
-from treegen.bench.batch_providers import TreegenBatches, TreegenExact
+from treegen.bench.batch_providers import PlansAhead, TreegenBatches, TreegenExact
 from treegen.bench.batch_results import BatchOutcome, BatchResult, StepTimes
 from treegen.bench.batch_runs import BATCH_PROVIDERS, BatchSettings, batch_providers_from, measure_batch, run_batches
 from treegen.bench.flashinfer_batches import FlashInferBatchDecode, draft_mask
@@ -97,7 +97,7 @@ class Reference:
         return ReferenceServer(self, case)
 
 
-class ReferenceServer:
+class ReferenceServer(PlansAhead):
     def __init__(self, provider: Reference, case: BatchCase) -> None:
         self.provider, self.case, self.begun = provider, case, 0
         self.order: Any = None

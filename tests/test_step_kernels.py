@@ -9,11 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import triton.language as tl
 
 from batch_events import Server
 from batch_loops import STRATEGIES, Case, any_case, by_position, made
 from step_tables import Step, step_of
 from treegen import Shape
+from treegen.backends import step_kernels
 from treegen.backends.request_program import RequestProgram
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.schedule.by_request import block_of
@@ -22,12 +24,15 @@ from treegen.strategies import cohort, query
 
 RESERVE = 256
 """Tokens that requests may gain here: the interpreter is slow."""
+PART = 64
+"""Tokens of a request that is alone for which it is divided among lone items here."""
 STATES = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
 
 
 @pytest.fixture(autouse=True)
 def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.runtime.batch_kernel.RESERVE", RESERVE)
+    monkeypatch.setattr(step_kernels, "LEAST_PART", tl.constexpr(PART))
 
 
 def running(kernel: BatchKernel, server: Server) -> RunningRequests:
@@ -147,6 +152,8 @@ CASES = [
     Case(Shape(4, 1, 16, page_size=2), "block", 0, query(), 9),
     Case(Shape(4, 2, 16, page_size=8), "ragged", strategy=cohort(64, split=100, apart=2), rows=9, options=POSITIONS),
     Case(Shape(80, 1, 16, page_size=32), "block", 37, cohort(64), 5),
+    Case(Shape(4, 2, 16, page_size=16), "ragged", strategy=cohort(64), rows=6, most_tokens=400, sms=12),
+    Case(Shape(4, 1, 16, page_size=4), "named", 150, cohort(64, split=64), 9, 400, sms=9),
 ]
 
 
@@ -160,6 +167,53 @@ def test_what_steps_write(number: int) -> None:
     case = CASES[number]
     counted = follow(case, number, 6, positions=has_positions(case))
     assert counted[PLANNED] > 0
+
+
+@pytest.mark.parametrize("window", [-1, 200])
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) -> None:
+    """Each of few lone requests is read in several parts, which are merged; with more of them each is read whole."""
+    case = Case(Shape(4, 2, 16, page_size=page_size), "block", window, cohort(64), 6, 400, sms=14)
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]
+    batch, parts = server.batch, []
+    kernel.update(batch)
+    for number in range(6):
+        tokens = 400 - 30 * number
+        seat = batch.add(tokens)
+        server.of_seat[seat] = [server.take() for _ in range(server.room(tokens))]
+        server.length[seat] = tokens
+        kernel.seat(batch)
+        lengths = server.write()
+        kernel.step()
+        step = check(kernel, server, case, lengths, positions=has_positions(case))
+        assert all(len(item.rows) == 1 for item in step.alone)
+        assert set(step.merged) == (set(lengths) if number < 3 else set())
+        parts.append(len(step.alone))
+        if window < 0:
+            whole = tokens // max(PART, page_size, kernel._tile.tokens)
+            busy = sum(any(item.tokens) for item in step.alone if item.rows == [seat])
+            assert busy >= min(max(1, 7 // (number + 1)), whole)
+    assert parts == [7, 6, 6, 4, 5, 6]
+    kernel.update(batch)
+    kernel.step()
+    assert not check(kernel, server, case, lengths, positions=has_positions(case)).alone
+
+
+def test_as_many_lone_rows_as_a_tile_has_room_for() -> None:
+    """Twelve rows of five heads fit a tile of 64: all 40 requests are alone at once."""
+    case = Case(Shape(10, 2, 16, page_size=16), strategy=cohort(64), rows=40, most_tokens=40)
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]
+    kernel.update(server.batch)
+    for number in range(40):
+        seat = server.batch.add(number)
+        server.of_seat[seat] = [server.take() for _ in range(server.room(number))]
+        server.length[seat] = number
+    kernel.seat(server.batch)
+    lengths = server.write()
+    kernel.step()
+    assert max(len(item.rows) for item in check(kernel, server, case, lengths, positions=False).alone) <= 64 // 5
 
 
 @pytest.mark.full

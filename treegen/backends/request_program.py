@@ -25,13 +25,13 @@ from treegen.schedule.expand import RunningRequests, expanded
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import rows_per_tile
 
-_CHECKED, _SCANNED, _LISTED = 256, 1024, 256
-"""Pages that a program checks, states that it looks through, and seats that it lists, at a time."""
-_ENTRIES, _TILES = 8, 16
+_CHECKED, _SCANNED = 1024, 256
+"""Pages that a program checks, and states that it looks through, at a time."""
+_ENTRIES, _TILES = 8, 32
 """Entries, and tiles of them, that a program expands at a time."""
-_EXPAND_PARTS = 4
+_EXPAND_PARTS = 2
 """Programs that expand an item: one its blocks, the others its tiles."""
-_WARPS = 1
+_WARPS = 4
 """Of step kernels, which wait for memory most of their time."""
 
 
@@ -81,7 +81,7 @@ class RequestProgram:
         self._room, self._places = room, RequestTables.of(room)
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
-        self._head = table[: self._places.copied]
+        self._head = table[self._places.planned : self._places.copied]
         self._seats = torch.full((2, room.seats), -1, dtype=torch.int32, device=device)
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
@@ -90,8 +90,8 @@ class RequestProgram:
         )
         merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["merge_slots"])
         capacity = Capacity(
-            items=(room.items + room.lone_items,), rows=0, tiles=0, blocks=0, merges=(room.seats,),
-            merge_slots=room.merge_slots, slots=room.slots,
+            items=(room.lone_items + room.items,), rows=0, tiles=0, blocks=0, merges=(room.merges,),
+            merge_slots=room.merge_slots, slots=room.slots + room.lone_items,
         )  # fmt: skip
         self._attention = TritonProgram(
             _empty_schedule((form.tile,)), shape, device, capacity, room.seats, form.scales, form.scoring,
@@ -100,7 +100,7 @@ class RequestProgram:
         self.bind = self._attention.bind
         self._at, self._device = at, device
         self._step = self._step_launches(form)
-        at["merge_rows"][: room.seats].fill_(SURPLUS_MERGE)  # until the first step nothing is merged
+        at["merge_rows"][: room.merges].fill_(SURPLUS_MERGE)  # until the first step nothing is merged
         self._bound: list[Any] | None = None
         self.load(None)
 
@@ -108,8 +108,6 @@ class RequestProgram:
         """Takes another plan, which steps use from now on; None for none, so that every request is walked alone."""
         head = _staging(self._head)
         words: Ints = head.numpy()
-        if made is None:
-            words[:] = 0
         self._places.write(made or _no_plan(), self._room, words)
         self._head.copy_(head, non_blocking=True)
 
@@ -141,7 +139,7 @@ class RequestProgram:
     @property
     def counters(self) -> torch.Tensor:
         """Steps, and of all of them requests by their state (treegen.backends.step_kernels), on the device."""
-        return self._at["counters"][:6]
+        return self._at["counters"][:12].view(torch.int64)
 
     def _step_launches(self, form: BatchForm) -> tuple[_StepLaunch, _StepLaunch]:
         """The launches of both step kernels."""
@@ -164,28 +162,31 @@ class RequestProgram:
         )  # fmt: skip
         dependent = depends_on_launches(self._attention.capability)
         most_rows = max(16, 1 << (rows_per_tile(tile.rows, shape.group) - 1).bit_length())
+        places, counters = self._places, self.counters
         read = _StepLaunch(
             step_kernels.read_requests,
-            (room.items * _EXPAND_PARTS + room.seats * 2,),
+            (room.items * _EXPAND_PARTS + room.seats,),
             (
-                *common, at["items"], at["entries"], at["entry_indptr"], at["read_rows"], at["tiles"], at["blocks"],
-                at["epoch"], at["most"], at["claim_indptr"], at["claims"], at["states"],
+                *common, at["planned"], at["entries"], at["entry_indptr"], at["read_rows"], at["seats"], at["claims"],
+                at["counts"], at["rows"], at["merge_rows"], at["positions"], at["tiles"], at["blocks"], at["states"],
+                counters, at["flags"],
                 room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, form.most_tokens,
                 form.window_left,
                 *forms, _ENTRIES, _TILES, most_rows, _EXPAND_PARTS, _CHECKED, *kinds, dependent,
             ),
             {"num_warps": _WARPS},
         )  # fmt: skip
-        listers = -(-max(room.rows, room.seats) // _LISTED)
         settle = _StepLaunch(
             step_kernels.settle_requests,
-            (room.lone_items + listers,),
+            (room.lone_items,),
             (
-                *common, at["items"], at["read_rows"], at["rows"], at["read_merges"], at["merge_rows"],
-                at["positions"], at["tiles"], at["blocks"], at["states"], at["counters"],
-                room.seats, room.items, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles,
-                room.blocks, len(seq_lens), stride, width, pages.num_pages, form.window_left,
-                *forms, _TILES, room.lone_rows, _SCANNED, _LISTED, *kinds, dependent,
+                *common, at["items"], at["rows"], at["merge_rows"][room.seats + 1 :],
+                at["merge_indptr"][room.seats + 1 :], at["lone_slots"], at["tiles"], at["blocks"], at["states"],
+                counters, at["flags"],
+                room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
+                room.slots, places.lone_slots - places.merge_slots,
+                len(seq_lens), stride, width, pages.num_pages, form.window_left,
+                *forms, _TILES, room.lone_rows, _SCANNED, *kinds, dependent,
             ),
             {"num_warps": _WARPS, **({"launch_pdl": True} if dependent else {})},
         )  # fmt: skip

@@ -1,18 +1,20 @@
 """Step kernels: before the first layer of a decode step they expand a plan's entries into the runs of KV slots that
 attention kernels read in all layers, and check what the plan takes for granted.
 
-    read_requests     page table, lengths, entries, claims ──▶ tiles, blocks, states of all requests
-    settle_requests   states                               ──▶ rows to write, rows to merge, items of lone requests
+    read_requests     page table, lengths, entries, claims ──▶ tiles and blocks; states, rows, rows to merge
+    settle_requests   states                               ──▶ lone items
 
-A request whose claims hold is walked by the items of the plan. Any other one is alone: an item of its own walks the
-whole of its own row of the page table, and the plan's items do not write its row. What items read are always tokens of
-running requests, within their present lengths: values that no request has written are never multiplied, by 0 either.
+A request whose claims hold is walked by the items of the plan. Any other one is alone: lone items walk the whole of its
+own row of the page table, and the plan's items do not write its row. What items read are always tokens of running
+requests, within their present lengths: values that no request has written are never multiplied, by 0 either.
 
 Sizes: N tokens of a full tile, P of a page, B of a block. Tables are as in treegen.ir.request_schedule.
 """
 
 import triton
 import triton.language as tl
+
+from treegen.ir.request_schedule import LONE_PARTS
 
 FREE = tl.constexpr(0)
 PLANNED = tl.constexpr(1)
@@ -21,9 +23,12 @@ OUTGROWN = tl.constexpr(3)
 REFUTED = tl.constexpr(4)
 INVALID = tl.constexpr(5)
 SURPLUS = tl.constexpr(-(2**31))
+SEAT_WORDS = tl.constexpr(9)
+MOST_PARTS = tl.constexpr(LONE_PARTS)
+LEAST_PART = tl.constexpr(512)
 SIZES = [
     "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks",
-    "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
+    "lone_slot0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
 ]  # fmt: skip
 """Parameters that differ between batches: machine code is made for none of their values."""
 
@@ -53,32 +58,42 @@ def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.co
 
 @triton.jit
 def check(
-    seats, seq_lens, table_rows, table, indptr, epoch, most, claim_indptr, claims, seat, part,
+    seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
     num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
     P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """The state of a request, as far as its own page ids (part 0), or its claims (part 1), show it."""
-    row = row_of(seats, seat, True, batch_rows)
-    planned_epoch = tl.load(epoch + seat)
+    """The state of the request of a seat, whose row is `row`, and its length. known [seats, SEAT_WORDS]."""
     present_epoch = tl.load(seats + num_seats + seat)
-    most_tokens = tl.load(most + seat)
-    claim0 = tl.load(claim_indptr + seat)
-    claim1 = tl.load(claim_indptr + seat + 1)
+    owner = tl.load(known + seat * SEAT_WORDS + 4)
+    first = tl.load(known + seat * SEAT_WORDS + 5)
+    end = tl.load(known + seat * SEAT_WORDS + 6)
+    claim0 = tl.load(known + seat * SEAT_WORDS + 7)
+    claim1 = tl.load(known + seat * SEAT_WORDS + 8)
     there = row >= 0
     length = tl.load(seq_lens + row, mask=there, other=0)
     begin, room = entries_of(table_rows, indptr, row, there, table_stride, width, NAMED, RAGGED)
+    is_known = there & (planned_epoch == present_epoch)
+    shares = is_known & (owner >= 0)
+    owner_row = row_of(seats, owner, shares, batch_rows)
+    owner_length = tl.load(seq_lens + owner_row, mask=owner_row >= 0, other=-1)
+    owner_begin, owner_room = entries_of(
+        table_rows, indptr, owner_row, owner_row >= 0, table_stride, width, NAMED, RAGGED
+    )
     fits = (length >= 0) & (length <= max_tokens) & ((length + P - 1) // P <= room)
-    pages = tl.where(fits & (part == 0), (length + P - 1) // P, 0)
+    holds = fits & ((owner < 0) | ((length >= end * P) & (owner_length >= end * P) & (end <= owner_room)))
+    pages = tl.where(fits, (length + P - 1) // P, 0)
+    end = tl.where(shares & holds, end, first)
     page = tl.arange(0, BLOCK)
     wrong = tl.zeros([BLOCK], tl.int32)
-    for p in range(0, pages, BLOCK):
-        found = tl.load(table + begin + p + page, mask=p + page < pages, other=0)
-        wrong |= ((found < 0) | (found >= num_pages)).to(tl.int32)
-
-    known = there & fits & (planned_epoch == present_epoch)
-    holds = known
     differs = tl.zeros([BLOCK], tl.int32)
-    for c in range(claim0, tl.where(known & (part == 1), claim1, claim0)):
+    for p in range(0, pages, BLOCK):
+        live = p + page < pages
+        claimed = (p + page >= first) & (p + page < end)
+        own = tl.load(table + begin + p + page, mask=live, other=0)
+        other = tl.load(table + owner_begin + p + page, mask=claimed, other=0)
+        wrong |= ((own < 0) | (own >= num_pages)).to(tl.int32)
+        differs |= (claimed & (own != other)).to(tl.int32)
+    for c in range(claim0, tl.where(is_known & holds, claim1, claim0)):
         owner = tl.load(claims + 3 * c)
         first = tl.load(claims + 3 * c + 1)
         end = tl.load(claims + 3 * c + 2)
@@ -93,16 +108,40 @@ def check(
             differs |= (own != tl.load(table + owner_begin + p + page, mask=live, other=0)).to(tl.int32)
     state = tl.where(length > most_tokens, OUTGROWN, PLANNED)
     state = tl.where(holds & (tl.max(differs, 0) == 0), state, REFUTED)
-    state = tl.where(planned_epoch == present_epoch, state, NEW)
+    state = tl.where(is_known, state, NEW)
     state = tl.where(fits & (tl.max(wrong, 0) == 0), state, INVALID)
-    return tl.where(there, state, FREE)
+    return tl.where(there, state, FREE), length
 
 
 @triton.jit
-def state_of(states, seat, known):
-    """The states of these seats, FREE where not known."""
-    of_pages = tl.load(states + seat * 2, mask=known, other=0)
-    return tl.maximum(of_pages, tl.load(states + seat * 2 + 1, mask=known, other=0))
+def settle_seat(
+    seats, seq_lens, table_rows, table, indptr, known, claims, counts, rows, merge_rows, positions, states, counters,
+    flags, seat, num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
+    P: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+):  # fmt: skip
+    """Checks the request of a seat; says where its row is written, if by the plan, and what its state is."""
+    row = row_of(seats, seat, True, batch_rows)
+    planned_epoch = tl.load(known + seat * SEAT_WORDS)
+    most_tokens = tl.load(known + seat * SEAT_WORDS + 1)
+    place = tl.load(known + seat * SEAT_WORDS + 2)
+    merge_place = tl.load(known + seat * SEAT_WORDS + 3)
+    num_merges = tl.load(counts)
+    present_step = tl.load(counters).to(tl.int32) + 1
+    state, length = check(
+        seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
+        num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED,
+    )  # fmt: skip
+    tl.store(states + seat, state)
+    tl.store(rows + place, tl.where(state == PLANNED, row, -1), mask=place >= 0)
+    tl.store(merge_rows + merge_place, tl.where(state == PLANNED, row, SURPLUS), mask=merge_place >= 0)
+    tl.store(merge_rows + seat, SURPLUS, mask=seat >= num_merges)
+    if POSITIONS:
+        tl.store(positions + row, length - 1, mask=row >= 0)
+    if state > FREE:
+        tl.atomic_add(counters + state, 1, sem="relaxed")
+    tl.store(flags, present_step, mask=state > PLANNED)
+    tl.store(flags + 1, present_step, mask=state == INVALID)
+    tl.store(flags + 2, present_step, mask=seat == 0)
 
 
 @triton.jit
@@ -184,7 +223,8 @@ def fill_up(blocks, block0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr
 @triton.jit(do_not_specialize=SIZES)
 def read_requests(
     seats, seq_lens, table_rows, table, indptr,
-    items, entries, entry_indptr, read_rows, tiles, blocks, epoch, most, claim_indptr, claims, states,
+    items, entries, entry_indptr, read_rows, known, claims, counts, rows, merge_rows, positions, tiles, blocks, states,
+    counters, flags,
     num_seats, num_items, batch_rows, table_stride, width, num_pages, max_tokens, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
@@ -192,22 +232,21 @@ def read_requests(
     PARTS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: PARTS for each item of the plan, which expand it; then two for each seat, which check it.
+    """Programs: PARTS for each item of the plan, which expand it; then one for each seat, which settles it.
 
     seats [2, seats]: rows of the batch, and epochs. seq_lens [batch_rows]; table_rows [batch_rows] or the row itself;
-    table by row, or ragged by indptr [batch_rows + 1]. states [seats, 2]: the higher one of a seat counts.
+    table by row, or ragged by indptr [batch_rows + 1]. items: those of the plan. flags: the last step in which a
+    request was alone, the last one with an impossible page id or length, and this step.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
     program = tl.program_id(0)
     if program >= num_items * PARTS:
-        number = program - num_items * PARTS
-        state = check(
-            seats, seq_lens, table_rows, table, indptr, epoch, most, claim_indptr, claims,
-            number // 2, number % 2,
-            num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED,
+        settle_seat(
+            seats, seq_lens, table_rows, table, indptr, known, claims, counts, rows, merge_rows, positions, states,
+            counters, flags, program - num_items * PARTS,
+            num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, POSITIONS, NAMED, RAGGED,
         )  # fmt: skip
-        tl.store(states + number, state)
         return
     PACKED: tl.constexpr = N // B
     UNIT: tl.constexpr = max(N, P)
@@ -239,7 +278,7 @@ def read_requests(
         lo = tl.load(entries + e * 5 + 3, mask=there, other=0)
         hi = tl.load(entries + e * 5 + 4, mask=there, other=0)
         row = row_of(seats, seat, there, batch_rows)
-        most_tokens = tl.load(most + seat, mask=there, other=0)
+        most_tokens = tl.load(known + seat * SEAT_WORDS + 1, mask=there, other=0)
         length = tl.load(seq_lens + row, mask=row >= 0, other=0)
         begin, room = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
         length = tl.where(length <= room * P, tl.minimum(length, most_tokens), 0)
@@ -261,82 +300,90 @@ def read_requests(
 @triton.jit(do_not_specialize=SIZES)
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr,
-    items, read_rows, rows, read_merges, merge_rows, positions, tiles, blocks, states, counters,
-    num_seats, num_items, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks,
+    items, rows, merge_rows, merge_indptr, lone_slots, tiles, blocks, states, counters, flags,
+    num_seats, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks, lone_slot0, lone_list0,
     batch_rows, table_stride, width, num_pages, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
-    LONE_ROWS: tl.constexpr, SCANNED: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each lone item, which deals requests that are alone to it; then those that list rows, BLOCK
-    seats or entries of the row table each. With an impossible page id anywhere all requests are alone: items of the
-    plan may have read what it names.
+    """Programs: one for each lone item, to which it deals requests that are alone. Where these are at most half as many
+    as lone items, each is divided among several. With an impossible page id anywhere all requests are alone: items of
+    the plan may have read what it names.
+
+    merge_rows, merge_indptr: of lone items. lone_slots: lists of their slots, which begin at entry lone_list0 of the
+    plan's lists; the slots begin at lone_slot0.
     """
     program = tl.program_id(0)
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
-    invalid = 0
-    for s0 in range(0, 2 * num_seats, SCANNED):
-        place = s0 + tl.arange(0, SCANNED)
-        state = tl.load(states + place, mask=place < 2 * num_seats, other=0)
-        invalid = tl.maximum(invalid, tl.max((state == INVALID).to(tl.int32), 0))
-    # From which state on a request is alone.
-    least = tl.where(invalid > 0, PLANNED, NEW)
-    if program >= lone_items:
-        lister = program - lone_items
-        b = lister * BLOCK + tl.arange(0, BLOCK)
-        seat = tl.load(read_rows + b, mask=b < num_rows, other=-1)
-        state = state_of(states, seat, seat >= 0)
-        served = (state == PLANNED) & (state < least)
-        tl.store(rows + b, row_of(seats, seat, served, batch_rows), mask=b < num_rows)
-        seat = tl.load(read_merges + b, mask=b < num_seats, other=-1)
-        state = state_of(states, seat, seat >= 0)
-        row = row_of(seats, seat, (state == PLANNED) & (state < least), batch_rows)
-        tl.store(merge_rows + b, tl.where(row >= 0, row, SURPLUS), mask=b < num_seats)
-        if POSITIONS:
-            row = row_of(seats, b, b < num_seats, batch_rows)
-            length = tl.load(seq_lens + row, mask=row >= 0, other=0)
-            tl.store(positions + row, length - 1, mask=row >= 0)
-        state = state_of(states, b, b < num_seats)
-        for kind in tl.static_range(1, 6):
-            count = tl.sum((state == kind).to(tl.int32), 0)
-            if count > 0:
-                tl.atomic_add(counters + kind, count)
-        if lister == 0:
-            tl.atomic_add(counters, 1)
+    present_step = tl.load(flags + 2)
+    any_alone = tl.load(flags) == present_step
+    all_alone = tl.load(flags + 1) == present_step
+    item = items + program * 8
+    of_merge = program < lone_items // 2
+    if program == 0:
+        tl.store(counters, tl.load(counters) + 1)
+    if not any_alone:
+        tl.store(item + 1, 0)
+        tl.store(merge_rows + program, SURPLUS, mask=of_merge)
         return
-    PACKED: tl.constexpr = N // B
-    UNIT: tl.constexpr = max(N, P)
-    item = items + (num_items + program) * 8
-    r = tl.arange(0, LONE_ROWS)
-    seat_r = tl.full([LONE_ROWS], -1, tl.int32)
+    least = tl.where(all_alone, PLANNED, NEW)  # from which state on a request is alone
+    if all_alone:
+        for s0 in range(program * BLOCK, num_seats, lone_items * BLOCK):
+            seat = s0 + tl.arange(0, BLOCK)
+            tl.store(rows + seat, -1, mask=seat < num_rows)
+            tl.store(merge_rows - 1 - num_seats + seat, SURPLUS, mask=seat < num_seats)
     alone = 0
     for s0 in range(0, num_seats, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
-        is_alone = (state_of(states, seat, seat < num_seats) >= least).to(tl.int32)
-        here = tl.sum(is_alone, 0)
-        if here > 0:
-            place = alone + tl.cumsum(is_alone, 0) - 1
-            wanted = (is_alone > 0)[:, None] & (place[:, None] == (program + r * lone_items)[None, :])
-            seat_r = tl.maximum(seat_r, tl.max(tl.where(wanted, seat[:, None], -1), 0))
-        alone += here
+        state = tl.load(states + seat, mask=seat < num_seats, other=0)
+        alone += tl.sum((state >= least).to(tl.int32), 0)
+    parts = tl.maximum(tl.minimum(lone_items // alone, MOST_PARTS), 1)
+    divided = parts > 1
+    part = tl.where(divided, program // alone, 0)
+    r = tl.arange(0, LONE_ROWS)
+    wanted = tl.where(divided, program % alone, program) + r * lone_items
+    wanted = tl.where(part < parts, wanted, alone)
+    seat_r = tl.full([LONE_ROWS], -1, tl.int32)
+    before = 0
+    for s0 in range(0, num_seats, BLOCK):
+        seat = s0 + tl.arange(0, BLOCK)
+        state = tl.load(states + seat, mask=seat < num_seats, other=0)
+        is_alone = (state >= least).to(tl.int32)
+        place = before + tl.cumsum(is_alone, 0) - 1
+        here = (is_alone > 0)[:, None] & (place[:, None] == wanted[None, :])
+        seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
+        before += tl.sum(is_alone, 0)
+    row = row_of(seats, seat_r, seat_r >= 0, batch_rows)
     row_count = tl.sum((seat_r >= 0).to(tl.int32), 0)
     tl.store(item + 1, row_count)
+    merged = tl.where(divided & (program < alone), tl.max(row, 0), SURPLUS)
+    tl.store(merge_rows + program, merged, mask=of_merge)
+    if divided & (row_count > 0):
+        number = program % alone
+        tl.store(lone_slots + number * parts + part, lone_slot0 + program)
+        tl.store(merge_indptr + number, lone_list0 + number * parts)
+        tl.store(merge_indptr + number + 1, lone_list0 + (number + 1) * parts)
     if row_count > 0:
+        PACKED: tl.constexpr = N // B
+        UNIT: tl.constexpr = max(N, P)
         row0 = num_rows + program * LONE_ROWS
-        row = row_of(seats, seat_r, seat_r >= 0, batch_rows)
-        valid = state_of(states, seat_r, seat_r >= 0) < INVALID
+        valid = tl.load(states + seat_r, mask=seat_r >= 0, other=0) < INVALID
         length = tl.load(seq_lens + row, mask=(row >= 0) & valid, other=0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
         first = tl.zeros([LONE_ROWS], tl.int32)
         if WINDOWED:
             first = tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT
+        share = tl.maximum(tl.cdiv(length - first, parts * UNIT) * UNIT, LEAST_PART)
+        share = tl.where(divided, share, length - first)
+        first = tl.minimum(first + part * share, length)
+        tokens = tl.minimum(share, length - first)
         tile0 = room_tiles + program * lone_tiles
         block0 = room_blocks + program * lone_blocks
         num_tiles, num_blocks = expand(
-            table, tiles, blocks, tile0, block0, begin, first, length - first, r, r + 1, 0, num_pages,
+            table, tiles, blocks, tile0, block0, begin, first, tokens, r, r + 1, 0, num_pages,
             N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1,
         )  # fmt: skip
         tl.store(rows + row0 + r, row, mask=seat_r >= 0)
@@ -345,5 +392,5 @@ def settle_requests(
         tl.store(item + 3, num_tiles)
         tl.store(item + 4, block0)
         tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
-        tl.store(item + 6, -1)
+        tl.store(item + 6, tl.where(divided, lone_slot0 + program, -1))
         tl.store(item + 7, -1)

@@ -1,7 +1,7 @@
 """Providers of attention for running batches: the protocol that all of them follow, and treegen's own.
 
-A provider is prepared for a case. It then gets calls of `plan` before each step, of `begin` once in the step, and of
-`attend` for each layer. The last two are captured in a CUDA graph.
+A provider is prepared for a case. It then gets calls of `plan` before each step, of `begin` once in the step, of
+`attend` for each layer, and of `behind` when the step is launched. `begin` and `attend` are captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ class BatchServer(Protocol):
 
     def attend(self, layer: int) -> torch.Tensor:
         """A layer's attention [query rows, num_qo_heads, head_dim_v] on the current stream."""
+
+    def behind(self) -> None:
+        """Host work for later steps, while the device works on the one that was planned."""
+
+
+class PlansAhead:
+    """A server that has done all its host work when a step is launched."""
+
+    def behind(self) -> None:
+        """Nothing."""
 
 
 class BatchProvider(Protocol):
@@ -96,7 +106,10 @@ class _LiveServer:
             shared_with = None if shared_row is None else seats[shared_row]
             seats[arrival.row] = live.add(request.tokens, shared_with, request.shared_tokens, arrival.row)
         self._pages = pages
-        self._kernel.refresh(live)
+        self._kernel.prepare(live)
+
+    def behind(self) -> None:
+        self._kernel.refresh(self._live)
 
     def begin(self) -> None:
         self._kernel.step()
@@ -123,7 +136,7 @@ class TreegenExact:
         return _ExactServer(case, self.strategy)
 
 
-class _ExactServer:
+class _ExactServer(PlansAhead):
     """Compiles the tree of each step anew."""
 
     order = None

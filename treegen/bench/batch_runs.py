@@ -137,11 +137,11 @@ def _measured(provider: BatchProvider, case: BatchCase, settings: BatchSettings)
     graphs: _Graphs | None = None
     for earlier in start.earlier if provider.replans else ():
         pages = start.pages(earlier)
-        _plan(server, case, pages)
+        _plan(server, case, pages, whole=True)
         graphs = graphs or _Graphs(server, case.layers, settings, whole=True)
         graphs.step()
     pages = start.pages(start.batch)
-    plan_ms = _plan(server, case, pages)
+    plan_ms = _plan(server, case, pages, whole=True)
     graphs = graphs or _Graphs(server, case.layers, settings, whole=False)
     server.begin()
     graphs.layer()
@@ -160,13 +160,15 @@ def _measured(provider: BatchProvider, case: BatchCase, settings: BatchSettings)
     return BatchOutcome(provider.name, "right", error, run_us, plan_ms, StepTimes.of(planned), StepTimes.of(whole))
 
 
-def _plan(server: BatchServer, case: BatchCase, pages: BatchPages) -> float:
-    """Milliseconds that the host plans for."""
+def _plan(server: BatchServer, case: BatchCase, pages: BatchPages, *, whole: bool = False) -> float:
+    """Milliseconds that the host works before a step. whole: also what it would do behind the launch."""
     case.upload(pages)
     pages.groups()  # an engine knows them
     _synchronize(case.device)
     begin = time.perf_counter_ns()
     server.plan(pages)
+    if whole:
+        server.behind()
     return (time.perf_counter_ns() - begin) / 1e6
 
 
@@ -174,7 +176,7 @@ def _steps(server: BatchServer, case: BatchCase, pages: BatchPages, graphs: _Gra
     """Milliseconds of each step: to plan, and in all.
 
     A step's clock starts with its plan, when page table and lengths are on the device, and stops when the last layer
-    has been computed.
+    has been computed and the host has done what it does meanwhile.
     """
     planned, whole = [], []
     with _quiet_collector():
@@ -183,6 +185,7 @@ def _steps(server: BatchServer, case: BatchCase, pages: BatchPages, graphs: _Gra
             planned.append(_plan(server, case, pages))
             begin = time.perf_counter_ns()
             graphs.step()
+            server.behind()
             _synchronize(case.device)
             whole.append(planned[-1] + (time.perf_counter_ns() - begin) / 1e6)
     return planned, whole

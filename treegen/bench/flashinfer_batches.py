@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.bench.batch_case import BatchCase
+from treegen.bench.batch_providers import PlansAhead
 from treegen.bench.providers import UnavailableError
 from treegen.ir.arrays import Ints
 from treegen.workloads.batch_pages import BatchPages
@@ -66,7 +67,7 @@ class _Gather:
         return self._table[spread + self._ramp[:total]]
 
 
-class _DecodeServer:
+class _DecodeServer(PlansAhead):
     order = None
 
     def __init__(self, case: BatchCase, tensor_cores: bool, exact: bool) -> None:
@@ -133,7 +134,7 @@ class FlashInferBatchCascade:
         return _CascadeServer(case, self.backend)
 
 
-class _CascadeServer:
+class _CascadeServer(PlansAhead):
     def __init__(self, case: BatchCase, backend: str) -> None:
         self.order: npt.NDArray[np.integer[Any]] | None = None
         self._case, self._gather = case, _Gather(case)
@@ -213,7 +214,7 @@ class FlashInferBatchPrefill:
         return _PrefillServer(case)
 
 
-class _PrefillServer:
+class _PrefillServer(PlansAhead):
     order = None
 
     def __init__(self, case: BatchCase) -> None:
@@ -297,7 +298,7 @@ class FlashInferBatchMla:
         return _MlaServer(case)
 
 
-class _MlaServer:
+class _MlaServer(PlansAhead):
     order = None
 
     def __init__(self, case: BatchCase) -> None:

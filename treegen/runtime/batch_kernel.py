@@ -18,6 +18,7 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import BatchForm, RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
+from treegen.cost.late_requests import late_us
 from treegen.environment import shares
 from treegen.ir.arrays import INT32_MAX, Ints, frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
@@ -61,6 +62,10 @@ _DRIFT = 1.15
 """Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
 _CLAIMS_PER_ROW = 8
 """Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
+_LATE_US = 25.0
+"""Microseconds that a layer may take longer while the plan comes late: a plan takes about a millisecond of the host,
+and models have dozens of layers.
+"""
 _MOST_FORMS = 64
 
 
@@ -96,9 +101,10 @@ class BatchKernel:
         kernel = treegen.compile_batch(shape, pages, max_tokens=131072)
         batch = treegen.LiveBatch(page_size=16)
         batch.add(tokens=900)
-        kernel.refresh(batch)                 # once per decode step: a plan where requests came, else next to nothing
+        kernel.prepare(batch)                 # before a decode step: says who runs
         kernel.step()                         # once per decode step: looks at the page table and at lengths
         out = kernel(q, k_cache, v_cache)     # once per layer
+        kernel.refresh(batch)                 # while the device works: a plan where requests came, else nothing
 
     What a plan says about sharing is a claim, which every `step` checks against the page table. A request for which a
     claim fails, or of which the plan does not know, is walked alone through its own row of the table: it is right in
@@ -182,6 +188,27 @@ class BatchKernel:
         if seen.moves != batch.moves:
             self.seat(batch)
             self._seen = seen._replace(moves=batch.moves)
+        return False
+
+    def prepare(self, batch: LiveBatch) -> bool:
+        """Does what cannot wait until a step is launched, and says whether that was an `update`.
+
+        Nothing, while requests only grow. `seat`, where some came, ended or moved, so that they are served, if alone,
+        and `refresh` behind the launch makes the plan while the device works. `update`, where there is no plan for this
+        batch, or where too many tokens that requests share would be read again for each of them.
+        """
+        seen, made, problem = self._seen, self._made, self._problem
+        if seen is None or seen.batch is not batch or made is None or problem is None:
+            self.update(batch)
+            return True
+        if (seen.changes, seen.moves) == (batch.changes, batch.moves):
+            return False
+        self._check(batch)
+        if late_us(batch, made, self._room, self._tile, problem) > _LATE_US:
+            self.update(batch)
+            return True
+        self._seat(batch)
+        self._seen = seen._replace(moves=batch.moves)
         return False
 
     def seat(self, batch: LiveBatch) -> None:
@@ -363,7 +390,7 @@ class BatchKernel:
     def workspace_size(self) -> int:
         """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
         shape = self._shape
-        return RequestTables.of(self._room).words * 4 + self._room.slots * shape.partial_bytes
+        return RequestTables.of(self._room).words * 4 + (self._room.slots + self._room.lone_items) * shape.partial_bytes
 
 
 def is_served(plan: Plan) -> bool:
@@ -383,7 +410,8 @@ def room_of(
     entries = 8 * items + 4 * max_rows
     page_size, packed = shape.page_size, tile.tokens // block_of(shape.page_size)
     tiles = -(-(most_tokens + min(RESERVE, most_tokens)) // tile.tokens)
-    lone_rows = 1 << (per_tile - 1).bit_length()
+    lone_items = max(-(-max_rows // per_tile), math.ceil(sms / lanes))
+    lone_rows = 1 << (-(-max_rows // lone_items) - 1).bit_length()
     _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
     return RequestRoom(
         seats=max_rows,
@@ -395,7 +423,7 @@ def room_of(
         merge_slots=slots,
         tiles=max_rows * tiles,
         blocks=entries * packed,
-        lone_items=-(-max_rows // lone_rows),
+        lone_items=lone_items,
         lone_rows=lone_rows,
         lone_tiles=lone_rows * tiles,
         lone_blocks=lone_rows * packed,

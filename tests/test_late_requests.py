@@ -1,0 +1,138 @@
+"""Requests that come between plans: who is walked alone, what that costs, and when a plan cannot wait."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treegen
+from treegen import LiveBatch, PageTable, Shape
+from treegen.cost.late_requests import late_us, walked_alone
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.target.targets import target_from
+
+SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
+TARGET = target_from("h200")
+
+
+def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE) -> BatchKernel:
+    """A kernel whose page table nobody reads."""
+    table, lengths = torch.zeros(rows, tokens // 16, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
+    return treegen.compile_batch(shape, PageTable(table, lengths, 4096), max_tokens=tokens, target=TARGET)
+
+
+def late(kernel: BatchKernel, batch: LiveBatch) -> float:
+    """What it costs that the kernel's plan is the one before."""
+    assert kernel._made is not None
+    assert kernel._problem is not None
+    return late_us(batch, kernel._made, kernel._room, kernel._tile, kernel._problem)
+
+
+def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> None:
+    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
+    batch.add(4000)
+    assert kernel.prepare(batch)
+    assert not kernel.refresh(batch)
+    batch.grow()
+    assert not kernel.prepare(batch)
+    seat = batch.add(300)
+    assert not kernel.prepare(batch)
+    assert kernel.program._seats[0].tolist()[:3] == [0, 1, -1]  # type: ignore[union-attr]
+    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [seat]  # type: ignore[arg-type]
+    assert kernel.refresh(batch)
+    assert not kernel.refresh(batch)
+    assert not walked_alone(batch, kernel._made).any()  # type: ignore[arg-type]
+    batch.finish(seat)
+    assert not kernel.prepare(batch)
+    assert kernel.program._seats[0].tolist()[:3] == [0, -1, -1]  # type: ignore[union-attr]
+    assert kernel.counters()["plans"] == 2
+
+
+def test_a_plan_that_cannot_wait() -> None:
+    """Many requests that share a long prompt, one that is long beside short ones, and another batch."""
+    kernel, batch = kernel_for(64), LiveBatch(page_size=16)
+    prompt = batch.add(8000)
+    kernel.prepare(batch)
+    for _ in range(32):
+        batch.add(8016, prompt, 8000)
+    assert kernel.prepare(batch)
+    assert not kernel.refresh(batch)
+    assert kernel.prepare(LiveBatch(page_size=16))
+
+
+def test_what_late_plans_cost() -> None:
+    kernel, batch = kernel_for(64), LiveBatch(page_size=16)
+    for _ in range(16):
+        batch.add(12000)
+    kernel.update(batch)
+    assert late(kernel, batch) == 0.0
+    batch.grow()
+    assert late(kernel, batch) == 0.0
+    batch.add(100)
+    assert late(kernel, batch) == 0.0  # long before the others are
+    batch.add(12000, 0, 11200)
+    shared = 11200 * SHAPE.kv_token_bytes / TARGET.memory_bytes_per_us
+    assert late(kernel, batch) == pytest.approx(shared, rel=1e-6)
+
+    short = LiveBatch(page_size=16)
+    short.add(100)
+    kernel.update(short)
+    costs = []
+    for _ in range(24):
+        short.add(12000)
+        costs.append(late(kernel, short))
+    assert costs == sorted(costs)
+    assert costs[0] < 25 < costs[3]  # of few requests each is divided among many work items
+
+
+def test_an_owner_that_went() -> None:
+    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
+    owner = batch.add(1000)
+    heir, other = batch.add(1000, owner, 800), batch.add(1000, owner, 640)
+    apart = batch.add(50)
+    kernel.update(batch)
+    made = kernel._made
+    assert made is not None
+    batch.finish(owner)
+    assert walked_alone(batch, made).nonzero()[0].tolist() == [heir, other]
+    assert batch.add(70) == owner
+    assert walked_alone(batch, made).nonzero()[0].tolist() == [owner, heir, other]
+    kernel.update(batch)
+    batch.moved(apart)
+    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [apart]  # type: ignore[arg-type]
+
+
+@given(st.data())
+def test_who_is_walked_alone(data: st.DataObject) -> None:
+    """The seats that the plan does not know, and those with a claim on one of these."""
+    kernel, batch = kernel_for(12, 256), LiveBatch(page_size=16)
+
+    def events(count: int) -> None:
+        for _ in range(count):
+            seats = batch.seats.tolist()
+            kind = data.draw(st.sampled_from(["add", "share", "fork", "finish", "moved"]))
+            seat = data.draw(st.sampled_from(seats)) if seats else None
+            if kind in ("add", "share", "fork") and len(batch) < 12:
+                if seat is None or kind == "add":
+                    batch.add(data.draw(st.integers(0, 100)))
+                else:
+                    batch.fork(seat) if kind == "fork" else batch.add(100, seat, int(batch.tokens[seat]) // 2)
+            elif seat is not None and kind in ("finish", "moved"):
+                batch.finish(seat) if kind == "finish" else batch.moved(seat)
+
+    events(8)
+    kernel.update(batch)
+    made = kernel._made
+    assert made is not None
+    events(6)
+    known = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] == batch.epoch[seat]}
+    expected = []
+    for seat in batch.seats.tolist():
+        owners = []
+        if seat in known:
+            owners = made.claims[made.claim_indptr[seat] : made.claim_indptr[seat + 1], 0].tolist()
+        if seat not in known or not known.issuperset(owners):
+            expected.append(seat)
+    assert walked_alone(batch, made).nonzero()[0].tolist() == expected
