@@ -25,7 +25,7 @@ SEAT_FIELDS = ("epoch", "most", "row", "merge", "owner", "first_page", "end_page
 """What a step kernel reads of a seat: the epoch that the plan was made for, and the tokens up to which it has room; its
 places in the row table and among merged rows, -1 for none; its first claim, of owner -1 where there is none; and
 `claims[claim0:claim1]`, the others."""
-LONE_PARTS = 32
+LONE_PARTS = 8
 """Work items that a request that is walked alone is divided among, at most."""
 NO_EPOCH = -1
 """The epoch of a seat that a plan does not know."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import late_us, walked_alone
+from treegen.cost.late_requests import late_cost, walked_alone
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.target.targets import target_from
 
@@ -27,27 +27,68 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
     assert kernel._made is not None
     assert kernel._problem is not None
-    return late_us(batch, kernel._made, kernel._room, kernel._tile, kernel._problem)
+    return late_cost(batch, kernel._made, kernel._room, kernel._tile, kernel._problem).late_us
 
 
 def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> None:
-    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
-    batch.add(4000)
+    kernel, batch = kernel_for(32), LiveBatch(page_size=16)
+    for _ in range(20):
+        batch.add(4000)
     assert kernel.prepare(batch)
     assert not kernel.refresh(batch)
     batch.grow()
     assert not kernel.prepare(batch)
     seat = batch.add(300)
     assert not kernel.prepare(batch)
-    assert kernel.program._seats[0].tolist()[:3] == [0, 1, -1]  # type: ignore[union-attr]
+    assert seated(kernel) == [*range(21)]
     assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [seat]  # type: ignore[arg-type]
-    assert kernel.refresh(batch)
+    assert kernel.refresh(batch)  # 32 layers take longer than the plan
     assert not kernel.refresh(batch)
     assert not walked_alone(batch, kernel._made).any()  # type: ignore[arg-type]
     batch.finish(seat)
     assert not kernel.prepare(batch)
-    assert kernel.program._seats[0].tolist()[:3] == [0, -1, -1]  # type: ignore[union-attr]
+    assert seated(kernel) == [*range(20)]
     assert kernel.counters()["plans"] == 2
+
+
+def seated(kernel: BatchKernel) -> list[int]:
+    """The rows of seats that are taken."""
+    rows: list[int] = kernel.program._seats[0].tolist()  # type: ignore[union-attr]
+    return [row for row in rows if row >= 0]
+
+
+def test_a_plan_waits_until_it_pays() -> None:
+    """Where layers are short a request is walked alone until that has cost as much as a plan."""
+    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
+    prompt = batch.add(2000)
+    kernel.prepare(batch)
+    batch.add(300)
+    steps = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
+    assert 10 < steps.index((False, True)) < 40
+    assert sum(map(any, steps)) == 1
+    batch.add(2000, prompt, 1600)
+    sharing = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
+    assert 0 < sharing.index((False, True)) < steps.index((False, True))
+
+
+def test_layers_are_counted() -> None:
+    """Of a model with one layer a plan waits longer."""
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel, batch = kernel_for(4, 64, shape), LiveBatch(page_size=16)
+    q, caches = torch.zeros(4, 4, 16), torch.zeros(2, 4096, 16, 2, 16)
+    kernel.prepare(batch)
+    for layers in (3, 5):
+        kernel.step()
+        for _ in range(layers):
+            kernel(q, *caches)
+    assert kernel._layers == 3
+    kernel.step()
+    assert kernel._layers == 5
+    kernel.step()
+    assert kernel._layers == 5
+    batch.add(10)
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(190)) == 0
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(20)) == 1
 
 
 def test_a_plan_that_cannot_wait() -> None:

@@ -95,17 +95,21 @@ class _LiveServer:
         self._kernel = compile_batch(case.shape, pages, max_tokens=width * case.shape.page_size)
 
     def plan(self, pages: BatchPages) -> None:
+        if pages is not self._pages:
+            self._live = LiveBatch(page_size=self._live.page_size, max_seats=len(self._live.row))
+            self._seats, self._pages = {}, pages
         live, seats, change = self._live, self._seats, pages.change
-        finished = list(change.finished) if pages is self._pages else list(seats)
-        for row in finished:
-            live.finish(seats.pop(row))
-        if change.grown:
+        for row in change.finished:
+            if row in seats:
+                live.finish(seats.pop(row))
+        if len(change.grown) == len(seats) and len(tokens := set(change.grown.values())) == 1:
+            live.grow(tokens.pop())
+        elif change.grown:
             live.grow(list(change.grown.values()), [seats[row] for row in change.grown])
         for arrival in change.arrived:
             request, shared_row = arrival.request, arrival.shared_row
             shared_with = None if shared_row is None else seats[shared_row]
             seats[arrival.row] = live.add(request.tokens, shared_with, request.shared_tokens, arrival.row)
-        self._pages = pages
         self._kernel.prepare(live)
 
     def behind(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,23 +20,33 @@ from treegen.target.targets import Target
 from treegen.target.tile_config import tile_work
 
 
-def late_us(batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: TileClass, planned: Problem) -> float:
-    """Microseconds that a layer takes longer as long as the plan `made` of `planned` serves `batch`.
+class LateCost(NamedTuple):
+    """late_us: microseconds that a layer takes longer while a plan is late; layer_us: what it takes at least."""
+
+    late_us: float
+    layer_us: float
+
+
+def late_cost(
+    batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: TileClass, planned: Problem
+) -> LateCost:
+    """What it costs a layer that the plan `made` of `planned` still serves `batch`.
 
     Requests that are walked alone read again what they share with others. And the longest of them may take longer than
     all the rest of the layer, for as many of them as there are.
     """
+    _, shape, target = planned
+    bytes_per_us = facts_of(target)["memory_bytes_per_us"]
+    layer_us = planned.tree.unique_tokens * shape.kv_token_bytes / bytes_per_us
     alone = walked_alone(batch, made)
     tokens = batch.tokens.compress(alone)
     if not len(tokens):
-        return 0.0
-    _, shape, target = planned
-    bytes_per_us = facts_of(target)["memory_bytes_per_us"]
-    again = int(batch.shared_tokens.compress(alone).sum()) * shape.kv_token_bytes / bytes_per_us
-    layer = planned.tree.unique_tokens * shape.kv_token_bytes / bytes_per_us
+        return LateCost(0.0, layer_us)
+    again_us = int(batch.shared_tokens.compress(alone).sum()) * shape.kv_token_bytes / bytes_per_us
     share = len(tokens) / room.lone_items  # of a request for each lone item
-    longest = int(tokens.max()) * max(np.ceil(share) if share > 0.5 else share, 1 / room.lone_parts)
-    return again + max(float(longest) * _lone_token_us(tile, shape, target) - layer, 0.0)
+    longest = int(tokens.max()) * max(math.ceil(share) if share > 0.5 else share, 1 / room.lone_parts)
+    longest_us = longest * _lone_token_us(tile, shape, target)
+    return LateCost(again_us + max(longest_us - layer_us, 0.0), layer_us)
 
 
 def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:

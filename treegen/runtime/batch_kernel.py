@@ -18,7 +18,7 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import BatchForm, RequestProgram, TorchRequestProgram
 from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
-from treegen.cost.late_requests import late_us
+from treegen.cost.late_requests import LateCost, late_cost
 from treegen.environment import shares
 from treegen.ir.arrays import INT32_MAX, Ints, frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
@@ -62,10 +62,12 @@ _DRIFT = 1.15
 """Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
 _CLAIMS_PER_ROW = 8
 """Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
-_LATE_US = 25.0
-"""Microseconds that a layer may take longer while the plan comes late: a plan takes about a millisecond of the host,
-and models have dozens of layers.
-"""
+_PLAN_US = 1000.0
+"""Microseconds that a plan takes the host, about."""
+_ALONE_US = 1.0
+"""Microseconds that a layer takes longer, at least, while requests are walked alone."""
+_USUAL_LAYERS = 32
+"""Layers of a step, until calls have been counted."""
 _MOST_FORMS = 64
 
 
@@ -86,12 +88,15 @@ class BatchOptions:
 
 
 class _PlannedBatch(NamedTuple):
-    """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, and how long."""
+    """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, who was in its seats,
+    and how long they were.
+    """
 
     batch: LiveBatch
     changes: int
     moves: int
     requests: int
+    epoch: Ints
     tokens: Ints
 
 
@@ -134,7 +139,8 @@ class BatchKernel:
         self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, of which there are few; for so many tokens
         self._seen: _PlannedBatch | None = None
         self._problem: Problem | None = None
-        self._plans = 0
+        self._plans, self._layers, self._calls_of_step = 0, _USUAL_LAYERS, 0
+        self._late_us = 0.0  # by which layers of steps since the last plan took longer, all together
         self._rows = 0  # that calls write
 
     @property
@@ -164,24 +170,48 @@ class BatchKernel:
         self.program.load(made)
         self._seat(batch)
         self._choice, self._plan, self._made, self._problem = choice, plan, made, problem
-        self._plans += 1
-        self._seen = _PlannedBatch(batch, batch.changes, batch.moves, len(batch), batch.tokens.copy())
+        self._plans, self._late_us = self._plans + 1, 0.0
+        self._seen = _PlannedBatch(
+            batch, batch.changes, batch.moves, len(batch), batch.epoch.copy(), batch.tokens.copy()
+        )
+
+    def prepare(self, batch: LiveBatch) -> bool:
+        """Does what cannot wait until a step is launched, and says whether that was an `update`.
+
+        Nothing, while requests only grow. `seat`, where some came, ended or moved: those that the plan does not know
+        are walked alone, until `refresh` makes another one. `update`, where there is no plan for this batch, or where
+        walking requests alone would cost the layers of the step more than a plan costs.
+        """
+        seen = self._seen
+        if seen is None or seen.batch is not batch:
+            self.update(batch)
+            return True
+        if seen.moves == batch.moves:
+            return False
+        self._check(batch)
+        if self._late(batch).late_us * self._layers > _PLAN_US:
+            self.update(batch)
+            return True
+        self._seat(batch)
+        self._seen = seen._replace(moves=batch.moves)
+        return False
 
     def refresh(self, batch: LiveBatch) -> bool:
-        """Does what the batch calls for before a step, and says whether that was an `update`.
+        """Makes a plan for later steps where one pays, and says whether it did: an `update`, else `seat` at most.
 
-        Nothing, while requests only grow. `seat`, where requests ended that nobody shared with, or rows changed.
-        `update`, where requests came, were forked or share otherwise, where an eighth of them ended, and where one grew
-        by 128 tokens.
+        Behind the launch of a step the host plans while the device works. Where requests came, were forked or share
+        otherwise, a plan pays at once if the layers of a step take clearly longer than it, and else as soon as they
+        have taken longer by as much, all steps since the last plan together. Where an eighth of the requests ended, or
+        one grew by 128 tokens, it pays, too.
         """
         seen = self._seen
         if (
             seen is None
             or seen.batch is not batch
-            or seen.changes != batch.changes
             or 8 * len(batch) < 7 * seen.requests
             or len(batch.tokens) != len(seen.tokens)
-            or int((batch.tokens - seen.tokens).max(initial=0)) >= GROWN
+            or int(((batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)).max(initial=0)) >= GROWN
+            or (seen.changes != batch.changes and self._pays(batch))
         ):
             self.update(batch)
             return True
@@ -190,26 +220,17 @@ class BatchKernel:
             self._seen = seen._replace(moves=batch.moves)
         return False
 
-    def prepare(self, batch: LiveBatch) -> bool:
-        """Does what cannot wait until a step is launched, and says whether that was an `update`.
+    def _pays(self, batch: LiveBatch) -> bool:
+        """Whether to plan anew, after another step in which requests may have been walked alone."""
+        cost = self._late(batch)
+        self._late_us += cost.late_us + _ALONE_US
+        return cost.layer_us * self._layers > 1.5 * _PLAN_US or self._late_us * self._layers > _PLAN_US
 
-        Nothing, while requests only grow. `seat`, where some came, ended or moved, so that they are served, if alone,
-        and `refresh` behind the launch makes the plan while the device works. `update`, where there is no plan for this
-        batch, or where too many tokens that requests share would be read again for each of them.
-        """
-        seen, made, problem = self._seen, self._made, self._problem
-        if seen is None or seen.batch is not batch or made is None or problem is None:
-            self.update(batch)
-            return True
-        if (seen.changes, seen.moves) == (batch.changes, batch.moves):
-            return False
-        self._check(batch)
-        if late_us(batch, made, self._room, self._tile, problem) > _LATE_US:
-            self.update(batch)
-            return True
-        self._seat(batch)
-        self._seen = seen._replace(moves=batch.moves)
-        return False
+    def _late(self, batch: LiveBatch) -> LateCost:
+        """What it costs that the plan is the one before."""
+        assert self._made is not None
+        assert self._problem is not None
+        return late_cost(batch, self._made, self._room, self._tile, self._problem)
 
     def seat(self, batch: LiveBatch) -> None:
         """Takes who is running, and in which rows, without a new plan: requests that came, moved or were forked since
@@ -224,6 +245,7 @@ class BatchKernel:
 
     def step(self) -> None:
         """Looks at the page table and at lengths, for all calls up to the next step."""
+        self._layers, self._calls_of_step = self._calls_of_step or self._layers, 0
         self.program.step()
 
     def __call__(
@@ -239,6 +261,7 @@ class BatchKernel:
         """Attention of every request's row over its tokens; arguments and results as of Kernel.__call__, with rows in
         the order of the batch. A request without tokens, or whose page ids are impossible, gives 0 and -inf.
         """
+        self._calls_of_step += 1
         form = check_inputs.form_of(q, k_cache, v_cache, out, self._options.read)
         call = self._calls.get((form, lse_base)) if form is not None and isinstance(lse_base, str) else None
         if call is None:
