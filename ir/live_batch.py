@@ -33,15 +33,33 @@ class LiveBatch:
     Methods raise TreeError before anything changes.
     """
 
-    __slots__ = ("_active", "changes", "epoch", "moves", "page_size", "row", "shared_tokens", "shared_with", "tokens")
+    __slots__ = (
+        "_active", "_seats", "changes", "epoch", "moves", "page_size", "row", "shared_tokens", "shared_with", "tokens",
+    )  # fmt: skip
+    row: Ints
+    epoch: Ints
+    tokens: Ints
+    shared_with: Ints
+    shared_tokens: Ints
 
     def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
         """page_size: tokens of a page. max_seats: the number of seats at first. It doubles when all seats are taken."""
         self.page_size = positive_int("page_size", page_size, TreeError)
         seats = positive_int("max_seats", max_seats, TreeError)
         self._active = self.changes = self.moves = 0
-        self.epoch, self.tokens, self.shared_tokens = np.zeros((3, seats), np.int32)
-        self.row, self.shared_with = np.full((2, seats), -1, np.int32)
+        self._take_seats(_free_seats(seats))
+
+    def __getstate__(self) -> tuple[int, int, int, int, Ints]:
+        return self.page_size, self._active, self.changes, self.moves, self._seats
+
+    def __setstate__(self, state: tuple[int, int, int, int, Ints]) -> None:
+        self.page_size, self._active, self.changes, self.moves, seats = state
+        self._take_seats(seats)
+
+    def _take_seats(self, seats: Ints) -> None:
+        """Arrays by seat are lines of one table, so that they can be gathered all at once."""
+        self._seats = seats
+        self.row, self.epoch, self.tokens, self.shared_with, self.shared_tokens = seats
 
     def __len__(self) -> int:
         return self._active
@@ -54,19 +72,23 @@ class LiveBatch:
         """The seats of running requests, ascending."""
         return (self.row >= 0).nonzero()[0]
 
+    @property
+    def rows_and_epochs(self) -> Ints:
+        """`row` and `epoch` [2, seats]."""
+        return self._seats[:2]
+
     def tree(self, *, shared: bool = True) -> Tree:
         """The tree of the running requests, with a row for each seat in ascending order. shared: whether they share
         what they are known to share, or nothing.
         """
         seats = self.seats
-        above, sharing = self.shared_with.take(seats), self.shared_tokens.take(seats)
+        _, epoch, tokens, above, sharing = self._seats.take(seats, 1)
         if not shared:
             above, sharing = np.full(len(seats), -1, np.int32), np.zeros(len(seats), np.int32)
-        elif len(seats) and seats[-1] >= len(seats):  # the seats have gaps
-            number = np.empty(len(self.row), np.int32)
-            number[seats] = ramp(len(seats))
-            above = np.where(above >= 0, number.take(above), -1)
-        tokens, epoch = self.tokens.take(seats), self.epoch.take(seats)
+        elif len(seats) and seats.item(-1) >= len(seats):  # the seats have gaps
+            number = np.empty(len(self.row) + 1, np.int32)
+            number[seats], number[-1] = ramp(len(seats)), -1
+            above = number.take(above)
         parts, topology, requests = of_requests(tokens, above, sharing, frozen(seats), epoch, self.page_size)
         return Tree(*parts, topology, requests)
 
@@ -312,9 +334,12 @@ class LiveBatch:
 
     def _add_seats(self) -> None:
         """Makes as many seats again."""
-        seats = len(self.row)
-        for name, fill in (("row", -1), ("epoch", 0), ("tokens", 0), ("shared_with", -1), ("shared_tokens", 0)):
-            setattr(self, name, np.append(getattr(self, name), np.full(seats, fill, np.int32)))
+        self._take_seats(np.concatenate([self._seats, _free_seats(len(self.row))], axis=1))
+
+
+def _free_seats(seats: int) -> Ints:
+    """So many seats without requests."""
+    return np.array([[-1], [0], [0], [-1], [0]], np.int32).repeat(seats, 1)
 
 
 def _count(argument: str, value: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import pickle
 import random
@@ -432,6 +433,19 @@ def test_seats_and_epochs_of_an_engine() -> None:
     assert where.shared_with.tolist() == [9, -1, 9]
     assert where.owner.tolist() == [9, 9, 5, 0]
     assert [array.tolist() for array in where.claims()] == [[0, 1, 1, 2], [9, 9], [0, 0], [1, 1]]
+
+
+def test_a_copy_of_a_batch_goes_its_own_way() -> None:
+    batch = LiveBatch(page_size=16, max_seats=2)
+    first = batch.add(100)
+    batch.fork(first, 64)
+    for again in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):
+        assert (len(again), again.changes, again.moves) == (2, 2, 2)
+        again.grow(5)
+        again.add(7)
+        np.testing.assert_array_equal(by_request(again.tree()).length, [105, 105, 7])
+        np.testing.assert_array_equal(by_request(again.tree()).shared_tokens, [0, 64, 0])
+    np.testing.assert_array_equal(by_request(batch.tree()).length, [100, 100])
 
 
 def test_pickling_keeps_requests() -> None:

@@ -20,7 +20,7 @@ from treegen.codegen.emit import tile_form
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.cost.late_requests import LateCost, late_cost
 from treegen.environment import shares
-from treegen.ir.arrays import INT32_MAX, Ints, frozen
+from treegen.ir.arrays import INT32_MAX, Ints, largest
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -162,13 +162,13 @@ class BatchKernel:
         Host work alone, and one copy that is not waited for. Raises InputError for more requests than the page table
         has lengths for, and for other page sizes; the kernel then goes on with the plan that it has.
         """
-        self._check(batch)
+        rows = self._check(batch)
         with stage("plan"):
             tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
             choice, plan, made = self._planned(problem)
         self.program.load(made)
-        self._seat(batch)
+        self._seat(batch, rows)
         self._choice, self._plan, self._made, self._problem = choice, plan, made, problem
         self._plans, self._late_us = self._plans + 1, 0.0
         self._seen = _PlannedBatch(
@@ -188,11 +188,11 @@ class BatchKernel:
             return True
         if seen.moves == batch.moves:
             return False
-        self._check(batch)
+        rows = self._check(batch)
         if self._late(batch).late_us * self._layers > _PLAN_US:
             self.update(batch)
             return True
-        self._seat(batch)
+        self._seat(batch, rows)
         self._seen = seen._replace(moves=batch.moves)
         return False
 
@@ -236,12 +236,11 @@ class BatchKernel:
         """Takes who is running, and in which rows, without a new plan: requests that came, moved or were forked since
         the last `update` are walked alone. Some microseconds of host work, and one copy that is not waited for.
         """
-        self._check(batch)
-        self._seat(batch)
+        self._seat(batch, self._check(batch))
 
-    def _seat(self, batch: LiveBatch) -> None:
-        self.program.seat(_seats(batch))
-        self._rows = int(batch.row.max(initial=-1)) + 1
+    def _seat(self, batch: LiveBatch, rows: int) -> None:
+        self.program.seat(batch.rows_and_epochs)
+        self._rows = rows
 
     def step(self) -> None:
         """Looks at the page table and at lengths, for all calls up to the next step."""
@@ -324,17 +323,22 @@ class BatchKernel:
         check_inputs.refuse_gradients(check_inputs.needing_gradients(named))
         check_inputs.check_strides(self._tile.tokens, k_cache, v_cache, shape.kv_layout)
 
-    def _check(self, batch: LiveBatch) -> None:
-        """Raises InputError unless the kernel serves such a batch."""
+    def _check(self, batch: LiveBatch) -> int:
+        """How many rows the batch needs. Raises InputError unless the kernel serves such a batch."""
         if not isinstance(batch, LiveBatch):
             raise InputError("batch", type(batch).__name__, "is not a LiveBatch", "give treegen.LiveBatch")
         if batch.page_size != self._shape.page_size:
             reason = f"differs from the shape's {self._shape.page_size}"
             raise InputError("batch.page_size", batch.page_size, reason, "give both the same")
-        most = int(batch.row.max(initial=-1))
-        if max(most, int(batch.seats.max(initial=-1))) >= self._room.seats:
-            reason = f"the page table has {self._room.seats} lengths"
-            raise InputError("batch", f"{len(batch)} requests, row {most}", reason, "make a kernel for more")
+        most, seats = largest(batch.row), self._room.seats
+        if most >= seats or (len(batch.row) > seats and largest(batch.row[seats:]) >= 0):
+            raise InputError(
+                "batch",
+                f"{len(batch)} requests, row {most}",
+                f"the page table has {seats} lengths",
+                "make a kernel for more",
+            )
+        return most + 1
 
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
@@ -468,7 +472,3 @@ def _with_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:
 def _tile_of(shape: Shape, target: Target) -> TileClass:
     """The one tile class of all plans: the large one, with masks."""
     return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block_of(shape.page_size))
-
-
-def _seats(batch: LiveBatch) -> Ints:
-    return frozen(np.stack([batch.row, batch.epoch]))
