@@ -24,6 +24,8 @@ from treegen.ir.arrays import (
     frozen,
     int32_array,
     int32_ramp,
+    largest,
+    number,
     offsets,
     positive_int,
     ramp,
@@ -32,9 +34,10 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.page_tables import TreeParts
-from treegen.ir.tree.topology import Ranks, Topology, depth_first, derive_ranked
+from treegen.ir.tree.topology import Ranks, Topology, depth_first, derive_ranked, last_below, topology_of_nodes
 
 _HALF = 32  # bits of a key's lower half, which holds tokens
+_NO_RANGES = frozen(np.empty((4, 0)))
 
 
 class Claims(NamedTuple):
@@ -53,7 +56,8 @@ class RequestKV:
     """Where a tree's tokens are, by request. A seat is the number of a running request; arrays are read-only.
 
     Node v holds the tokens of seat `owner[v]` from position `first[v]` on, a multiple of page_size. Where `open[v]`, it
-    goes on to the seat's present length, whatever that is; else it ends behind the tree's `tokens[v]`.
+    goes on to the seat's present length, whatever that is; else it ends behind the tree's `tokens[v]`. `of_nodes` [3,
+    nodes] has these as columns: owner, first, and the position where the node ends, 0 where it is open.
 
     Row i is seat `seat[i]` at epoch `epoch[i]`, with `length[i]` tokens as far as the host knows. Its first
     `shared_tokens[i]` tokens, a multiple of page_size, are those of seat `shared_with[i]` (-1: none), which itself
@@ -61,31 +65,56 @@ class RequestKV:
     """
 
     page_size: int
-    owner: Ints
-    first: Ints
-    open: Bools
+    of_nodes: Ints
     seat: Ints
     epoch: Ints
     shared_with: Ints
     shared_tokens: Ints
     length: Ints
 
+    @property
+    def owner(self) -> Ints:
+        """The seat whose tokens each node holds."""
+        column: Ints = self.of_nodes[0]
+        return column
+
+    @property
+    def first(self) -> Ints:
+        """The position of each node's first token."""
+        column: Ints = self.of_nodes[1]
+        return column
+
+    @property
+    def open(self) -> Bools:
+        """Whether each node goes on to the present length of its seat."""
+        is_open: Bools = self.of_nodes[2] == 0
+        is_open.setflags(write=False)
+        return is_open
+
     def claims(self) -> Claims:
-        """The pages that each row shares, divided by the seat that owns them: one round per level of sharing."""
-        place = np.zeros(self.seat.max(initial=-1) + 1, np.int64)
-        place[self.seat] = ramp(len(self.seat))
+        """The pages that each row shares, divided by the seat that owns them."""
+        row, *columns = self.shared_ranges()
+        return Claims(frozen(offsets(np.bincount(row, minlength=len(self.seat)))), *columns)
+
+    def shared_ranges(self) -> Ints:
+        """The same by row and page, as a table [4, ranges] of rows and of the columns of Claims."""
         row = (self.shared_with >= 0).nonzero()[0]
-        owner, end = self.shared_with[row], self.shared_tokens[row]
-        levels = [np.empty((4, 0), np.int64)]
-        while len(row):
-            above = place[owner]
-            first = self.shared_tokens[above]
-            levels.append(np.stack([row, owner, first // self.page_size, end // self.page_size]))
+        if not len(row):
+            return _NO_RANGES
+        owner, end = self.shared_with.take(row), self.shared_tokens.take(row)
+        place = np.empty(largest(self.seat) + 1, np.int64)
+        place[self.seat] = ramp(len(self.seat))
+        levels = []
+        while len(row):  # once per level of sharing
+            above = place.take(owner)
+            first = self.shared_tokens.take(above)
+            levels.append(stacked(row, owner, first // self.page_size, end // self.page_size))
             further = first.nonzero()[0]
-            row, end, owner = row[further], first[further], self.shared_with[above[further]]
+            row, end, owner = row.take(further), first.take(further), self.shared_with.take(above.take(further))
+        if len(levels) == 1:
+            return levels[0]
         ranges = np.concatenate(levels[::-1], axis=1)
-        row, *columns = ranges[:, ranges[0].argsort(kind="stable")]
-        return Claims(frozen(offsets(np.bincount(row, minlength=len(self.seat)))), *map(frozen, columns))
+        return frozen(ranges.take(ranges[0].argsort(kind="stable"), 1))
 
     def __reduce__(self) -> tuple[Callable[..., RequestKV], tuple[Any, ...]]:
         return _unpickled, tuple(getattr(self, field.name) for field in fields(self))
@@ -163,53 +192,63 @@ def of_requests(
     requests = len(length)
     if not requests:
         return _of_nothing(page_size)
-    sharing = (above >= 0).nonzero()[0]
-    owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing).astype(np.int64)
-    order = _depth_first(requests, sharing, owners, parts)
+    shares, half, one = above >= 0, number(_HALF), number(1)
+    sharing = shares.nonzero()[0]
+    owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing)
+    flat = not np.count_nonzero(shares.take(owners))  # nearly always: owners share with none
+    order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared)
     place = np.empty(requests, np.int64)
     place[order] = ramp(requests)
 
     # From here on requests are in depth-first order. A key says behind how many tokens of which request.
-    keys = (place.take(owners) << _HALF) + parts
+    keys, sharer = (place.take(owners) << half) + parts, place.take(sharing)
     by_key = keys.argsort(kind="stable")
-    keys = keys.take(by_key)
+    keys, sharer = keys.take(by_key), sharer.take(by_key)
     new = np.ones(len(keys), bool)
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     cuts = keys.compress(new)
-    cut = cuts >> _HALF
-    pieces = np.bincount(cut, minlength=requests) + 1
+    cut = cuts >> half
+    pieces = np.bincount(cut, minlength=requests) + one
     owner, begin = ramp(requests).repeat(pieces), offsets(pieces)
-    nodes, tail, begin = len(owner), begin[1:] - 1, begin[:-1]
+    nodes, tail, begin = len(owner), begin[1:] - one, begin[:-1]
     # The piece that ends at a cut has before it those of the cuts before, and a tail of every request before its own.
     ending = cut + ramp(len(cut))
     first = np.empty(nodes + 1, np.int64)
     first[begin] = shared.take(order)
-    first[ending + 1] = cuts & ((1 << _HALF) - 1)
+    first[ending + one] = cuts & number((1 << _HALF) - 1)
     ends = first[1:].copy()
-    ends[tail] = np.maximum(length.take(order), first.take(tail) + 1)
+    ends[tail] = np.maximum(length.take(order), first.take(tail) + one)
     first = first[:-1]
-    tokens = frozen(ends - first)
-    above_node = np.arange(-1, nodes - 1)
-    above_node[begin] = -1
-    above_node[begin.take(place.take(sharing.take(by_key)))] = ending.take(new.cumsum() - 1)
-    parent = frozen(above_node)
+    tokens = ends - first
+    ends[tail] = 0  # open
 
-    row_node = frozen(tail.take(place))
+    last = sharer if flat else _last_sharers(place, sharing, owners).take(sharer)
+    parent, rank_hi = _hung(owner, begin, ending.take(new.cumsum() - one), sharer, last)
     slots = offsets(tokens)
-    if slots[-1] > INT32_MAX:
-        raise TreeError("seq_lens", int(slots[-1]), "total exceeds 2^31 - 1 tokens", "split the batch")
-    kv = KVRuns(frozen(int32_ramp(nodes + 1)), frozen(slots[:-1]), tokens)
-    parts_of_tree = TreeParts(parent, tokens, row_node, frozen(tokens.take(row_node)), kv)
-    ranks = Ranks(frozen(np.append(owner, requests)), frozen(order), True)
-    topology = derive_ranked(*parts_of_tree[:4], ranks)
-    is_open = np.zeros(nodes, bool)
-    is_open[tail] = True
-    is_open.setflags(write=False)
-    shared_with = np.full(requests, -1, np.int32)
-    shared_with[sharing] = seat.take(owners)
-    of_nodes = stacked(seat.take(order).take(owner), first)
-    of_rows = stacked(seat, epoch, shared_with, shared, length)
-    return parts_of_tree, topology, RequestKV(page_size, of_nodes[0], of_nodes[1], is_open, *of_rows)
+    if slots.item(-1) > INT32_MAX:
+        raise TreeError("seq_lens", slots.item(-1), "total exceeds 2^31 - 1 tokens", "split the batch")
+    of_nodes = stacked(
+        ramp(nodes), 0, tokens, owner, rank_hi, seat.take(order).take(owner), first, ends, parent, slots[:-1]
+    )
+    shared_with = np.where(shares, seat.take(above), -1)
+    row_node = tail.take(place)
+    of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, shared_with, shared, length)
+    topology = topology_of_nodes(of_nodes[8], of_nodes[:5], of_rows[2], levels=largest(pieces) if flat else None)
+    kv = KVRuns(frozen(int32_ramp(nodes + 1)), of_nodes[9], of_nodes[2])
+    made = TreeParts(of_nodes[8], of_nodes[2], of_rows[0], of_rows[1], kv)
+    return made, topology, RequestKV(page_size, of_nodes[5:8], *of_rows[3:])
+
+
+def _hung(owner: Longs, begin: Longs, above: Longs, sharer: Longs, last: Longs) -> tuple[Longs, Longs]:
+    """The parents of nodes, and the ranks behind those below them. Each sharer hangs below the node `above`, in order;
+    of several the last one is the last request below it, or has below it the `last` one.
+    """
+    parent = np.arange(-1, len(owner) - 1)
+    parent[begin] = -1
+    parent[begin.take(sharer)] = above
+    rank_hi = owner + number(1)
+    rank_hi[above] = last + number(1)
+    return parent, rank_hi
 
 
 def _of_nothing(page_size: int) -> Made:
@@ -217,9 +256,7 @@ def _of_nothing(page_size: int) -> Made:
     root, none = np.zeros(1, np.int64), frozen(np.empty(0))
     parts = TreeParts(frozen(root - 1), frozen(root), none, none, KVRuns.contiguous(root))
     topology = derive_ranked(*parts[:4], Ranks(frozen(np.zeros(2)), none, True))
-    is_open = np.zeros(1, bool)
-    is_open.setflags(write=False)
-    return parts, topology, RequestKV(page_size, parts.parent, parts.tokens, is_open, *(none,) * 5)
+    return parts, topology, RequestKV(page_size, stacked(parts.parent, 0, 1), *(none,) * 5)
 
 
 def _one_each(argument: str, values: IntsLike, requests: int, low: int = 0, high: int = INT32_MAX) -> Ints:
@@ -268,27 +305,32 @@ def _check_chains_end(above: Longs) -> None:
         raise TreeError(f"shared_with[{request}]", int(above[request]), "leads into a cycle", fix)
 
 
-def _depth_first(requests: int, sharing: Longs, owners: Longs, parts: Longs) -> Longs:
-    """Requests in depth-first order: each before those that share with it, of which the ones that share most come
-    first. So are the nodes then, with all of a request's one after another. sharing: the requests that share, each
+def _depth_first_of_flat(requests: int, sharing: Longs, owners: Longs, parts: Ints | Longs) -> Longs:
+    """`_depth_first` of requests where none shares with one that shares itself. sharing: the requests that share, each
     with one of `owners`, `parts` tokens.
     """
-    shares = np.zeros(requests, bool)
-    shares[sharing] = True
-    if not np.count_nonzero(shares.take(owners)):  # nearly always: owners share with none
-        keys = ramp(requests) << _HALF
-        keys[sharing] = (owners << _HALF) + (INT32_MAX - parts + 1)
-        return keys.argsort(kind="stable")
-    left = np.zeros(requests, np.int64)
-    left[sharing] = -parts
-    by_parts = left.argsort(kind="stable")
-    number = np.empty(requests, np.int64)
-    number[by_parts] = ramp(requests)
-    parent = np.full(requests, -1)
-    parent[number.take(sharing)] = number.take(owners)
-    order = np.empty(requests, np.int64)
-    order[depth_first(frozen(parent))] = by_parts
+    keys = ramp(requests) << number(_HALF)
+    keys[sharing] = (owners << number(_HALF)) + (number(INT32_MAX + 1) - parts)
+    return keys.argsort(kind="stable")
+
+
+def _depth_first(above: Ints | Longs, shared: Ints | Longs) -> Longs:
+    """Requests in depth-first order: each before those that share with it, of which the ones that share most come
+    first. So are the nodes then, with all of a request's one after another.
+    """
+    by_parts = (-shared.astype(np.int64)).argsort(kind="stable")
+    place = np.empty(len(above) + 1, np.int64)
+    place[by_parts], place[-1] = ramp(len(above)), -1  # above nothing is nothing
+    order = np.empty(len(above), np.int64)
+    order[depth_first(frozen(place.take(above.take(by_parts))))] = by_parts
     return order
+
+
+def _last_sharers(place: Longs, sharing: Longs, owners: Longs) -> Longs:
+    """Of every place in depth-first order the last request that shares with the one there, through others or not."""
+    parent = np.full(len(place), -1)
+    parent[place.take(sharing)] = place.take(owners)
+    return last_below(parent)
 
 
 def _unpickled(page_size: int, *arrays: Any) -> RequestKV:

@@ -129,15 +129,18 @@ class Topology:
         """Tokens above every node."""
         return _path_sum(_doubled_parents(self.parent), self.tokens) - self.tokens
 
-    def deepest(self, node: npt.NDArray[Any]) -> int:
-        """The most edges above any of these nodes, without all depths."""
-        edges, node = 0, node.astype(np.int64) + 1
+    @cached_property
+    def levels(self) -> int:
+        """The most nodes on the path of one that some row sees tokens of, itself included; without all depths."""
+        if not len(self.spans):
+            return 0
+        levels, node = 1, self.spans.node.astype(np.int64) + 1
         rounds = _doubled_parents(self.parent)
         for doubling in reversed(range(len(rounds))):
             above = rounds[doubling].take(node)
             if np.count_nonzero(above):
-                edges, node = edges + (1 << doubling), above[above > 0]
-        return edges
+                levels, node = levels + (1 << doubling), above[above > 0]
+        return levels
 
     @property
     def nodes_in_preorder(self) -> Ints:
@@ -178,7 +181,7 @@ def depth_first(parent: Ints) -> Longs:
 
 def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ranks: Ranks) -> Topology:
     """`derive` where nodes are numbered in depth-first order, each with a row at or below it, and ranks are known."""
-    number, last, rank_own = ramp(len(parent)), _last_below(parent), ranks.first[1:]
+    number, last, rank_own = ramp(len(parent)), last_below(parent), ranks.first[1:]
     spans = Spans.of(number, 0, tokens, ranks.first[:-1], rank_own[last])
     preorder, _, _, rank_lo, rank_hi = spans.table
     if not ranks.whole:
@@ -199,6 +202,26 @@ def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ra
             "spans": spans,
         },
     )
+
+
+def topology_of_nodes(parent: Ints, table: Ints, row_of_rank: Ints, levels: int | None = None) -> Topology:
+    """The topology of a tree whose nodes are numbered in depth-first order, where each is a line of the table of spans,
+    and each that is the last one before other ranks has a row. levels: if they are known.
+    """
+    number, _, tokens, rank_lo, rank_hi = table
+    rank_own = np.empty_like(rank_lo)
+    rank_own[:-1], rank_own[-1:] = rank_lo[1:], len(row_of_rank)
+    made = {
+        "parent": parent,
+        "tokens": tokens,
+        "preorder": number,
+        "row_of_rank": row_of_rank,
+        "rank_lo": rank_lo,
+        "rank_own": frozen(rank_own),
+        "rank_hi": rank_hi,
+        "spans": Spans(table),
+    }
+    return unchecked(Topology, made if levels is None else {**made, "levels": levels})
 
 
 def ranks_of(row_place: Ints | Longs, tokens: Ints, row_node: Ints, row_sees: Ints) -> Ranks:
@@ -235,7 +258,7 @@ def _preorder(parent: Ints) -> tuple[Longs, Longs]:
     return _path_sum(ancestors, (parent >= 0) + _earlier_siblings(parent, subtree)), subtree
 
 
-def _last_below(parent: Ints) -> Longs:
+def last_below(parent: Ints | Longs) -> Longs:
     """The last node at or below every node, where nodes are numbered in depth-first order: its last child's. By pointer
     doubling along last children.
     """

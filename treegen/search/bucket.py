@@ -23,9 +23,9 @@ def policy_bucket(tree: Tree) -> str:
     spans = topology.spans
     lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
     tokens = int(np.add.reduce(lengths))
-    levels = topology.deepest(spans.node) + 1 if len(spans) else 0
+    levels = topology.levels
     sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
-    private = int(np.add.reduce(lengths[seen_by == 1])) / tree.num_rows if tree.num_rows else 0.0
+    private = int(np.dot(lengths, seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
     parts = (
         f"rows {_power(tree.num_rows)}",
         f"levels {levels if levels <= _EXACT_LEVELS else _power(levels)}",
