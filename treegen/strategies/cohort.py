@@ -140,11 +140,10 @@ class Cohort(Strategy):
             if on_pass:
                 on_pass("split-in-tiles", plan)
         elif self.split is not None:
-            tokens = plan.group_tokens
             length: int | Longs = self.split
             if self.merge == "final":
-                length = np.where(plan.stage > 0, np.maximum(tokens, 1), self.split)
-            plan = cut_context(plan, *cut_every(tokens, length))
+                length = np.where(plan.stage > 0, np.maximum(plan.group_tokens, 1), self.split)
+            plan = cut_every(plan, length)
             if on_pass:
                 on_pass("split-context", plan)
         return plan

@@ -13,10 +13,13 @@ from treegen.ir.arrays import (
     Longs,
     check_made,
     frozen,
+    int32_ramp,
+    number,
     offsets,
     positive_int,
     ragged,
     ragged_ranges,
+    ramp,
     stacked,
 )
 from treegen.ir.errors import StrategyError
@@ -61,26 +64,30 @@ class SplitContext:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        tokens = plan.group_tokens
         length: int | Longs = self.tokens
         if self.small_rows:
             length = np.where(plan.group_rows <= self.small_rows, self.small_tokens, self.tokens).astype(np.int64)
-        return cut_context(plan, *cut_every(tokens, length))
+        return cut_every(plan, length)
 
 
-def cut_every(tokens: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
-    """(group, begin, end) of every part when the `tokens[g]` read tokens of group g are cut every `length[g]`."""
-    parts = -(-tokens // length)
-    _check_parts(parts, length)
-    group, step = ragged(parts)
-    of_part = length if isinstance(length, int) else length[group]
-    begin = step * of_part
-    return group, begin, np.minimum(begin + of_part, tokens[group])
+def cut_every(plan: Plan, length: int | Longs) -> Plan:
+    """The plan with the read tokens of group g cut every `length[g]`."""
+    ends = offsets(plan.stop - plan.start)
+    of_groups = ends.take(plan.segment_indptr)
+    parts = (of_groups[1:] - of_groups[:-1] + (length - 1)) // length
+    places = offsets(parts)
+    _check_parts(places.item(-1), length)
+    group = ramp(len(parts)).repeat(parts)
+    step = ramp(len(group)) - places.take(group)
+    of_part = length if isinstance(length, int) else length.take(group)
+    begin = of_groups.take(group) + step * of_part
+    return _cut_at(plan, ends, group, begin, np.minimum(begin + of_part, of_groups[1:].take(group)))
 
 
-def _check_parts(parts: Longs, length: int | Longs) -> None:
+def _check_parts(parts: int, length: int | Longs) -> None:
     """Raises StrategyError where groups are cut into more parts of this length than a plan is made of."""
-    check_made("tokens of a part", int(np.min(length, initial=INT32_MAX)), int(parts.sum()), "parts", StrategyError)
+    shortest = length if isinstance(length, int) else int(length.min(initial=INT32_MAX))
+    check_made("tokens of a part", shortest, parts, "parts", StrategyError)
 
 
 def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
@@ -98,7 +105,7 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
     total, tile = behind - first, min(_TILE_TOKENS, most)
     parts = -(-total // most)
-    _check_parts(parts, most)
+    _check_parts(int(parts.sum()), most)
     group, step = ragged(parts)
     last: Bools = step + 1 == parts[group]
     tiles, parts = -(-total // tile)[group], parts[group]
@@ -118,34 +125,39 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
 def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
     """New groups with the rows of `group[i]` and its read tokens `begin[i]:end[i]`, counted through its segments."""
     ends = offsets(plan.stop - plan.start)
-    first_of_group = ends[plan.segment_indptr[:-1]][group]
-    from_token, to_token = first_of_group + begin, first_of_group + end
-    first = ends.searchsorted(from_token, "right") - 1
-    counts = ends.searchsorted(to_token) - first
-    segment = ragged_ranges(first, counts)
-    before, segments = ends[segment], plan.segments.take(segment, 1)
+    first_of_group = ends.take(plan.segment_indptr).take(group)
+    return _cut_at(plan, ends, group, first_of_group + begin, first_of_group + end)
+
+
+def _cut_at(plan: Plan, ends: Longs, group: Longs, begin: Longs, end: Longs) -> Plan:
+    """New groups with the rows of `group[i]` and the tokens `begin[i]:end[i]`, which are its own, of all that the plan
+    reads one after another. ends: the `offsets` of all segments' tokens.
+    """
+    first = ends.searchsorted(begin, "right") - number(1)
+    counts = ends.searchsorted(end) - first
+    places = offsets(counts)
+    segment = ragged_ranges(first, counts, places)
+    segments = plan.segments.take(segment, 1)
     start, stop = segments[1], segments[2]
-    stop[:] = start + (np.minimum(to_token.repeat(counts), ends[segment + 1]) - before)
-    start += np.maximum(from_token.repeat(counts) - before, 0)
-    intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
-    copied = group
-    if len(plan.row_lo) > len(plan) or not intervals.all():
-        intervals = intervals[group]
-        copied = ragged_ranges(plan.row_indptr[group], intervals)
-    else:
-        intervals = np.ones(len(group), np.int64)
+    moved = start - ends.take(segment)
+    np.minimum(stop, end.repeat(counts) + moved, out=stop)
+    np.maximum(start, begin.repeat(counts) + moved, out=start)
+    indptr, copied = int32_ramp(len(group) + 1), group
+    if not len(plan.row_lo) == len(plan) == np.count_nonzero(plan.group_rows):  # not one interval each
+        intervals = (plan.row_indptr[1:] - plan.row_indptr[:-1]).take(group)
+        indptr, copied = frozen(offsets(intervals)), ragged_ranges(plan.row_indptr.take(group), intervals)
     return Plan.trusted(
         plan.strategy,
-        offsets(intervals),
-        plan.row_lo[copied],
-        plan.row_hi[copied],
-        offsets(counts),
+        indptr,
+        plan.row_lo.take(copied),
+        plan.row_hi.take(copied),
+        places,
         segments,
-        plan.group_rows[group],
+        plan.group_rows.take(group),
         tiles=plan.tiles,
         mask=plan.mask,
         blocks=plan.blocks,
-        stage=frozen(plan.stage[group]),
+        stage=frozen(plan.stage.take(group)),
         merge=plan.merge,
     )
 
