@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arena import ALIGNMENT
-from treegen.ir.arrays import Ints, ramp
+from treegen.ir.arrays import Ints, frozen
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
@@ -29,6 +29,8 @@ LONE_PARTS = 8
 """Work items that a request that is walked alone is divided among, at most."""
 NO_EPOCH = -1
 """The epoch of a seat that a plan does not know."""
+UNKNOWN = frozen(np.array([NO_EPOCH, 0, -1, -1, -1, 0, 0, 0, 0]))
+"""What is known of such a seat."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +42,8 @@ class RequestSchedule:
     ENTRY_FIELDS]: item i reads `entries[entry_indptr[i]:entry_indptr[i + 1]]`. tile_room, block_room: entries of the
     tables of tiles and blocks that all items together have room for.
 
-    By seat: epoch, the one that the plan was made for (NO_EPOCH where it knows no request there); most, the tokens up
-    to which the items have room; claims, `claims[claim_indptr[s]:claim_indptr[s + 1]]`, what the plan takes for granted
-    and a step kernel checks.
+    seats [SEAT_FIELDS, seats]: what is known of each seat, UNKNOWN where the plan knows no request. claims [claims,
+    CLAIM_FIELDS]: what the plan takes for granted and a step kernel checks, those of a seat one after another.
     """
 
     schedule: Schedule
@@ -50,10 +51,26 @@ class RequestSchedule:
     entry_indptr: Ints
     tile_room: int
     block_room: int
-    epoch: Ints
-    most: Ints
-    claim_indptr: Ints
+    seats: Ints
     claims: Ints
+
+    @property
+    def epoch(self) -> Ints:
+        """By seat the epoch that the plan was made for, NO_EPOCH where it knows no request."""
+        column: Ints = self.seats[0]
+        return column
+
+    @property
+    def most(self) -> Ints:
+        """By seat the tokens up to which the items have room."""
+        column: Ints = self.seats[1]
+        return column
+
+    def claims_of(self, seat: int) -> Ints:
+        """The claims of a seat."""
+        owner, _, _, further, end = self.seats[4:, seat].tolist()
+        listed: Ints = self.claims[further - 1 : end] if owner >= 0 else self.claims[:0]
+        return listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +122,7 @@ class RequestRoom:
         """Whether there is room for a schedule."""
         schedule = made.schedule
         return (
-            len(made.epoch) <= self.seats
+            made.seats.shape[1] <= self.seats
             and len(schedule.items) <= self.items
             and len(schedule.rows) <= self.rows
             and len(made.entries) <= self.entries
@@ -189,16 +206,8 @@ class RequestTables(NamedTuple):
         schedule, begin = made.schedule, self.planned
         lines = head[self.seats - begin : self.claims - begin][: room.seats * len(SEAT_FIELDS)]
         lines = lines.reshape(room.seats, len(SEAT_FIELDS))
-        lines[:] = _UNKNOWN
-        known, claimed = lines[: len(made.epoch)], made.claim_indptr
-        known[:, 0], known[:, 1] = made.epoch, made.most
-        lines[schedule.rows, 2] = ramp(len(schedule.rows))
-        lines[schedule.merge_rows, 3] = ramp(len(schedule.merge_rows))
-        if len(made.claims):
-            sharing = (claimed[1:] > claimed[:-1]).nonzero()[0]
-            first = claimed.take(sharing)
-            known[sharing, 4:7] = made.claims.take(first, 0)
-            known[sharing, 7], known[sharing, 8] = first + 1, claimed[1:].take(sharing)
+        known = made.seats.shape[1]
+        lines[:known], lines[known:] = made.seats.T, UNKNOWN
         head[self.counts - begin] = len(schedule.merge_rows)
         for place, table in (
             (self.planned, schedule.items.ravel()),
@@ -213,9 +222,6 @@ class RequestTables(NamedTuple):
         items = head[: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
         items[len(schedule.items) :] = 0
         items[:, -1] = -1  # rows are listed
-
-
-_UNKNOWN = np.array([NO_EPOCH, 0, -1, -1, -1, 0, 0, 0, 0], np.int32)
 
 
 def _aligned(words: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from treegen.ir.arena import Arena, Capacity, pack, size_of
-from treegen.ir.arrays import Ints, LazySequence, frozen
+from treegen.ir.arrays import Ints, LazySequence, frozen, largest
 from treegen.ir.errors import FormatError, PlanError
 from treegen.ir.json_form import read_object, write_object
 from treegen.ir.plan import checked_ints
@@ -194,9 +194,7 @@ class Schedule:
     @property
     def num_slots(self) -> int:
         """Rows of the partial buffer."""
-        if not len(self.merge_slots) and not len(self.epilogue_slots):
-            return 0
-        return 1 + max(int(self.merge_slots.max(initial=-1)), int(self.epilogue_slots.max(initial=-1)))
+        return 1 + max((largest(slots) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1)
 
     @property
     def num_stages(self) -> int:

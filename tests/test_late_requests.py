@@ -173,7 +173,7 @@ def test_who_is_walked_alone(data: st.DataObject) -> None:
     for seat in batch.seats.tolist():
         owners = []
         if seat in known:
-            owners = made.claims[made.claim_indptr[seat] : made.claim_indptr[seat + 1], 0].tolist()
+            owners = made.claims_of(seat)[:, 0].tolist()
         if seat not in known or not known.issuperset(owners):
             expected.append(seat)
     assert walked_alone(batch, made).nonzero()[0].tolist() == expected

@@ -53,7 +53,7 @@ class Plan:
 
     def owners(self, seat: int) -> list[tuple[int, int, int]]:
         """(owner, first, end) of the tokens that a seat shares."""
-        claims = self.made.claims[self.made.claim_indptr[seat] : self.made.claim_indptr[seat + 1]].tolist()
+        claims = self.made.claims_of(seat).tolist()
         return [(owner, first * self.page_size, end * self.page_size) for owner, first, end in claims]
 
 

@@ -17,7 +17,7 @@ from treegen.codegen.kernel_signature import ItemTables, MergeTables, depends_on
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
-from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
+from treegen.ir.request_schedule import SEAT_FIELDS, RequestRoom, RequestSchedule, RequestTables
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.schedule.by_request import block_of
@@ -264,7 +264,7 @@ class TorchRequestProgram:
 def _no_plan() -> RequestSchedule:
     """The schedule of no requests."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
-    return RequestSchedule(_empty_schedule(()), none, zero, 0, 0, none, none, zero, none)
+    return RequestSchedule(_empty_schedule(()), none, zero, 0, 0, none.reshape(len(SEAT_FIELDS), 0), none)
 
 
 def _empty_schedule(classes: tuple[TileClass, ...]) -> Schedule:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools
+from treegen.ir.arrays import Bools, offsets
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestRoom, RequestSchedule
 from treegen.ir.schedule import TileClass
@@ -57,9 +57,10 @@ def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
     np.equal(batch.epoch[:both], made.epoch[:both], out=known[:both])
     known[: len(runs)] &= runs
     if len(made.claims):
-        gone = ~known.take(made.claims[:, 0])
-        seat = np.arange(len(made.epoch)).repeat(np.diff(made.claim_indptr))
-        known[seat.compress(gone)] = False
+        gone = offsets(~known.take(made.claims[:, 0]))
+        claiming = (made.seats[4] >= 0).nonzero()[0]
+        further, end = made.seats[7:].take(claiming, 1)
+        known[claiming.compress(gone.take(end) > gone.take(further - 1))] = False
     return runs & ~known[: len(runs)]
 
 

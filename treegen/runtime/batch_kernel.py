@@ -423,7 +423,7 @@ class BatchKernel:
 def is_served(plan: Plan) -> bool:
     """Whether a plan is of the form that the tables of kernels for batches have room for."""
     plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block
-    return plain and not plan.stage.any()
+    return plain and not np.count_nonzero(plan.stage)
 
 
 def room_of(

@@ -1,6 +1,8 @@
 """Lowering by request: a plan of a tree whose tokens are named by request becomes entries that a step kernel expands.
 
-No Python loop over items or requests, and nothing here grows with the length of a context.
+No Python loop over items or requests, and nothing here grows with the length of a context. An engine waits for this
+whenever requests come, so it goes from segments to tables at once, without KV slots, stages and several tile classes,
+which plans of batches do not have; tests hold it to treegen.schedule.lower.
 """
 
 from __future__ import annotations
@@ -9,18 +11,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged_ranges, ramp
 from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
-from treegen.ir.request_schedule import CLAIM_FIELDS, ENTRY_FIELDS, NO_EPOCH, RequestSchedule
-from treegen.ir.schedule import RUN_FIELDS, Schedule, TileClass
+from treegen.ir.request_schedule import ENTRY_FIELDS, UNKNOWN, RequestSchedule
+from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
+from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import RequestKV
-from treegen.schedule.lower import Arranged, Frame, arrange, scheduled
-from treegen.schedule.pack_runs import PackedTables
+from treegen.schedule.lower import class_offsets, cut_rows, row_table_of
+from treegen.schedule.merge_lists import NO_EPILOGUE, Merges, no_merges, single_stage_merges
+from treegen.schedule.segment_runs import Runs
 from treegen.target.problem import Problem
-from treegen.target.tile_config import BLOCK_TOKENS
+from treegen.target.tile_config import BLOCK_TOKENS, rows_per_tile
 
-_NO_RUNS = frozen(np.empty((0, len(RUN_FIELDS))))
+_NONE = frozen(np.empty(0))
+_NO_RUNS = _NONE.reshape(0, len(RUN_FIELDS))
+_NO_WORK = frozen(np.zeros(1))
+_AS_RUNS, _AS_SEGMENTS = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
+"""Columns of segments in an order in which those of rows are where runs have them, and back."""
 
 
 class ItemRoom(NamedTuple):
@@ -29,6 +37,18 @@ class ItemRoom(NamedTuple):
     tile: TileClass
     page_size: int
     reserve: int
+
+
+class _Items(NamedTuple):
+    """Work items in launch order: the plan's group of each, its first entry of the row table and its rows. Item i reads
+    `segments[:, indptr[i]:indptr[i + 1]]`, columns as of Plan.segments.
+    """
+
+    group: Longs
+    row0: Longs
+    rows: Ints | Longs
+    indptr: Longs
+    segments: Ints
 
 
 def block_of(page_size: int) -> int:
@@ -43,81 +63,133 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     Raises InputError for a tree that is not by request.
     """
     tree = problem.tree
-    if tree.requests is None:
+    requests = tree.requests
+    if requests is None:
         raise InputError("tree", str(tree), "does not say which request its tokens belong to", "use Tree.from_requests")
-    arranged = arrange(plan, problem, Frame((room.tile,), 1))
-    entries, most_tokens = _entries(arranged, problem, tree.requests, room)
-    tables, tile_room, block_room = _regions(arranged, most_tokens, room)
-    made = scheduled(plan, problem, arranged, (room.tile,), tables, framed=True)
-    return _with_seats(made, tree.requests, entries, arranged, tile_room, block_room, room.reserve)
+    row_table, first_row = row_table_of(plan, tree)
+    items = _items(plan, tree, first_row, rows_per_tile(room.tile.rows, problem.shape.group))
+    entries, most_tokens = _entries(items.segments, tree, requests, room)
+    (tile0, block0), (tile_room, block_room) = _regions(most_tokens, items.indptr[:-1], room)
+    slot0, merges = _merges(items, row_table, tree.num_rows)
+
+    table = np.zeros((len(items.rows), len(ITEM_FIELDS)), np.int32)
+    row0, rows, of_tiles, _, of_blocks, _, of_slots, group = table.T
+    row0[:], rows[:], of_tiles[:], of_blocks[:] = items.row0, items.rows, tile0, block0
+    of_slots[:], group[:] = slot0, items.group
+    schedule = Schedule.trusted(
+        classes=(room.tile,),
+        class_indptr=class_offsets((0, len(table))),
+        items=frozen(table),
+        rows=frozen(requests.seat.take(row_table)),
+        tiles=_NO_RUNS,
+        blocks=_NO_RUNS,
+        merge_rows=frozen(requests.seat.take(merges.rows)),
+        merge_indptr=merges.indptr,
+        merge_slots=merges.slots,
+        stage_indptr=class_offsets((0, 1)),
+        merge_stage_indptr=merges.stage_indptr,
+        work_indptr=_NO_WORK,
+        work=_NONE,
+        epilogue_indptr=NO_EPILOGUE.indptr,
+        epilogue_slots=NO_EPILOGUE.slots,
+        row_positions=_NONE,
+        fixed=False,
+    )
+    of_seats = _of_seats(requests, room.reserve, row_table, merges.rows)
+    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, block_room, *of_seats)
 
 
-def _entries(arranged: Arranged, problem: Problem, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs]:
-    """The entries of all items, one for each of their runs, and the most tokens that each may come to have."""
-    tree, runs, unit = problem.tree, arranged.runs.table, max(room.tile.tokens, room.page_size)
-    node = tree.kv.start.searchsorted(runs[:, 0], "right") - 1
-    first = runs[:, 0] - tree.kv.start.take(node)
-    end, tokens, base = first + runs[:, 1], tree.tokens.take(node), requests.first.take(node)
-    to_end = end == tokens
-    first -= first % unit
-    entries = np.empty((len(runs), len(ENTRY_FIELDS)), np.int32)
-    entries[:, 0] = requests.owner.take(node)
-    entries[:, 1] = base + first
-    entries[:, 3:] = runs[:, 2:4]
-    end = np.where(to_end, end, end - end % unit)
-    opened = to_end & requests.open.take(node)
-    entries[:, 2] = np.where(opened, 0, base + end)
-    entries[(end == first) & ~opened, 1:3] = unit  # nothing, wherever it was: an end of 0 would be an open one
-    return frozen(entries), (end - first + opened * room.reserve).astype(np.int64)
+def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
+    """The groups as work items of at most `height` rows, the longest first; of items as long as one another those that
+    begin with the same tokens come together. first_row: of every group in the row table.
+    """
+    group, row0, segments = ramp(len(plan)), first_row, plan.segments
+    rows: Ints | Longs = plan.group_rows
+    indptr: Ints | Longs = plan.segment_indptr
+    counts = indptr[1:] - indptr[:-1]
+    filled = np.count_nonzero(counts) == np.count_nonzero(rows) == len(rows)
+    if not filled or (len(rows) and largest(rows) > height):
+        runs = Runs.of_table(indptr.astype(np.int64), segments.take(_AS_RUNS, 0).T)
+        cut, runs = cut_rows(plan, runs, np.array([[height]]), whole=False)
+        group, row0, rows = cut.group, first_row.take(cut.group) + cut.begin, cut.rows
+        indptr, segments, counts = runs.indptr, runs.table.T.take(_AS_SEGMENTS, 0), runs.counts
+    first = indptr[:-1]
+    tokens = np.add.reduceat(segments[2] - segments[1], first, dtype=np.int64)
+    node, start = segments[:2].take(first, 1)
+    key = tree.kv.start.take(node) + start - (tokens << number(32))  # tokens, and their numbers, have 31 bits
+    order = key.argsort(kind="stable")
+    counts = counts.take(order)
+    places = offsets(counts)
+    read = ragged_ranges(first.take(order), counts, places)
+    return _Items(group.take(order), row0.take(order), rows.take(order), places, segments.take(read, 1))
 
 
-def _regions(arranged: Arranged, most_tokens: Longs, room: ItemRoom) -> tuple[PackedTables, int, int]:
-    """Where every item's room for tiles and blocks begins, and how much all have."""
+def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs | Ints]:
+    """An entry for every segment, and the most tokens that each may come to have."""
+    node, start, stop, lo, hi = segments
+    owner, first, end = requests.of_nodes.take(node, 1)
+    opened, to_end, begin = end == 0, stop == tree.tokens.take(node), 0
+    if np.count_nonzero(to_end) < len(to_end):
+        unit = max(room.tile.tokens, room.page_size)
+        begin, cut = start & -unit, stop & -unit
+        opened &= to_end
+        stop, end = np.where(to_end, stop, cut), np.where(to_end, end, first + cut)
+        first += begin
+        nothing = (stop == begin).nonzero()[0]  # wherever it was: an end of 0 would be an open one
+        first[nothing] = end[nothing] = unit
+    entries = np.empty((len(node), len(ENTRY_FIELDS)), np.int32)
+    for column, values in enumerate((owner, first, end, lo, hi)):
+        entries[:, column] = values
+    return frozen(entries), stop - begin + opened * number(room.reserve)
+
+
+def _regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Longs, list[int]]:
+    """Where every item's room for tiles and for blocks begins [2, items], and how much all have. items: the first entry
+    of each.
+    """
     tokens, block = room.tile.tokens, block_of(room.page_size)
-    packed = tokens // block
-    rest = np.minimum(most_tokens, tokens - 1)  # a request may have fewer tokens by now than when this was planned
-    first = arranged.runs.indptr[:-1]
-    tiles = offsets(np.add.reduceat(most_tokens // tokens, first))
-    blocks = np.add.reduceat(-(-rest // block), first)
-    blocks = offsets(-(-blocks // packed) * packed)
-    nothing = np.zeros(len(first), np.int64)
-    walk = (tiles[:-1], nothing, blocks[:-1], nothing)
-    return PackedTables(_NO_RUNS, _NO_RUNS, walk), int(tiles[-1]), int(blocks[-1])
+    packed, size = tokens // block, (tokens.bit_length() - 1, block.bit_length() - 1)
+    pieces = np.empty((2, len(most_tokens)), np.int64)
+    np.right_shift(most_tokens, size[0], out=pieces[0])
+    # A request may have fewer tokens by now than when this was planned.
+    np.right_shift(np.minimum(most_tokens, tokens - 1) + (block - 1), size[1], out=pieces[1])
+    ends = np.zeros((2, len(items) + 1), np.int64)
+    of_items = np.add.reduceat(pieces, items, axis=1)
+    of_items[1] = (of_items[1] + (packed - 1)) & -packed
+    np.add.accumulate(of_items, 1, out=ends[:, 1:])
+    return ends[:, :-1], ends[:, -1].tolist()
 
 
-def _with_seats(
-    made: Schedule,
-    requests: RequestKV,
-    entries: Ints,
-    arranged: Arranged,
-    tile_room: int,
-    block_room: int,
-    reserve: int,
-) -> RequestSchedule:
-    """The schedule with seats in place of rows, and what is known of every seat."""
-    seats = int(requests.seat.max(initial=-1)) + 1
-    epoch, most, counts = np.full(seats, NO_EPOCH, np.int32), np.zeros(seats, np.int32), np.zeros(seats, np.int64)
-    epoch[requests.seat], most[requests.seat] = requests.epoch, requests.length + reserve
-    indptr, *claims = requests.claims()
-    counts[requests.seat] = indptr[1:] - indptr[:-1]
-    if (requests.seat[1:] < requests.seat[:-1]).any():  # claims are listed by row
-        order = requests.seat.argsort()
-        claimed = ragged_ranges(indptr[order], indptr[order + 1] - indptr[order])
-        claims = [column[claimed] for column in claims]
-    table = np.empty((len(claims[0]), len(CLAIM_FIELDS)), np.int32)
-    for column, values in enumerate(claims):
-        table[:, column] = values
-    of_seats = made.changed(
-        rows=frozen(requests.seat.take(made.rows)), merge_rows=frozen(requests.seat.take(made.merge_rows))
-    )
-    return RequestSchedule(
-        of_seats,
-        entries,
-        frozen(arranged.runs.indptr),
-        tile_room,
-        block_room,
-        frozen(epoch),
-        frozen(most),
-        frozen(offsets(counts)),
-        frozen(table),
-    )
+def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int, Merges]:
+    """Where items write partial results, and what is merged. Every row has an item: none is without tokens."""
+    rows = items.rows
+    if int(np.add.reduce(rows)) == num_rows:
+        return -1, no_merges(ramp(0), 1)
+    ends = offsets(rows)
+    row = row_table.take(ragged_ranges(items.row0, rows, ends))
+    slot0, partial = ends[:-1], np.maximum.reduceat(np.bincount(row).take(row), ends[:-1]) > 1
+    if np.count_nonzero(partial) < len(partial):
+        row = row.compress(partial.repeat(rows))
+        slot0 = np.where(partial, offsets(rows * partial)[:-1], -1)
+    return slot0, single_stage_merges(row, ramp(len(row)))
+
+
+def _of_seats(requests: RequestKV, reserve: int, row_table: Ints, merged: Ints) -> tuple[Ints, Ints]:
+    """What is known of every seat, and all claims. merged: the rows that are merged."""
+    seat, ranges = requests.seat, requests.shared_ranges()
+    rows = len(seat)
+    known = UNKNOWN.repeat(rows + 1).reshape(-1, rows + 1)  # of every row, and of none
+    epoch, most, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
+    epoch[:], most[:] = requests.epoch, requests.length + number(reserve)
+    place[row_table], merge[merged] = ramp(len(row_table)), ramp(len(merged))
+    if ranges.size:
+        claiming, first = ranges[0].astype(np.int64), ramp(ranges.shape[1])
+        end, new = first + number(1), claiming[1:] != claiming[:-1]
+        if np.count_nonzero(new) < len(new):  # some rows have pages of several others
+            first = np.append(True, new).nonzero()[0]
+            claiming, end = claiming.take(first), np.append(first[1:], len(claiming))
+        owner[claiming], first_page[claiming], end_page[claiming] = ranges[1:].take(first, 1)
+        claim0[claiming], claim1[claiming] = first + number(1), end
+    row_of = np.full(largest(seat) + 1 if rows else 0, rows)
+    row_of[seat] = ramp(rows)
+    return frozen(known.take(row_of, 1)), frozen(ranges[1:].T)

@@ -69,7 +69,7 @@ def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
 
 
 def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
-    claims: list[list[int]] = made.claims[made.claim_indptr[seat] : made.claim_indptr[seat + 1]].tolist()
+    claims: list[list[int]] = made.claims_of(seat).tolist()
     return claims
 
 

@@ -75,7 +75,7 @@ _NO_WORK = _Work(frozen(np.zeros(1)), frozen(np.empty(0)))
 _NO_POSITIONS = frozen(np.empty(0))
 
 
-class _Items(NamedTuple):
+class Items(NamedTuple):
     """Row tiles: rows `begin:begin + rows` of a group, in the tile class `tile` of all that its groups may have."""
 
     group: Longs
@@ -83,9 +83,9 @@ class _Items(NamedTuple):
     rows: Longs
     tile: Longs
 
-    def at(self, places: Longs) -> _Items:
+    def at(self, places: Longs) -> Items:
         """These of the items, in this order."""
-        return _Items(*(column[places] for column in self))
+        return Items(*(column[places] for column in self))
 
 
 class Arranged(NamedTuple):
@@ -97,7 +97,7 @@ class Arranged(NamedTuple):
 
     sizes: tuple[TileClass, ...]
     tokens: Sizes
-    items: _Items
+    items: Items
     runs: Runs
     work: Longs
     bounds: list[int]
@@ -147,7 +147,7 @@ def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions:
         sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
         sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
-    items, runs = _cut(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
+    items, runs = cut_rows(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
     items, runs, work, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
     launches = num_stages * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
@@ -169,7 +169,7 @@ def scheduled(
     """The schedule of arranged items with these tables of what they read. framed: the classes stay as they are."""
     tree, shape, target = problem
     items, num_stages, launches = arranged.items, arranged.num_stages, len(arranged.bounds) - 1
-    row_table, row0 = _row_table(plan, tree)
+    row_table, row0 = row_table_of(plan, tree)
     row0 = row0[items.group] + items.begin
     results = _results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
     if framed or plan.fixed_block:
@@ -180,7 +180,7 @@ def scheduled(
     dealt = _deal(plan, classes, items.rows, arranged.work, shape, target)
     return Schedule.trusted(
         classes=classes,
-        class_indptr=_class_indptr(tuple(arranged.bounds)),
+        class_indptr=class_offsets(tuple(arranged.bounds)),
         items=table(row0, items.rows, *tables.walk, results.slot0, items.group),
         rows=row_table,
         tiles=tables.tiles,
@@ -213,9 +213,9 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
     heights = heights[tree]
     whole = not np.count_nonzero(plan.group_rows > heights[:, 0])
-    items, runs = _cut(plan, runs_of_groups(plan, forest), heights, whole=whole)
+    items, runs = cut_rows(plan, runs_of_groups(plan, forest), heights, whole=whole)
 
-    row_table, row0 = _row_table(plan, forest)
+    row_table, row0 = row_table_of(plan, forest)
     item, position = ragged(items.rows)
     row = row_table[(row0[items.group] + items.begin)[item] + position]
     partial_item = partial_items(
@@ -239,7 +239,7 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     return Counts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))
 
 
-def _cut(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[_Items, Runs]:
+def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[Items, Runs]:
     """Every group's row tiles and their runs, without tiles that have no runs. heights: the rows of a tile in every
     class, larger first; of every group, or one line for all. whole: no group has more rows than a tile.
     """
@@ -257,15 +257,15 @@ def _cut(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[_Items
         tile = zeros(len(rows))
     else:
         tile = (rows[:, None] <= (heights[:, 1:] if len(heights) == 1 else heights[group, 1:])).sum(1)
-    items, counts = _Items(group, begin, rows, tile), runs.counts
+    items, counts = Items(group, begin, rows, tile), runs.counts
     if np.count_nonzero(counts) < len(counts):
         items, runs = items.at(counts.nonzero()[0]), runs._replace(indptr=offsets(counts[counts > 0]))
     return items, runs
 
 
 def _in_launch_order(
-    plan: Plan, items: _Items, runs: Runs, sizes: int, frame: Frame | None
-) -> tuple[_Items, Runs, Longs, int]:
+    plan: Plan, items: Items, runs: Runs, sizes: int, frame: Frame | None
+) -> tuple[Items, Runs, Longs, int]:
     """Items stage by stage, class by class, the longest first, with their runs and tokens; and the number of stages.
 
     Of items as long as one another those that begin with the same KV come together: they run at the same time, so that
@@ -297,7 +297,7 @@ def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileC
 
 
 @lru_cache(64)
-def _class_indptr(bounds: tuple[int, ...]) -> Ints:
+def class_offsets(bounds: tuple[int, ...]) -> Ints:
     """Where the items of every class begin: the same at most steps of a batch."""
     return frozen(np.array(bounds))
 
@@ -340,7 +340,7 @@ def _tabulate_classes(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
     return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
 
 
-def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: _Items, runs: Runs) -> PackedTables:
+def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: Items, runs: Runs) -> PackedTables:
     """The tables of a plan with fixed blocks, whose groups are work items each."""
     if len(items.group) and int(items.begin.max()):
         rows = int(plan.group_rows.max())
@@ -361,7 +361,7 @@ class _Results(NamedTuple):
 
 
 def _results(
-    plan: Plan, items: _Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
+    plan: Plan, items: Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
 ) -> _Results:
     """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
     rows = items.rows
@@ -429,7 +429,7 @@ def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, work: Longs, 
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))
 
 
-def _row_table(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
+def row_table_of(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
     """The row table and where each group's rows begin in it.
 
     The table opens with the caller's rows in rank order, in which a group of one interval finds its rows; groups of

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, Longs, frozen, offsets, ragged_ranges
+from treegen.ir.arrays import Bools, Ints, Longs, frozen, largest, offsets, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 
@@ -131,12 +131,16 @@ def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, s
     )
 
 
-def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs) -> Merges:
-    """`merge_lists` of one stage: all partials of a row are one merge, and it is final."""
-    lengths = np.bincount(row, minlength=int(unseeing.max(initial=-1)) + 1)
-    merged = lengths > 0
-    merged[unseeing] = True
-    rows = merged.nonzero()[0]
+def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs | None = None) -> Merges:
+    """`merge_lists` of one stage: all partials of a row are one merge, and it is final. unseeing: by default none."""
+    if unseeing is None or not len(unseeing):
+        lengths = np.bincount(row)
+        rows = lengths.nonzero()[0]
+    else:
+        lengths = np.bincount(row, minlength=largest(unseeing) + 1)
+        merged = lengths > 0
+        merged[unseeing] = True
+        rows = merged.nonzero()[0]
     # Keys of 16 bits are sorted by radix.
     order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
