@@ -9,7 +9,7 @@ import numpy as np
 from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, frozen, int32_array, positive_int, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import claimed_sharing, of_requests
+from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
 
 
 class LiveBatch:
@@ -24,23 +24,27 @@ class LiveBatch:
     - `row`: place in the batch, -1 where the seat is free.
     - `epoch`: raised when the seat gets a new request, and when its pages move.
     - `tokens`: the request's tokens, 0 where the seat is free.
+    - `rows`: query rows of the request in a step, those of its last tokens; 1 in decoding, and where the seat is free.
     - `shared_with`, `shared_tokens`: the seat that the request shares its first tokens with, and how many tokens these
       are. -1 and 0 if it shares none. The other seat shares fewer tokens itself, so it owns the last of them.
 
-    Two numbers count what happened. `changes` goes up when requests come, or share other tokens: a plan is then out of
-    date. `moves` goes up when requests come, end, or get other rows. Growth changes neither number.
+    Two numbers count what happened. `changes` goes up when requests come, share other tokens or get another number of
+    query rows: a plan is then out of date. `moves` goes up when requests come, end, get other rows or other numbers of
+    query rows. Growth changes neither number.
 
     Methods raise TreeError before anything changes.
     """
 
     __slots__ = (
-        "_active", "_seats", "changes", "epoch", "moves", "page_size", "row", "shared_tokens", "shared_with", "tokens",
+        "_active", "_seats", "changes", "epoch", "moves", "page_size", "row", "rows", "shared_tokens", "shared_with",
+        "tokens",
     )  # fmt: skip
     row: Ints
     epoch: Ints
     tokens: Ints
     shared_with: Ints
     shared_tokens: Ints
+    rows: Ints
 
     def __init__(self, page_size: int = 1, max_seats: int = 64) -> None:
         """page_size: tokens of a page. max_seats: the number of seats at first. It doubles when all seats are taken."""
@@ -59,7 +63,7 @@ class LiveBatch:
     def _take_seats(self, seats: Ints) -> None:
         """Arrays by seat are lines of one table, so that they can be gathered all at once."""
         self._seats = seats
-        self.row, self.epoch, self.tokens, self.shared_with, self.shared_tokens = seats
+        self.row, self.epoch, self.tokens, self.shared_with, self.shared_tokens, self.rows = seats
 
     def __len__(self) -> int:
         return self._active
@@ -78,33 +82,42 @@ class LiveBatch:
         return self._seats[:2]
 
     def tree(self, *, shared: bool = True) -> Tree:
-        """The tree of the running requests, with a row for each seat in ascending order. shared: whether they share
+        """The tree of the running requests, with the rows of each seat in ascending order. shared: whether they share
         what they are known to share, or nothing.
         """
         seats = self.seats
-        _, epoch, tokens, above, sharing = self._seats.take(seats, 1)
+        _, epoch, tokens, above, sharing, rows = self._seats.take(seats, 1)
         if not shared:
             above, sharing = np.full(len(seats), -1, np.int32), np.zeros(len(seats), np.int32)
         elif len(seats) and seats.item(-1) >= len(seats):  # the seats have gaps
             number = np.empty(len(self.row) + 1, np.int32)
             number[seats], number[-1] = ramp(len(seats)), -1
             above = number.take(above)
-        parts, topology, requests = of_requests(tokens, above, sharing, frozen(seats), epoch, self.page_size)
+        made = tokens, above, sharing, frozen(seats), epoch, self.page_size
+        several = np.count_nonzero(rows > 1) > 0
+        parts, topology, requests = of_queries(frozen(rows), *made) if several else of_requests(*made)
         return Tree(*parts, topology, requests)
 
-    def add(self, tokens: int, shared_with: int | None = None, shared_tokens: int = 0, row: int | None = None) -> int:
+    def add(
+        self,
+        tokens: int,
+        shared_with: int | None = None,
+        shared_tokens: int = 0,
+        row: int | None = None,
+        rows: int = 1,
+    ) -> int:
         """Starts a request and returns its seat, the lowest free one.
 
         It begins with the first `shared_tokens` tokens, rounded down to whole pages, of seat `shared_with`. row: by
-        default the lowest free place.
+        default the lowest free place. rows: its query rows, see `set_rows`.
         """
-        tokens = _count("tokens", tokens)
+        tokens, rows = _count("tokens", tokens), _count("rows", rows, 1)
         above, shared = self._claim(shared_with, shared_tokens, tokens, None)
         place = self._free_row(row)
         if self._active == len(self.row):
             self._add_seats()
         seat = int((self.row < 0).argmax())
-        self.row[seat], self.tokens[seat] = place, tokens
+        self.row[seat], self.tokens[seat], self.rows[seat] = place, tokens, rows
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         self.epoch[seat] += 1
         self._active += 1
@@ -112,13 +125,13 @@ class LiveBatch:
         self.moves += 1
         return seat
 
-    def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None) -> int:
+    def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None, rows: int = 1) -> int:
         """Starts a request with the tokens of another and returns its seat.
 
-        It shares the first `shared_tokens` of them, by default all full pages. row: as in `add`.
+        It shares the first `shared_tokens` of them, by default all full pages. row, rows: as in `add`.
         """
         tokens = int(self.tokens[self._running("seat", seat)])
-        return self.add(tokens, seat, tokens if shared_tokens is None else shared_tokens, row)
+        return self.add(tokens, seat, tokens if shared_tokens is None else shared_tokens, row, rows)
 
     def finish(self, seat: int) -> None:
         """Ends a request and frees its seat and row.
@@ -128,7 +141,7 @@ class LiveBatch:
         """
         seat = self._running("seat", seat)
         self._leave(seat)
-        self.row[seat], self.tokens[seat] = -1, 0
+        self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
         self._active -= 1
         self.moves += 1
 
@@ -236,6 +249,17 @@ class LiveBatch:
             self.changes += 1
         self.tokens[:] = after
 
+    def set_rows(self, seats: int | IntsLike, rows: int | IntsLike) -> None:
+        """Says how many query rows requests have in a step: those of their last tokens, drafts or a chunk of a prompt
+        among them. rows: one number for all, or one for each of `seats`, at least 1.
+        """
+        chosen = self._chosen(seats)
+        numbers = self._numbers("rows", rows, len(chosen), 1)
+        if np.count_nonzero(numbers != self.rows.take(chosen)):
+            self.rows[chosen] = numbers
+            self.changes += 1
+            self.moves += 1
+
     def _leave(self, seat: int, kept: int = 0) -> None:
         """Limits what a seat shares with others to its first `kept` tokens. Of those that share more with it, the one
         that shares most takes its place behind these, and the others share with that one.
@@ -312,11 +336,11 @@ class LiveBatch:
             raise TreeError("seats", chosen.tolist(), f"names seat {int(twice.argmax())} twice", "name every seat once")
         return chosen
 
-    def _numbers(self, argument: str, values: int | IntsLike, seats: int) -> Ints:
-        """One number for all of so many seats, or one each; raises TreeError for others."""
+    def _numbers(self, argument: str, values: int | IntsLike, seats: int, low: int = 0) -> Ints:
+        """One number for all of so many seats, or one each, from `low` on; raises TreeError for others."""
         if isinstance(values, (int, np.integer)):
-            return np.full(seats, _count(argument, values), np.int32)
-        numbers = int32_array(argument, values, low=0)
+            return np.full(seats, _count(argument, values, low), np.int32)
+        numbers = int32_array(argument, values, low=low)
         if len(numbers) != seats:
             raise TreeError(argument, f"{len(numbers)} entries", f"does not match {seats} seats", "give one per seat")
         return numbers
@@ -339,13 +363,13 @@ class LiveBatch:
 
 def _free_seats(seats: int) -> Ints:
     """So many seats without requests."""
-    return np.array([[-1], [0], [0], [-1], [0]], np.int32).repeat(seats, 1)
+    return np.array([[-1], [0], [0], [-1], [0], [1]], np.int32).repeat(seats, 1)
 
 
-def _count(argument: str, value: int) -> int:
-    """`value` as an int of 0..2^31 - 1; raises TreeError for anything else."""
+def _count(argument: str, value: int, low: int = 0) -> int:
+    """`value` as an int of low..2^31 - 1; raises TreeError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise TreeError(argument, value, "is not an integer", "give a whole number")
-    if not 0 <= value <= INT32_MAX:
-        raise TreeError(argument, int(value), f"is outside 0..{INT32_MAX}", "correct the value")
+    if not low <= value <= INT32_MAX:
+        raise TreeError(argument, int(value), f"is outside {low}..{INT32_MAX}", "correct the value")
     return int(value)

@@ -18,19 +18,38 @@ from treegen.ir.schedule import ITEM_FIELDS, Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
 """Columns of `RequestSchedule.entries`: tokens `first:end` of the request in a seat, seen by the item's rows `lo:hi`.
-An end of 0 stands for the present length of the request. `first` is a multiple of the page size."""
+
+An end of 0 or less counts from the request's present length on, so that 0 stands for the length itself. So does a
+`first` below 0; the entry is then a single token. Any other `first` is a multiple of the page size.
+"""
 CLAIM_FIELDS = ("owner", "first_page", "end_page")
 """Columns of `RequestSchedule.claims`: pages that a request has in common with the one in the seat `owner`."""
 SEAT_FIELDS = ("epoch", "most", "row", "merge", "owner", "first_page", "end_page", "claim0", "claim1")
 """What a step kernel reads of a seat: the epoch that the plan was made for, and the tokens up to which it has room; its
 places in the row table and among merged rows, -1 for none; its first claim, of owner -1 where there is none; and
 `claims[claim0:claim1]`, the others."""
+QUERY_FIELDS = ("rows", "least", "merges")
+"""What a step kernel reads of a seat besides, where requests may have several query rows: how many it has, the tokens
+from which on the plan is right, and how many of its rows the plan merges, one behind another."""
 LONE_PARTS = 8
 """Work items that a request that is walked alone is divided among, at most."""
 NO_EPOCH = -1
 """The epoch of a seat that a plan does not know."""
 UNKNOWN = frozen(np.array([NO_EPOCH, 0, -1, -1, -1, 0, 0, 0, 0]))
 """What is known of such a seat."""
+
+
+class Queries(NamedTuple):
+    """What a schedule says where requests have several query rows.
+
+    By seat: rows, their number; least, the tokens from which on the plan is right. row_number, merge_number: which of
+    its request's rows each entry of `rows` and of `merge_rows` is; a request's entries are neighbours, and in order.
+    """
+
+    rows: Ints
+    least: Ints
+    row_number: Ints
+    merge_number: Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +62,8 @@ class RequestSchedule:
     tables of tiles and blocks that all items together have room for.
 
     seats [SEAT_FIELDS, seats]: what is known of each seat, UNKNOWN where the plan knows no request. claims [claims,
-    CLAIM_FIELDS]: what the plan takes for granted and a step kernel checks, those of a seat one after another.
+    CLAIM_FIELDS]: what the plan takes for granted and a step kernel checks, those of a seat one after another. queries:
+    None where each request has one row.
     """
 
     schedule: Schedule
@@ -53,6 +73,15 @@ class RequestSchedule:
     block_room: int
     seats: Ints
     claims: Ints
+    queries: Queries | None = None
+
+    def row_number(self, entry: int) -> int:
+        """Which of its request's rows an entry of the row table is."""
+        return 0 if self.queries is None else int(self.queries.row_number[entry])
+
+    def merge_number(self, entry: int) -> int:
+        """Which of its request's rows a merged row is."""
+        return 0 if self.queries is None else int(self.queries.merge_number[entry])
 
     @property
     def epoch(self) -> Ints:
@@ -81,7 +110,7 @@ class RequestRoom:
     slots, merge_slots: of partial results, and entries of merge lists. tiles, blocks: entries of the tables that the
     plan's items read. lone_items: items for requests that are walked alone, lone_rows of them each; lone_tiles,
     lone_blocks: entries that each of these items has room for. tile_width, run_width: words of an entry of tiles and of
-    blocks.
+    blocks. queries: whether requests may have several query rows, of which all together have `rows`.
 
     Of launches, the lone items are the first. Where few requests are alone, several lone items share one: each has a
     slot for a partial result behind those of the plan, and `lone_merges` rows behind those of the plan are merged.
@@ -102,6 +131,7 @@ class RequestRoom:
     lone_blocks: int
     tile_width: int
     run_width: int
+    queries: bool = False
 
     @property
     def lone_merges(self) -> int:
@@ -116,13 +146,14 @@ class RequestRoom:
     @property
     def merges(self) -> int:
         """Rows that a launch merges at most: of the plan, one that stays free, and of lone items."""
-        return self.seats + 1 + self.lone_merges
+        return self.rows + 1 + self.lone_merges
 
     def holds(self, made: RequestSchedule) -> bool:
         """Whether there is room for a schedule."""
         schedule = made.schedule
         return (
             made.seats.shape[1] <= self.seats
+            and (self.queries or made.queries is None)
             and len(schedule.items) <= self.items
             and len(schedule.rows) <= self.rows
             and len(made.entries) <= self.entries
@@ -141,8 +172,8 @@ class RequestTables(NamedTuple):
         planned    ... entries, seats, claims, merge_slots, merge_indptr      the host writes these, once per plan
         copied     the rest of merge_indptr, for lone items; rows, ...        step kernels write these, and lone items
 
-    read_rows are the seats of `rows`; counts holds how many rows the plan merges. lone_slots are lists of slots, as
-    merge_slots.
+    read_rows are the seats of `rows`; queries (by seat, QUERY_FIELDS), row_number and merge_number are empty where each
+    request has one row; counts holds how many rows the plan merges. lone_slots are lists of slots, as merge_slots.
     """
 
     items: int
@@ -152,6 +183,9 @@ class RequestTables(NamedTuple):
     read_rows: int
     seats: int
     claims: int
+    queries: int
+    row_number: int
+    merge_number: int
     counts: int
     merge_slots: int
     merge_indptr: int
@@ -179,21 +213,24 @@ class RequestTables(NamedTuple):
             "read_rows": room.rows,
             "seats": room.seats * len(SEAT_FIELDS),
             "claims": room.claims * len(CLAIM_FIELDS),
+            "queries": room.queries * room.seats * len(QUERY_FIELDS),
+            "row_number": room.queries * room.rows,
+            "merge_number": room.queries * room.rows,
             "counts": 1,
             "merge_slots": room.merge_slots + 1,
         }
         for name, count in words.items():
             places[name], end = end, _aligned(end + count)
-        places["merge_indptr"], places["copied"] = end, end + room.seats + 1
+        places["merge_indptr"], places["copied"] = end, end + room.rows + 1
         end = _aligned(end + room.merges + 1)
         on_device = {
             "rows": room.rows + room.lone_items * room.lone_rows,
             "merge_rows": room.merges,
             "lone_slots": room.lone_items,
-            "states": room.seats,
+            "states": room.seats * (1 + room.queries),
             "counters": 2 * 6,
             "flags": 3,
-            "positions": room.seats,
+            "positions": room.rows,
             "tiles": (room.tiles + room.lone_items * room.lone_tiles + 1) * room.tile_width,
             "blocks": (room.blocks + room.lone_items * room.lone_blocks) * room.run_width + most_runs,
         }
@@ -208,6 +245,8 @@ class RequestTables(NamedTuple):
         lines = lines.reshape(room.seats, len(SEAT_FIELDS))
         known = made.seats.shape[1]
         lines[:known], lines[known:] = made.seats.T, UNKNOWN
+        if room.queries:
+            self._write_queries(made, room, head)
         head[self.counts - begin] = len(schedule.merge_rows)
         for place, table in (
             (self.planned, schedule.items.ravel()),
@@ -222,6 +261,19 @@ class RequestTables(NamedTuple):
         items = head[: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
         items[len(schedule.items) :] = 0
         items[:, -1] = -1  # rows are listed
+
+    def _write_queries(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
+        """Writes what a plan says of query rows, which the room has tables for."""
+        schedule, seats, begin = made.schedule, len(made.epoch), self.planned
+        lines = head[self.queries - begin :][: room.seats * len(QUERY_FIELDS)]
+        lines = lines.reshape(room.seats, len(QUERY_FIELDS))
+        lines[:] = 1, 0, 0
+        lines[:seats, 2] = np.bincount(schedule.merge_rows, minlength=seats)
+        numbers = [np.zeros_like(schedule.rows), np.zeros_like(schedule.merge_rows)]
+        if made.queries is not None:
+            lines[:seats, 0], lines[:seats, 1], *numbers = made.queries
+        for place, table in zip((self.row_number, self.merge_number), numbers, strict=True):
+            head[place - begin : place - begin + len(table)] = table
 
 
 def _aligned(words: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import defaultdict
 
 import numpy as np
 import torch
@@ -20,11 +21,19 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Server:
     """Pages of a cache with reference counts, a page table in one of three forms, and the requests of a batch.
 
-    `say` is what the kernel is told (a LiveBatch); the page table is the truth.
+    `say` is what the kernel is told (a LiveBatch); the page table is the truth. queries: query rows of a request at
+    most; None where each has one, and the page table no qo_indptr.
     """
 
     def __init__(
-        self, seed: int, shape: Shape, rows: int, most_tokens: int, device: str = "cpu", form: str = "block"
+        self,
+        seed: int,
+        shape: Shape,
+        rows: int,
+        most_tokens: int,
+        device: str = "cpu",
+        form: str = "block",
+        queries: int | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.shape, self.rows, self.most_tokens, self.device, self.form = shape, rows, most_tokens, device, form
@@ -44,6 +53,9 @@ class Server:
         self.batch = LiveBatch(page_size=self.page_size, max_seats=rows)
         self.of_seat: dict[int, list[int]] = {}  # pages
         self.length: dict[int, int] = {}
+        self.most_queries, self.query_rows = queries or 1, rows * (queries or 1)
+        self.queries: defaultdict[int, int] = defaultdict(lambda: 1)  # by seat
+        self.rows_of = {row: range(row, row + 1) for row in range(rows)}  # of q, by rows of the batch
         self.changed = True  # whether a plan may be wanted
         pool = rows + 3
         self.named = form == "named"
@@ -52,6 +64,7 @@ class Server:
         self.seq_lens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.table_rows = torch.zeros(rows, dtype=torch.int32, device=device) if self.named else None
         self.indptr = torch.zeros(rows + 1, dtype=torch.int32, device=device) if form == "ragged" else None
+        self.qo_indptr = None if queries is None else torch.zeros(rows + 1, dtype=torch.int32, device=device)
         self.row_of_pool = list(range(pool))
         self.pages = PageTable(
             self.table if form == "ragged" else self.table.view(pool, width),
@@ -59,6 +72,7 @@ class Server:
             self.num_pages,
             self.table_rows,
             self.indptr,
+            self.qo_indptr,
         )
 
     def take(self) -> int:
@@ -107,8 +121,9 @@ class Server:
         if shared_with is not None:  # as far as the host knows how long that one is
             claimed = min(claimed, int(self.batch.tokens[shared_with]) // self.page_size * self.page_size)
         with_whom = shared_with if claimed else None
-        seat = self.batch.add(tokens, with_whom, claimed, row=self.free_row())
-        self.of_seat[seat], self.length[seat] = pages, tokens
+        queries = self.random.randint(1, self.most_queries)
+        seat = self.batch.add(tokens, with_whom, claimed, self.free_row(), queries)
+        self.of_seat[seat], self.length[seat], self.queries[seat] = pages, tokens, queries
         self.fill(pages, shared, tokens)
 
     def free_row(self) -> int:
@@ -120,13 +135,13 @@ class Server:
         """A request branches in the middle of a page, which is copied."""
         if len(self.batch) >= self.rows:
             return
-        new = self.batch.fork(seat, row=self.free_row())
+        new = self.batch.fork(seat, row=self.free_row(), rows=self.queries[seat])
         full = self.length[seat] // self.page_size
         pages = self.of_seat[seat][:full]
         for page in pages:
             self.held[page] += 1
         pages = pages + [self.take() for _ in range(self.room(self.length[seat]) - full)]
-        self.of_seat[new], self.length[new] = pages, self.length[seat]
+        self.of_seat[new], self.length[new], self.queries[new] = pages, self.length[seat], self.queries[seat]
         self.fill(pages, full * self.page_size, self.length[seat])
 
     def grow(self, seat: int, tokens: int) -> None:
@@ -145,6 +160,7 @@ class Server:
         self.batch.finish(seat)
         self.drop(self.of_seat.pop(seat))
         del self.length[seat]
+        self.queries.pop(seat, None)
 
     def move(self, seat: int, told: bool) -> None:
         """A request resumes in other pages."""
@@ -173,7 +189,8 @@ class Server:
 
     def roll_back(self, seat: int) -> None:
         """A request loses tokens, which may be shared ones; the host may not know it."""
-        after = self.random.randint(0, self.length[seat])
+        length = self.length[seat]
+        after = self.random.choice([self.random.randint(0, length), max(0, length - self.random.randint(1, 20))])
         pages = self.of_seat[seat]
         keep = self.room(after)
         self.of_seat[seat] = pages[:keep]
@@ -184,6 +201,12 @@ class Server:
         self.length[seat] = after
         self.batch.set_tokens([seat], [after]) if self.random.random() < 0.5 else None
 
+    def change_queries(self, seat: int) -> None:
+        """A request has another number of query rows; the host may not know it."""
+        self.queries[seat] = self.random.randint(1, self.most_queries)
+        if self.random.random() < 0.7:
+            self.batch.set_rows(seat, self.queries[seat])
+
     def event(self) -> None:
         """Something happens."""
         seats = sorted(self.of_seat)
@@ -191,6 +214,7 @@ class Server:
         kinds = ["arrive", "grow", "grow", "grow"]
         if some is not None:
             kinds += ["share", "lie", "fork", "finish", "owner", "permute", "move", "moved", "replace", "back"]
+            kinds += ["queries", "queries"] if self.qo_indptr is not None else []
         kind = self.random.choice(kinds)
         if kind == "arrive":
             self.arrive()
@@ -216,6 +240,8 @@ class Server:
             self.move(some, told=kind == "moved")
         elif kind == "replace":
             self.replace_shared()
+        elif kind == "queries":
+            self.change_queries(some)
         elif kind == "back":
             self.roll_back(some)
 
@@ -238,6 +264,10 @@ class Server:
                 begin = self.row_of_pool[row] * self.width
             table[begin : begin + len(pages)] = pages
             ends.append(ends[-1] + len(pages))
+            if self.qo_indptr is not None:  # rows without a request have some, too, where there is room
+                begin_query = self.rows_of[row - 1].stop if row else 0
+                queries = self.queries[row_seat[row]] if row in row_seat else self.random.choice([0, 0, 1])
+                self.rows_of[row] = range(begin_query, begin_query + queries)
             if row in row_seat:
                 lengths[row] = expected[row] = self.length[row_seat[row]]
                 if pages and self.random.random() < 0.02:
@@ -247,6 +277,9 @@ class Server:
         self.seq_lens.copy_(torch.from_numpy(lengths))
         if self.table_rows is not None:
             self.table_rows.copy_(torch.from_numpy(named))
+        if self.qo_indptr is not None:
+            starts = [rows.start for rows in self.rows_of.values()]
+            self.qo_indptr.copy_(torch.tensor([*starts, self.rows_of[self.rows - 1].stop], dtype=torch.int32))
         if self.indptr is not None:
             self.indptr.copy_(torch.tensor(ends, dtype=torch.int32))
         return expected
@@ -259,24 +292,32 @@ class Server:
             return tuple(cache.transpose(1, 2).contiguous() for cache in (self.k, self.v))  # type: ignore[return-value]
         return self.k, self.v
 
+    def seen(self, lengths: dict[int, int]) -> dict[int, tuple[int, int]]:
+        """By query row, the row of the batch that it is of, and the tokens that it sees; as `lengths` has them."""
+        return {
+            place: (row, length if length < 0 else max(length - len(self.rows_of[row]) + number + 1, 0))
+            for row, length in lengths.items()
+            for number, place in enumerate(self.rows_of[row])
+        }
+
     def expected(
         self, q: torch.Tensor, lengths: dict[int, int], sm_scale: float, window_left: int = -1
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """out and lse of every row that has a request, NaN elsewhere, in float64."""
+        """out and lse of every query row of a request, NaN elsewhere, in float64."""
         heads, kv_heads = self.shape.num_qo_heads, self.shape.num_kv_heads
-        out = torch.full((self.rows, heads, self.shape.head_dim_v), math.nan, dtype=torch.float64)
-        lse = torch.full((self.rows, heads), math.nan, dtype=torch.float64)
+        out = torch.full((self.query_rows, heads, self.shape.head_dim_v), math.nan, dtype=torch.float64)
+        lse = torch.full((self.query_rows, heads), math.nan, dtype=torch.float64)
         row_seat = {int(self.batch.row[seat]): seat for seat in self.of_seat}
-        for row, length in lengths.items():
+        for place, (row, length) in self.seen(lengths).items():
             if length <= 0:
-                out[row], lse[row] = 0, -math.inf
+                out[place], lse[place] = 0, -math.inf
                 continue
             begin = max(0, length - 1 - window_left) if window_left >= 0 else 0
             token = torch.arange(begin, length)
             page = torch.tensor(self.of_seat[row_seat[row]])[token // self.page_size]
             keys, values = (c[page, token % self.page_size].double().cpu() for c in (self.k, self.v))
-            query = q[row].double().cpu().view(kv_heads, heads // kv_heads, -1)
+            query = q[place].double().cpu().view(kv_heads, heads // kv_heads, -1)
             scores = torch.einsum("hgd,thd->hgt", query, keys) * sm_scale
-            lse[row] = scores.logsumexp(-1).flatten()
-            out[row] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values).flatten(0, 1)
+            lse[place] = scores.logsumexp(-1).flatten()
+            out[place] = torch.einsum("hgt,thd->hgd", scores.softmax(-1), values).flatten(0, 1)
         return out, lse

@@ -41,6 +41,7 @@ class Case:
     """A server and the kernel that serves it. window: of compile_batch; options: further arguments of compile_batch,
     which the reference takes as `scores` and `sinks`. layout: how the caches are laid out, beside the shape's layout.
     sms: of the target, from which the number of lone items follows.
+    queries: query rows of a request at most, None without qo_indptr.
     """
 
     shape: Shape
@@ -55,17 +56,18 @@ class Case:
     scales: tuple[float, float] = (1.0, 1.0)
     layout: str = "dense"
     sms: int = 2
+    queries: int | None = None
 
 
-def any_case(seed: int, dtype: str = "fp32") -> Case:
-    """A case in which everything is chosen at random."""
+def any_case(seed: int, dtype: str = "fp32", queries: int | None = None) -> Case:
+    """A case in which everything is chosen at random, but for the query rows of a request at most."""
     source = random.Random(seed)
     page_size = source.choice(PAGE_SIZES)
     layout = source.choice(["NHD", "HND"]) if page_size > 1 else "NHD"
     shape = Shape(*source.choice(HEADS), 16, dtype=dtype, page_size=page_size, kv_layout=layout)
     return Case(
         shape, source.choice(FORMS), source.choice([-1, -1, 0, 37]), source.choice(STRATEGIES),
-        source.choice([3, 6, 9, 12]), source.choice([150, 400]),
+        source.choice([3, 6, 9, 12]), source.choice([150, 400]), queries=queries,
     )  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def small(sms: int = 2) -> Target:
 def made(case: Case, seed: int, backend: str | None, device: str = "cpu") -> tuple[Server, BatchKernel]:
     """The server of a case and its kernel."""
     shape = replace(case.shape, kv_dtype=case.shape.dtype, shared_kv=False)
-    server = Server(seed, shape, case.rows, case.most_tokens, device, case.form)
+    server = Server(seed, shape, case.rows, case.most_tokens, device, case.form, case.queries)
     if case.shape.kv_dtype != case.shape.dtype:
         narrow = KV_TORCH_DTYPES[case.shape.kv_dtype]
         server.true_k, server.true_v = (t.to(narrow).to(t.dtype) for t in (server.true_k, server.true_v))
@@ -85,7 +87,8 @@ def made(case: Case, seed: int, backend: str | None, device: str = "cpu") -> tup
         server.true_v = server.true_k[..., : shape.head_dim_v].clone()
     kernel = treegen.compile_batch(
         case.shape, server.pages, max_tokens=case.most_tokens, strategy=case.strategy, backend=backend,
-        target=small(case.sms) if device == "cpu" else None, window_left=case.window, **case.options,
+        target=small(case.sms) if device == "cpu" else None, window_left=case.window,
+        max_rows=None if case.queries is None else server.query_rows, **case.options,
     )  # fmt: skip
     return server, kernel
 
@@ -118,29 +121,29 @@ def _spread(cache: torch.Tensor, further: int) -> torch.Tensor:
 def reference(
     server: Server, case: Case, q: torch.Tensor, lengths: dict[int, int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out and lse of every row that has a request, in float64."""
+    """out and lse of every query row of a request, in float64."""
     plain = case.scores is None and case.sinks is None and case.scales == (1.0, 1.0)
     if plain:
         return server.expected(q, lengths, case.shape.head_dim**-0.5, case.window)
     shape = case.shape
-    out = torch.full((server.rows, shape.num_qo_heads, shape.head_dim_v), math.nan, dtype=torch.float64)
-    lse = torch.full((server.rows, shape.num_qo_heads), math.nan, dtype=torch.float64)
+    out = torch.full((server.query_rows, shape.num_qo_heads, shape.head_dim_v), math.nan, dtype=torch.float64)
+    lse = torch.full((server.query_rows, shape.num_qo_heads), math.nan, dtype=torch.float64)
     seat_of = {int(server.batch.row[seat]): seat for seat in server.of_seat}
-    for row, length in lengths.items():
+    for place, (row, length) in server.seen(lengths).items():
         begin = max(0, length - 1 - case.window) if case.window >= 0 else 0
         token = torch.arange(begin, max(length, begin))
         page = torch.tensor(server.of_seat[seat_of[row]], dtype=torch.long)[token // server.page_size]
         keys, values = (c[page, token % server.page_size].double().cpu() for c in (server.k, server.v))
-        query_row = q[row].double().cpu().view(shape.num_kv_heads, shape.group, -1)
+        query_row = q[place].double().cpu().view(shape.num_kv_heads, shape.group, -1)
         scores = torch.einsum("hgd,thd->hgt", query_row, keys) * (shape.head_dim**-0.5 * case.scales[0])
         scores = scores.flatten(0, 1)
         if case.scores is not None:
             scores = case.scores(scores, token, length - 1)
         weighed = scores if case.sinks is None else torch.cat([scores, case.sinks.double().cpu()[:, None]], 1)
-        lse[row] = weighed.logsumexp(-1) if weighed.shape[1] else -math.inf
-        weights = (scores - lse[row][:, None]).exp() if len(token) else scores
+        lse[place] = weighed.logsumexp(-1) if weighed.shape[1] else -math.inf
+        weights = (scores - lse[place][:, None]).exp() if len(token) else scores
         by_head = weights.view(shape.num_kv_heads, shape.group, -1)
-        out[row] = torch.einsum("hgt,thd->hgd", by_head, values * case.scales[1]).flatten(0, 1)
+        out[place] = torch.einsum("hgt,thd->hgd", by_head, values * case.scales[1]).flatten(0, 1)
     return out, lse
 
 
@@ -155,12 +158,13 @@ def check_step(
     assert found is out
     expected, expected_lse = reference(server, case, q, lengths)
     most = OUT_ERROR[case.shape.dtype] * (1 if q.device.type == "cpu" else 4)  # GPUs take exponentials roughly
-    for row in range(server.rows):
-        where = f"{shown}, row {row}, length {lengths.get(row)}"
-        if row not in lengths:
+    seen = server.seen(lengths)
+    for row in range(len(q)):
+        where = f"{shown}, query row {row} of (row, length) {seen.get(row)}"
+        if row not in seen:
             assert bool((out[row] == UNTOUCHED).all()), where
             continue
-        if lengths[row] <= 0 and case.sinks is None:
+        if seen[row][1] <= 0 and case.sinks is None:
             assert not bool(out[row].any()), where
             assert bool(torch.isneginf(lse[row]).all()), where
             continue
@@ -188,7 +192,7 @@ def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = 
             kernel.seat(server.batch)
         lengths = server.write()
         kernel.step()
-        q = torch.randn(server.rows, shape.num_qo_heads, shape.head_dim, generator=generator)
+        q = torch.randn(server.query_rows, shape.num_qo_heads, shape.head_dim, generator=generator)
         q = q.to(TORCH[shape.dtype]).to(device)
         shown = f"seed {seed}, step {step}, {case.strategy}, {shape}, {case.form}, window {case.window}"
         check_step(server, case, kernel, lengths, shown, q)

@@ -1,4 +1,4 @@
-"""What step kernels wrote, read back from the arena: which tokens each row of the batch gets, and from which items."""
+"""What step kernels wrote, read back from the arena: which tokens each row of q gets, and from which items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Token = tuple[int, int]
 
 @dataclass
 class Item:
-    """A work item: rows of the batch, -1 for those left out; tokens by row; its first partial slot, -1 for none; the
+    """A work item: rows of q, -1 for those left out; tokens by row; its first partial slot, -1 for none; the
     entries of the tables of tiles and blocks that it reads.
     """
 
@@ -78,7 +78,7 @@ def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positio
         merged,
         states,
         program.counters.tolist(),
-        words["positions"][: room.seats].tolist(),
+        words["positions"][: room.rows].tolist(),
     )
 
 

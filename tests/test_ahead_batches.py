@@ -25,7 +25,8 @@ from treegen.runtime.batch_kernel import _tile_of, room_of
 from treegen.scoring.options import ScoreOptions, Scoring
 
 PAGE_SIZES = (1, 16, 64, 128)
-FORMS = ("block", "named", "ragged")
+FORMS = ("block", "named", "ragged", "queries")
+"""Forms of page tables; "queries" is a block table with requests of several query rows."""
 WINDOWS = (-1, 37)
 ROWS, TOKENS = 12, 4096
 _MOST_STACK = 64
@@ -56,12 +57,14 @@ def compile_steps(job: StepJob) -> list[Resources]:
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
     target, scoring = target_of(architecture), windowed(window)
     tile = _tile_of(shape, target)
-    room = room_of(shape, tile, ROWS, TOKENS, target.sms, positions=scoring is not None)
+    most = 8 * ROWS if form == "queries" else None
+    room = room_of(shape, tile, ROWS, TOKENS, target.sms, most, positions=scoring is not None)
     width, ints = TOKENS // page_size, torch.int32
     table = torch.zeros(ROWS * width if form == "ragged" else (ROWS, width), dtype=ints)
     named = torch.zeros(ROWS, dtype=ints) if form == "named" else None
     indptr = torch.zeros(ROWS + 1, dtype=ints) if form == "ragged" else None
-    pages = PageTable(table, torch.zeros(ROWS, dtype=ints), 100, named, indptr)
+    queries = torch.zeros(ROWS + 1, dtype=ints) if form == "queries" else None
+    pages = PageTable(table, torch.zeros(ROWS, dtype=ints), 100, named, indptr, queries)
     made_for = BatchForm(tile, room, shape, pages, TOKENS, None, scoring)
     program = RequestProgram(made_for)
     program._attention.capability = architecture  # what launches are made for
@@ -104,7 +107,15 @@ def test_the_usual_attention_kernels_compile() -> None:
 
 
 def test_the_usual_step_kernels_compile() -> None:
-    check_steps([(80, 16, -1, "block"), (90, 1, 37, "ragged"), (90, 16, -1, "named"), (100, 128, 37, "block")])
+    check_steps(
+        [
+            (80, 16, -1, "block"),
+            (90, 1, 37, "ragged"),
+            (90, 16, -1, "named"),
+            (100, 128, 37, "block"),
+            (90, 16, 37, "queries"),
+        ]
+    )
 
 
 @pytest.mark.full

@@ -31,6 +31,11 @@ def pages(**given: Any) -> PageTable:
     return PageTable(**{"table": ints(4, 8), "seq_lens": ints(4), "num_pages": 32, **given})
 
 
+def several() -> PageTable:
+    """A page table of four rows whose requests may have several query rows."""
+    return pages(qo_indptr=ints(5))
+
+
 def kernel(shape: Any = SHAPE, table: Any = None, backend: str | None = "torch", **given: Any) -> BatchKernel:
     """A kernel for four rows."""
     made = pages() if table is None else table
@@ -59,6 +64,9 @@ TABLES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no rows": ({"seq_lens": ints(0), "table": ints(0, 8)}, ("seq_lens = 0 entries",)),
     "table_rows too short": ({"table_rows": ints(3)}, ("table_rows = 3 entries", "give 4")),
     "indptr too short": ({"table": ints(32), "indptr": ints(4)}, ("indptr = 4 entries", "give 5")),
+    "query rows in int64": ({"qo_indptr": ints(5).long()}, ("qo_indptr", "is not int32")),
+    "qo_indptr too short": ({"qo_indptr": ints(4)}, ("qo_indptr = 4 entries", "give 5")),
+    "qo_indptr in a column": ({"qo_indptr": ints(5, 1)}, ("qo_indptr", "[batch + 1]")),
     "two forms": ({"table": ints(32), "indptr": ints(5), "table_rows": ints(4)}, ("table_rows", "indptr")),
     "no pages": ({"num_pages": 0}, ("num_pages = 0",)),
     "pages as a float": ({"num_pages": 32.0}, ("num_pages = 32.0",)),
@@ -83,6 +91,9 @@ ARGUMENTS: dict[str, tuple[Callable[[], object], type[TreegenError], tuple[str, 
     "too many slots": (lambda: kernel(table=pages(num_pages=1 << 28)), InputError, ("num_pages", "2^31")),
     "no tokens": (lambda: kernel(max_tokens=0), InputError, ("max_tokens = 0",)),
     "tokens as a bool": (lambda: kernel(max_tokens=True), InputError, ("max_tokens = True",)),
+    "rows without qo_indptr": (lambda: kernel(max_rows=8), InputError, ("max_rows = 8", "qo_indptr")),
+    "no query rows": (lambda: kernel(table=several(), max_rows=0), InputError, ("max_rows = 0",)),
+    "query rows as a float": (lambda: kernel(table=several(), max_rows=8.0), InputError, ("max_rows = 8.0",)),
     "too large tables": (lambda: kernel(max_tokens=(1 << 30) - 1), InputError, ("max_tokens", "8 GiB", "4 rows")),
     "scale": (lambda: kernel(sm_scale=float("nan")), InputError, ("sm_scale = nan",)),
     "negative scale": (lambda: kernel(sm_scale=-1.0), InputError, ("sm_scale = -1.0",)),
@@ -216,6 +227,80 @@ def test_calls(backend: str) -> None:
         raise raised.value
 
     left_as_it_was(served, call_wrongly, InputError)
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_query_rows(backend: str) -> None:
+    """More than the kernel has room for, of tables that do not say where they are, or than q has."""
+    batch = batch_of([20, 30])
+    batch.set_rows(1, 5)
+    served = served_kernel(backend)
+    check_line(left_as_it_was(served, lambda: served.update(batch), InputError), "batch.rows[1] = 5", "qo_indptr")
+    made = kernel(table=several(), max_rows=6, backend=backend, target=small())
+    made.update(batch)
+    made.step()
+    rows = torch.randn(7, 4, 16)
+    for q, parts in ((rows[:5], ("q = 5 rows", "the batch's 6")), (rows, ("q = 7 rows", "max_rows, 6"))):
+        with pytest.raises(InputError) as raised:
+            made(q, CACHE, CACHE)
+        check_line(raised.value, *parts)
+    batch.set_rows(0, 2)
+    with pytest.raises(InputError) as raised:
+        made.update(batch)
+    check_line(raised.value, "max_rows, 6", "7")
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_impossible_query_rows(backend: str) -> None:
+    """Of a request whose rows are not among those of q nothing is written; others are right."""
+    table = pages(table=torch.arange(32, dtype=torch.int32).view(4, 8), qo_indptr=ints(5))
+    table.seq_lens[:2] = torch.tensor([20, 30])
+    made = kernel(table=table, max_rows=6, backend=backend, target=small())
+    batch = batch_of([20, 30])
+    batch.set_rows(1, 3)
+    made.update(batch)
+    q = torch.randn(6, 4, 16)
+    for begin, middle, end in ((0, 1, 4), (0, 1, 7), (0, 1, 0), (0, 1, 2**31 - 1), (0, 1, -(2**31)), (-1, 1, 4)):
+        assert table.qo_indptr is not None
+        table.qo_indptr[:3] = torch.tensor([begin, middle, end])
+        made.step()
+        out = torch.full_like(q, 777.0)
+        made(q, CACHE, CACHE, out=out)
+        written = (out != 777.0).flatten(1).all(1).tolist()
+        possible = (begin == 0, end == 4)
+        assert written == [possible[0], *[possible[1]] * 3, False, False]
+        assert not possible[0] or torch.allclose(out[0], attention(q[0], 0, 20), atol=1e-5)
+        for row in range(3 * possible[1]):
+            assert torch.allclose(out[1 + row], attention(q[1 + row], 1, 28 + row), atol=1e-5)
+    assert made.counters()["invalid"] == 5
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_impossible_pages_of_a_request_without_query_rows(backend: str) -> None:
+    """What stands for such a page reaches no row of those that the plan reads together with it."""
+    table = pages(table=torch.arange(32, dtype=torch.int32).view(4, 8), qo_indptr=ints(5))
+    table.seq_lens[:2] = torch.tensor([20, 30])
+    strategy = treegen.strategies.cohort(64)
+    made = kernel(table=table, max_rows=6, strategy=strategy, backend=backend, target=small())
+    batch = batch_of([20, 30])
+    batch.set_rows(1, 3)
+    made.update(batch)
+    assert table.qo_indptr is not None
+    table.qo_indptr[1:] = 1
+    table.table[1, 0] = 99
+    cache, q = CACHE.clone(), torch.randn(4, 4, 16)
+    cache[-1] = float("nan")
+    made.step()
+    out = made(q, cache, cache)
+    assert torch.allclose(out[0], attention(q[0], 0, 20), atol=1e-5)  # type: ignore[index]
+    assert made.counters()["invalid"] == 1
+
+
+def attention(q: torch.Tensor, row: int, length: int) -> torch.Tensor:
+    """A query row over the first `length` tokens of a row of the batch, whose pages are in order."""
+    keys = CACHE[8 * row : 8 * row + 8].flatten(0, 1)[:length].repeat_interleave(2, 1)
+    weights = torch.einsum("hd,thd->ht", q, keys * 16**-0.5).softmax(-1)
+    return torch.einsum("ht,thd->hd", weights, keys)
 
 
 def test_a_call_of_shared_kv_needs_one_cache() -> None:

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ INTERPRETED = (
     Case(Shape(4, 2, 16, dtype="fp32", page_size=32), "block", 37, cohort(64, split=100, apart=2), 9),
 )
 """Every form of table, page size and kind of plan once, with and without windows."""
+SEVERAL = (
+    Case(Shape(4, 1, 16, dtype="fp32", page_size=16), "block", -1, SPLIT, 6, 400, sms=12, queries=4),
+    Case(Shape(8, 1, 16, dtype="fp32"), "ragged", 37, cohort(64, split=64), 5, queries=9),
+    Case(Shape(4, 2, 16, dtype="bf16", page_size=64, kv_layout="HND"), "named", -1, cohort(64), 3, queries=40),
+    Case(Shape(2, 2, 16, dtype="fp32", page_size=8), "block", -1, query(split=128), 6, 400, queries=7),
+    Case(Shape(4, 1, 16, dtype="fp32", page_size=128), "ragged", 200, "auto", 5, 400, queries=5),
+)
+"""Requests of several query rows with every form of table, in pages of blocks and of tokens."""
+MOST_QUERIES = (1, 4, 9, 40)
 
 
 @pytest.mark.parametrize("begin", range(0, 60, 10))
@@ -67,6 +77,45 @@ def test_the_torch_backend(begin: int) -> None:
 def test_the_torch_backend_at_length(begin: int) -> None:
     for seed in range(begin, begin + 50):
         serve(any_case(seed), seed, 30, "torch")
+
+
+@pytest.mark.parametrize("begin", range(0, 60, 20))
+def test_several_query_rows_on_the_torch_backend(begin: int) -> None:
+    """Also where the host is told late, or not, that their number is another."""
+    counted: Counter[str] = Counter()
+    for seed in range(begin, begin + 20):
+        counted += serve(any_case(seed, queries=MOST_QUERIES[seed % 4]), seed, 20, "torch")
+    assert counted["planned"] > counted["new"] > 0
+    assert counted["refuted"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("begin", range(60, 560, 50))
+def test_several_query_rows_at_length(begin: int) -> None:
+    for seed in range(begin, begin + 50):
+        serve(any_case(seed, queries=MOST_QUERIES[seed % 4]), seed, 30, "torch")
+
+
+@pytest.mark.parametrize("number", range(len(SEVERAL)))
+def test_interpreted_kernels_of_several_query_rows(number: int) -> None:
+    counted = serve(SEVERAL[number], 103 + number, 8, "triton")
+    assert counted["planned"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("begin", range(0, 24, 4))
+def test_interpreted_kernels_of_several_query_rows_at_length(begin: int) -> None:
+    for seed in range(begin, begin + 4):
+        case = any_case(seed, random.Random(seed).choice(["fp32", "bf16"]), MOST_QUERIES[seed % 4])
+        serve(replace(case, rows=min(case.rows, 6), sms=random.Random(seed).choice([2, 16])), seed, 12, "triton")
+
+
+@pytest.mark.parametrize("name", sorted(scored_cases()))
+def test_options_of_scores_with_several_query_rows(name: str) -> None:
+    case = replace(scored_cases()[name], queries=6)
+    for seed in range(3):
+        serve(case, seed, 20, "torch")
+    serve(replace(case, rows=4), 7, 2, "triton")
 
 
 def test_random_cases_cover_everything() -> None:
@@ -304,7 +353,7 @@ from dataclasses import replace
 from batch_loops import any_case, scored_cases, serve, shaped_cases
 for seed in range({seeds}):
     for dtype in ("bf16", "fp16"):
-        case = any_case(seed, dtype)
+        case = any_case(seed, dtype, queries=None if seed % 3 else 9)
         serve(replace(case, shape=replace(case.shape, head_dim=64, head_dim_v=64)), seed, 30, "triton", "cuda")
 for case in {{**scored_cases("bf16"), **shaped_cases()}}.values():
     if case.sinks is None and "alibi_slopes" not in case.options:

@@ -169,7 +169,9 @@ def test_latent_caches() -> None:
 def test_what_cannot_be_served_is_told() -> None:
     outcome = measure_batch(FlashInferBatchDecode(True), case_of(BATCH), settings())
     assert (outcome.status, outcome.detail) == ("unavailable", "FlashInfer takes fp16 and bf16, not fp32")
-    assert measure_batch(TreegenBatches(), case_of(DRAFTS), settings()).status == "unavailable"
+    outcome = measure_batch(TreegenBatches(), case_of(DRAFTS), settings())
+    assert outcome.status == "unavailable"
+    assert "treegen.compile or TreeAttentionWrapper" in outcome.detail
 
     class Broken(Reference):
         def prepare(self, case: BatchCase) -> ReferenceServer:
@@ -199,6 +201,19 @@ def test_the_live_kernel_follows_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert (outcome.status, outcome.detail) == ("right", "")
     assert len(refreshed) == 2 + 1 + 20
     assert 3 <= len(updates) < len(refreshed)
+
+
+def test_the_live_kernel_serves_chunks_and_chains() -> None:
+    """A chunk beside decoding, and drafts of which some are accepted in each step."""
+    chains = replace(
+        CHUNKS, requests=(BatchRequest(12, 99, queries=4, grows=2), BatchRequest(9, 3, queries=4, grows=3))
+    )
+    for batch in (CHUNKS, chains):
+        case = case_of(batch, steps=12)
+        assert case.qo_indptr is not None
+        outcome = measure_batch(TreegenBatches(), case, settings(12))
+        assert (outcome.status, outcome.detail) == ("right", "")
+        assert int(case.qo_indptr[-1]) == int(case.start.pages(batch).queries.sum())
 
 
 def test_draft_masks() -> None:

@@ -17,10 +17,12 @@ SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
 TARGET = target_from("h200")
 
 
-def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE) -> BatchKernel:
+def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: int | None = None) -> BatchKernel:
     """A kernel whose page table nobody reads."""
     table, lengths = torch.zeros(rows, tokens // 16, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
-    return treegen.compile_batch(shape, PageTable(table, lengths, 4096), max_tokens=tokens, target=TARGET)
+    queries = None if max_rows is None else torch.zeros(rows + 1, dtype=torch.int32)
+    pages = PageTable(table, lengths, 4096, qo_indptr=queries)
+    return treegen.compile_batch(shape, pages, max_tokens=tokens, max_rows=max_rows, target=TARGET)
 
 
 def late(kernel: BatchKernel, batch: LiveBatch) -> float:
@@ -55,6 +57,26 @@ def seated(kernel: BatchKernel) -> list[int]:
     """The rows of seats that are taken."""
     rows: list[int] = kernel.program._seats[0].tolist()  # type: ignore[union-attr]
     return [row for row in rows if row >= 0]
+
+
+def test_requests_of_other_query_rows_are_walked_alone() -> None:
+    """A chunk cannot wait for a plan; a row more or less can."""
+    kernel, batch = kernel_for(32, max_rows=1024), LiveBatch(page_size=16)
+    for _ in range(20):
+        batch.add(1000)
+    kernel.prepare(batch)
+    assert kernel._made is not None
+    batch.set_rows(3, 2)
+    assert not kernel.prepare(batch)
+    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [3]
+    batch.set_rows(5, 512)
+    assert kernel.prepare(batch)
+    assert not walked_alone(batch, kernel._made).any()
+    assert kernel._rows == 18 + 2 + 512
+    batch.set_rows(5, 1)
+    assert not kernel.prepare(batch)
+    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [5]
+    assert kernel._rows == 19 + 2
 
 
 def test_a_plan_waits_until_it_pays() -> None:

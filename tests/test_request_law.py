@@ -6,6 +6,7 @@ that the plan was made for.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -18,11 +19,13 @@ from hypothesis import strategies as st
 
 from forests import examples
 from treegen import Shape
+from treegen.ir.arrays import frozen
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import from_requests
+from treegen.ir.tree.requests import from_requests, of_queries
 from treegen.runtime.batch_kernel import RESERVE, _tile_of
-from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
+from treegen.schedule.by_request import ItemRoom, block_of
+from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, query
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -51,6 +54,35 @@ class Plan:
         """Tokens of a block."""
         return block_of(self.page_size)
 
+    def queries(self, seat: int) -> int:
+        """Query rows of a seat."""
+        return 1 if self.made.queries is None else int(self.made.queries.rows[seat])
+
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """(seat, which of its query rows) of all rows."""
+        assert self.tree.requests is not None
+        seats: list[int] = self.tree.requests.seat.tolist()
+        return [(seat, number) for seat in seats for number in range(self.queries(seat))]
+
+    def listed(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """The rows of entries `begin:end` of the row table."""
+        seats = self.made.schedule.rows[begin:end].tolist()
+        if self.made.queries is None:
+            return [(seat, 0) for seat in seats]
+        return list(zip(seats, self.made.queries.row_number[begin:end].tolist(), strict=True))
+
+    def merged(self) -> list[tuple[int, int]]:
+        """The rows whose partial results are merged."""
+        seats = self.made.schedule.merge_rows.tolist()
+        if self.made.queries is None:
+            return [(seat, 0) for seat in seats]
+        return list(zip(seats, self.made.queries.merge_number.tolist(), strict=True))
+
+    def seen(self, row: tuple[int, int], lengths: dict[int, int]) -> int:
+        """Tokens that a row sees."""
+        return max(lengths[row[0]] - self.queries(row[0]) + row[1] + 1, 0)
+
     def owners(self, seat: int) -> list[tuple[int, int, int]]:
         """(owner, first, end) of the tokens that a seat shares."""
         claims = self.made.claims_of(seat).tolist()
@@ -58,7 +90,9 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """A plan for random requests that share with one another, in random seats."""
+    """A plan for random requests that share with one another, in random seats. Half of the plans have requests of
+    several query rows.
+    """
     source = random.Random(seed)
     page_size, count = source.choice([1, 2, 8, 16, 32, 64, 128]), source.randint(1, 14)
     shape = Shape(*source.choice(HEADS), 64, page_size=page_size)
@@ -73,10 +107,15 @@ def plan_of(seed: int) -> Plan:
         lengths.append(begin + source.choice([0, 1, page_size, source.randint(0, longest)]))
     seats = source.sample(range(count + 3), count) if source.random() < 0.5 else None
     parts, topology, requests = from_requests(lengths, above, shared, seats, page_size=page_size)
+    if seed % 2:
+        queries = frozen(np.array([source.choice([1, 2, 5, source.randint(1, 90)]) for _ in lengths]))
+        whole = np.array(shared) // page_size * page_size
+        given = frozen(np.array(lengths)), np.where(whole > 0, above, -1), whole, requests.seat, requests.epoch
+        parts, topology, requests = of_queries(queries, *given, page_size)
     tree = Tree(*parts, topology, requests)
     problem = Problem(tree, shape, TARGET)
     tile = _tile_of(shape, TARGET)
-    made = lower_by_request(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
+    made = lower_requests(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
     return Plan(tree, made, page_size, tile.tokens)
 
 
@@ -91,6 +130,7 @@ def lengths_of(plan: Plan, source: random.Random) -> dict[int, int]:
             least[seat], least[owner] = max(least[seat], end), max(least[owner], end)
     for seat in seats:
         low, most = least[seat], int(made.most[seat])
+        low = low if made.queries is None else max(low, int(made.queries.least[seat]))
         tile = min(most, low + plan.tokens * source.randint(0, 6))
         near = min(max(low, tile + source.choice([-1, 0, 1])), most)
         found[seat] = source.choice([low, most, near, source.randint(low, most)])
@@ -109,7 +149,11 @@ def clamped(plan: Plan, entry: list[int], lengths: dict[int, int], window_begin:
     """The tokens that an entry stands for now."""
     seat, first, end, _, _ = entry
     length = lengths.get(seat, 0)
-    end = length if end == 0 else min(end, length)
+    end = max(length + end, 0) if end <= 0 else min(end, length)
+    if first < 0:
+        first = max(length + first, 0)
+        assert end - first <= 1
+        return first, end
     unit = max(plan.tokens, plan.page_size)
     first += max(window_begin - first, 0) // unit * unit
     return first, max(end, first)
@@ -117,24 +161,24 @@ def clamped(plan: Plan, entry: list[int], lengths: dict[int, int], window_begin:
 
 def check_coverage(plan: Plan, lengths: dict[int, int], window: int) -> None:
     """Each row sees each of its tokens once, where its owner has it; what is before its window at most once."""
-    plan_items = plan.made.schedule.items.tolist()
-    seen: dict[int, Counter[tuple[int, int]]] = {seat: Counter() for seat in lengths}
-    for number, (row0, count, *_) in enumerate(plan_items):
-        seats = plan.made.schedule.rows[row0 : row0 + count].tolist()
-        begin = max(min(lengths[seat] for seat in seats) - 1 - window, 0) if window >= 0 else 0
+    seen: dict[tuple[int, int], Counter[tuple[int, int]]] = {row: Counter() for row in plan.rows}
+    for number, (row0, count, *_) in enumerate(plan.made.schedule.items.tolist()):
+        rows = plan.listed(row0, row0 + count)
+        begin = max(min(plan.seen(row, lengths) for row in rows) - 1 - window, 0) if window >= 0 else 0
         for entry in entries(plan, number):
             first, end = clamped(plan, entry, lengths, begin)
-            for seat in seats[entry[3] : entry[4]]:
-                seen[seat].update((entry[0], position) for position in range(first, end))
-    for seat, length in lengths.items():
+            for row in rows[entry[3] : entry[4]]:
+                seen[row].update((entry[0], position) for position in range(first, end))
+    for row in plan.rows:
+        seat, length = row[0], plan.seen(row, lengths)
         owner = dict.fromkeys(range(length), seat)
         for other, first, end in plan.owners(seat):
-            owner.update(dict.fromkeys(range(first, end), other))
+            owner.update(dict.fromkeys(range(first, min(end, length)), other))
         begin = max(length - 1 - window, 0) if window >= 0 else 0
         expected = {(owner[position], position) for position in range(length)}
-        assert set(seen[seat]) <= expected, f"seat {seat} of {length} reads what is not its own"
-        assert max(seen[seat].values(), default=1) == 1, f"seat {seat} reads a token twice"
-        assert {token for token in expected if token[1] >= begin} <= set(seen[seat]), f"seat {seat} of {length}"
+        assert set(seen[row]) <= expected, f"row {row} of {length} reads what is not its own"
+        assert max(seen[row].values(), default=1) == 1, f"row {row} reads a token twice"
+        assert {token for token in expected if token[1] >= begin} <= set(seen[row]), f"row {row} of {length}"
 
 
 def check_rooms(plan: Plan, lengths: dict[int, int], window_begin: int) -> None:
@@ -182,19 +226,22 @@ def test_rooms_hold_at_any_lengths(seed: int) -> None:
 def test_entries_begin_at_pages_and_one_of_each_row_is_open(seed: int) -> None:
     plan = plan_of(seed)
     made, opened = plan.made, Counter[int]()
-    assert not (made.entries[:, 1] % plan.page_size).any()
+    at_page = made.entries[:, 1] >= 0
+    assert not (made.entries[at_page, 1] % plan.page_size).any()
     for number, (row0, count, *_) in enumerate(made.schedule.items.tolist()):
-        seats = made.schedule.rows[row0 : row0 + count].tolist()
+        rows = plan.listed(row0, row0 + count)
         for seat, first, end, lo, hi in entries(plan, number):
             assert 0 <= lo < hi <= count
-            if end == 0:
-                assert seats[lo:hi] == [seat], "an open entry is its own row's"
-                opened[seat] += 1
+            if end <= 0:
+                assert {row[0] for row in rows[lo:hi]} == {seat}, "an open entry is its own rows'"
+                assert rows[hi - 1][1] == plan.queries(seat) - 1 or hi == count, "and that of all rows behind"
+                assert first >= 0 or end == first + 1
             else:
                 assert end % plan.page_size == 0
                 assert first <= end
-    assert plan.tree.requests is not None
-    assert opened == Counter(plan.tree.requests.seat.tolist())
+            if end <= 0 and rows[lo][1] == plan.queries(seat) - 1 + end:  # ends with the first row's own token
+                opened[rows[lo]] += 1
+    assert opened == Counter(plan.rows)
 
 
 @given(st.integers(0, 2**32))
@@ -203,24 +250,26 @@ def test_each_row_is_written_once(seed: int) -> None:
     """By one final item, or by a merge of the slots that its items fill."""
     plan = plan_of(seed)
     schedule = plan.made.schedule
-    final, slots = Counter[int](), dict[int, list[int]]()
+    final, slots = Counter[tuple[int, int]](), dict[tuple[int, int], list[int]]()
     for row0, count, _, tiles, _, blocks, slot0, _ in schedule.items.tolist():
         assert tiles == blocks == 0
-        for index, seat in enumerate(schedule.rows[row0 : row0 + count].tolist()):
+        for index, row in enumerate(plan.listed(row0, row0 + count)):
             if slot0 < 0:
-                final[seat] += 1
+                final[row] += 1
             else:
-                slots.setdefault(seat, []).append(slot0 + index)
+                slots.setdefault(row, []).append(slot0 + index)
     merged = {
-        seat: schedule.merge_slots[schedule.merge_indptr[j] : schedule.merge_indptr[j + 1]].tolist()
-        for j, seat in enumerate(schedule.merge_rows.tolist())
+        row: schedule.merge_slots[schedule.merge_indptr[j] : schedule.merge_indptr[j + 1]].tolist()
+        for j, row in enumerate(plan.merged())
     }
     assert len(merged) == len(schedule.merge_rows)
-    assert {seat: sorted(own) for seat, own in slots.items()} == {seat: sorted(own) for seat, own in merged.items()}
+    for rows in (plan.listed(0, len(schedule.rows)), plan.merged()):  # a request's are neighbours, and in order
+        assert all(b[1] > a[1] for a, b in itertools.pairwise(rows) if a[0] == b[0])
+        assert sum(a[0] != b[0] for a, b in itertools.pairwise(rows)) == max(len({seat for seat, _ in rows}) - 1, 0)
+    assert {row: sorted(own) for row, own in slots.items()} == {row: sorted(own) for row, own in merged.items()}
     used = [slot for own in slots.values() for slot in own]
     assert len(used) == len(set(used))
-    assert plan.tree.requests is not None
-    assert final + Counter(merged.keys()) == Counter(plan.tree.requests.seat.tolist())
+    assert final + Counter(merged.keys()) == Counter(plan.rows)
 
 
 @pytest.mark.full
@@ -237,7 +286,7 @@ def test_the_law_at_length(seed: int) -> None:
 
 def test_the_law_sees_what_is_wrong() -> None:
     """An entry that ends a page early, begins late, is open or has too little room."""
-    plan = next(plan for plan in map(plan_of, range(100)) if (plan.made.entries[:, 2] > plan.page_size).any())
+    plan = next(plan for plan in map(plan_of, range(0, 100, 2)) if (plan.made.entries[:, 2] > plan.page_size).any())
     entry = int((plan.made.entries[:, 2] > plan.page_size).argmax())
     lengths = dict(enumerate(plan.made.most.tolist()))
     assert plan.tree.requests is not None

@@ -20,7 +20,7 @@ from treegen.backends.request_program import RequestProgram
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.schedule.by_request import block_of
 from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, REFUTED, RunningRequests, expanded, states_of
-from treegen.strategies import cohort, query
+from treegen.strategies import Strategy, cohort, query
 
 RESERVE = 256
 """Tokens that requests may gain here: the interpreter is slow."""
@@ -41,12 +41,15 @@ def running(kernel: BatchKernel, server: Server) -> RunningRequests:
     count = min(server.rows, len(server.batch.row))
     seats[:, :count] = np.stack([server.batch.row, server.batch.epoch])[:, :count]
     return RunningRequests(
-        seats, pages.lengths(), pages.of_rows(), pages.num_pages, server.most_tokens, server.page_size
-    )
+        seats, pages.lengths(), pages.of_rows(), pages.num_pages, server.most_tokens, server.page_size,
+        pages.queries(), server.query_rows,
+    )  # fmt: skip
 
 
 def visible(server: Server, row: int, length: int, window: int) -> tuple[set[int], list[int]]:
-    """The positions that a row sees, and the slots of all its tokens."""
+    """The positions that a query row of a row of the batch sees, where it sees `length` tokens without a window; and
+    the slots of all these.
+    """
     seat = {int(server.batch.row[seat]): seat for seat in server.of_seat}[row]
     pages, size = server.of_seat[seat], server.page_size
     begin = max(0, length - 1 - window) if window >= 0 else 0
@@ -62,25 +65,26 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     step = step_of(program, tile, server.page_size, positions=positions)
     assert step.states == states_of(kernel._made, requests).tolist()
 
-    written = step.written()
-    assert set(written) == set(lengths)
-    for row, length in lengths.items():
+    written, queries = step.written(), server.seen(lengths)
+    assert set(written) == set(queries)
+    for place, (row, length) in queries.items():
         seen, slots = visible(server, row, max(length, 0), window)
-        found = written[row]
-        assert len(found) == len(set(found)), f"row {row} reads a token twice"
+        found = written[place]
+        assert len(found) == len(set(found)), f"query row {place} reads a token twice"
         if positions:
             assert {position for _, position in found} >= seen
             assert all(slots[position] == slot for slot, position in found)
         else:
-            assert sorted(slot for slot, _ in found) == sorted(slots), f"row {row} of {length}"
+            assert sorted(slot for slot, _ in found) == sorted(slots), f"query row {place} of {length}"
         if positions and length > 0:
-            assert step.positions[row] == length - 1
+            assert step.positions[place] == length - 1
 
     # A request is alone or planned; with an impossible one all are alone.
     alone = {row for item in step.alone for row in item.rows}
     least = PLANNED if INVALID in step.states else NEW
     rows = requests.seats[0]
-    assert alone == {int(rows[seat]) for seat, state in enumerate(step.states) if state >= least}
+    lone_rows = {int(rows[seat]) for seat, state in enumerate(step.states) if state >= least}
+    assert alone == {place for place, (row, _) in queries.items() if row in lone_rows}
     for item in step.planned:
         assert not alone & set(item.rows)
 
@@ -97,10 +101,10 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
         assert row not in finals
         finals[row] = [token for slot in slots for token in parts[slot]]
     assert set(finals) == set(written)
-    for row, length in lengths.items():
+    for place, (row, length) in queries.items():
         seen, slots = visible(server, row, max(length, 0), window)
         shown = {slots[position] for position in seen}
-        assert shown == shown & set(finals[row]) == shown & {slot for slot, _ in written[row]}
+        assert shown == shown & set(finals[place]) == shown & {slot for slot, _ in written[place]}
 
     # Items write only to the room that they have.
     plan = kernel._made.schedule
@@ -154,6 +158,10 @@ CASES = [
     Case(Shape(80, 1, 16, page_size=32), "block", 37, cohort(64), 5),
     Case(Shape(4, 2, 16, page_size=16), "ragged", strategy=cohort(64), rows=6, most_tokens=400, sms=12),
     Case(Shape(4, 1, 16, page_size=4), "named", 150, cohort(64, split=64), 9, 400, sms=9),
+    Case(Shape(4, 1, 16, page_size=16), "block", -1, cohort(64, split=64), 9, 400, sms=30, queries=4),
+    Case(Shape(4, 2, 16, page_size=8), "ragged", 37, cohort(32), 4, 400, queries=40),
+    Case(Shape(8, 1, 16), "named", -1, query(split=64), 5, 400, POSITIONS, queries=9),
+    Case(Shape(2, 2, 16, page_size=64), "block", 150, cohort(64, split=100, apart=2), 6, 400, queries=7),
 ]
 
 
@@ -198,6 +206,51 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
     kernel.update(batch)
     kernel.step()
     assert not check(kernel, server, case, lengths, positions=has_positions(case)).alone
+
+
+@pytest.mark.parametrize(
+    ("strategy", "page_size", "window"),
+    [(cohort(32), 1, 37), (cohort(40, split=100), 16, -1)],
+    ids=str,
+)
+def test_lengths_of_a_request_of_several_query_rows(
+    strategy: Strategy, page_size: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It grows by accepted tokens, and is rolled back: alone below what its plan cuts at a page, and right always."""
+    monkeypatch.setattr("treegen.backends.request_program._CHECKED", 16)  # rows that are listed at a time
+    monkeypatch.setattr("treegen.backends.request_program._SCANNED", 16)
+    case = Case(
+        Shape(4, 2, 16, dtype="fp32", page_size=page_size), "block", window, strategy, 6, 512, POSITIONS, queries=40
+    )
+    server, kernel = made(case, 1, "triton")
+    server.random.random = lambda: 1.0  # type: ignore[method-assign]
+    for number in range(2):
+        own = server.of_seat[0][: 128 // page_size] if number else []
+        for page in own:
+            server.held[page] += 1
+        seat = server.batch.add(300, 0 if number else None, 128 * number, rows=39 * number + 1)
+        server.of_seat[seat] = [*own, *(server.take() for _ in range(server.room(512) - len(own)))]
+        server.length[seat], server.queries[seat] = 300, 39 * number + 1
+    kernel.update(server.batch)
+    assert kernel._made is not None
+    assert kernel._made.queries is not None
+    least = int(kernel._made.queries.least[1])
+    assert (least == 128 + 40) == (strategy == cohort(32))
+    for length in (301, 364, least, least - 1, 20, 0):
+        server.length[1] = length
+        lengths = server.write()
+        kernel.step()
+        state = check(kernel, server, case, lengths, positions=True).states[1]
+        assert state == (PLANNED if length >= least else REFUTED), length
+    server.length[1] = 300
+    lengths = server.write()
+    lengths[0], server.pages.table[0, server.room(300) - 1] = -1, -1  # all are alone then
+    kernel.step()
+    assert check(kernel, server, case, lengths, positions=True).states[:2] == [INVALID, PLANNED]
+    server.queries[1] = 39
+    lengths = server.write()
+    kernel.step()
+    assert check(kernel, server, case, lengths, positions=True).states[:2] == [PLANNED, NEW]
 
 
 def test_as_many_lone_rows_as_a_tile_has_room_for() -> None:

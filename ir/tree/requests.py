@@ -10,7 +10,7 @@ A request is divided where others attach to it, and its last piece is its open t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,15 +34,24 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.page_tables import TreeParts
-from treegen.ir.tree.topology import Ranks, Topology, depth_first, derive_ranked, last_below, topology_of_nodes
+from treegen.ir.tree.topology import (
+    Ranks,
+    Topology,
+    depth_first,
+    derive_ranked,
+    last_below,
+    ranks_of,
+    topology_of_nodes,
+)
 
 _HALF = 32  # bits of a key's lower half, which holds tokens
 _NO_RANGES = frozen(np.empty((4, 0)))
 
 
 class Claims(NamedTuple):
-    """The pages that rows share. Row i has the ranges `indptr[i]:indptr[i + 1]`: its pages `first:end` are those of
-    seat `owner`. Its ranges are ascending, not empty, and together run from page 0 to the end of what it shares.
+    """The pages that requests share. Request i has the ranges `indptr[i]:indptr[i + 1]`: its pages `first:end` are
+    those of seat `owner`. Its ranges are ascending, not empty, and together run from page 0 to the end of what it
+    shares.
     """
 
     indptr: Ints
@@ -59,9 +68,10 @@ class RequestKV:
     goes on to the seat's present length, whatever that is; else it ends behind the tree's `tokens[v]`. `of_nodes` [3,
     nodes] has these as columns: owner, first, and the position where the node ends, 0 where it is open.
 
-    Row i is seat `seat[i]` at epoch `epoch[i]`, with `length[i]` tokens as far as the host knows. Its first
+    Request i is in seat `seat[i]` at epoch `epoch[i]`, with `length[i]` tokens as far as the host knows. Its first
     `shared_tokens[i]` tokens, a multiple of page_size, are those of seat `shared_with[i]` (-1: none), which itself
-    shares fewer.
+    shares fewer. It has `queries[i]` rows of the tree, one behind another: its last tokens, of which each sees itself
+    and what is before it. Where queries is None, row i is request i.
     """
 
     page_size: int
@@ -71,6 +81,12 @@ class RequestKV:
     shared_with: Ints
     shared_tokens: Ints
     length: Ints
+    queries: Ints | None = None
+
+    @property
+    def seat_of_rows(self) -> Ints:
+        """The seat of each row of the tree."""
+        return self.seat if self.queries is None else self.seat.repeat(self.queries)
 
     @property
     def owner(self) -> Ints:
@@ -92,12 +108,12 @@ class RequestKV:
         return is_open
 
     def claims(self) -> Claims:
-        """The pages that each row shares, divided by the seat that owns them."""
-        row, *columns = self.shared_ranges()
-        return Claims(frozen(offsets(np.bincount(row, minlength=len(self.seat)))), *columns)
+        """The pages that each request shares, divided by the seat that owns them."""
+        request, *columns = self.shared_ranges()
+        return Claims(frozen(offsets(np.bincount(request, minlength=len(self.seat)))), *columns)
 
     def shared_ranges(self) -> Ints:
-        """The same by row and page, as a table [4, ranges] of rows and of the columns of Claims."""
+        """The same by request and page, as a table [4, ranges] of requests and of the columns of Claims."""
         row = (self.shared_with >= 0).nonzero()[0]
         if not len(row):
             return _NO_RANGES
@@ -180,7 +196,32 @@ def shallow(requests: RequestKV, most: int) -> Made:
     deep = (indptr[1:] - indptr[:-1] > most).nonzero()[0]
     last = indptr[deep] + most - 1
     above[deep], shared[deep] = place[owner[last]], end[last].astype(np.int64) * requests.page_size
-    return of_requests(requests.length, above, shared, requests.seat, requests.epoch, requests.page_size)
+    made = requests.length, above, shared, requests.seat, requests.epoch, requests.page_size
+    return of_requests(*made) if requests.queries is None else of_queries(requests.queries, *made)
+
+
+def of_queries(
+    queries: Ints, length: Ints, above: Ints | Longs, shared: Ints | Longs, seat: Ints, epoch: Ints, page_size: int
+) -> Made:
+    """`of_requests` where request i has the rows of its last `queries[i]` tokens, at least one.
+
+    A request of several rows shares no token that is one of them, and others share none of these with it.
+    """
+    several = queries > 1
+    most = np.where(several, np.maximum(length - queries, 0), length)
+    most -= most % page_size
+    sharing = (above >= 0).nonzero()[0]
+    owner, parts = above.take(sharing), np.zeros(len(above), np.int64)
+    parts[sharing] = np.minimum(shared.take(sharing), np.minimum(most.take(sharing), most.take(owner)))
+    owners = _nearest_owners(np.where(parts > 0, above, -1), parts)
+    known = frozen(np.where(several, np.maximum(length, queries), length))
+    made, _, requests = of_requests(known, owners, parts, seat, epoch, page_size)
+
+    node, behind = made.row_node.repeat(queries), offsets(queries)[1:].repeat(queries) - 1
+    sees = frozen(made.tokens.take(node) - (behind - ramp(len(node))))
+    rows = made._replace(row_node=frozen(node), row_sees=sees)
+    ranks = ranks_of(node, *rows[1:4])
+    return rows, derive_ranked(*rows[:4], ranks), replace(requests, queries=queries)
 
 
 def of_requests(
@@ -336,5 +377,6 @@ def _last_sharers(place: Longs, sharing: Longs, owners: Longs) -> Longs:
 def _unpickled(page_size: int, *arrays: Any) -> RequestKV:
     """The places of arrays that were pickled, which come back without the mark that they are read-only."""
     for array in arrays:
-        array.setflags(write=False)
+        if array is not None:
+            array.setflags(write=False)
     return RequestKV(page_size, *arrays)

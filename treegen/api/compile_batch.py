@@ -25,6 +25,7 @@ def compile_batch(
     pages: PageTable,
     *,
     max_tokens: int,
+    max_rows: int | None = None,
     strategy: str | Strategy = "auto",
     target: str | Target | None = None,
     backend: str | None = None,
@@ -45,10 +46,12 @@ def compile_batch(
         shape: The attention shape, with the engine's page_size, a power of two up to 128, and kv_layout.
         pages: The page table and lengths on the device. Their sizes say how many requests there may be.
         max_tokens: Tokens of a request at most. Tables take memory in proportion (`BatchKernel.workspace_size`).
+        max_rows: Query rows of all requests together at most, where `pages` has a qo_indptr; by default as many as
+            there are lengths. Tables and partial results take memory in proportion.
         strategy: "auto", which weighs a fixed list of policies, or a strategy whose plans have one stage and row
             intervals, such as `query`, which shares nothing, and `cohort`.
         target, backend, sm_scale, score_mod, mask_mod, logits_soft_cap, window_left, alibi_slopes, sinks, k_scale,
-            v_scale: As of treegen.compile; `b` is the row of the batch.
+            v_scale: As of treegen.compile; `b` is the row of q.
 
     Returns:
         A kernel that serves every request alone until its first `update`.
@@ -68,6 +71,10 @@ def compile_batch(
         raise InputError("pages.num_pages", found, "have slots beyond 2^31 - 1", "give caches in parts")
     if type(max_tokens) is not int or not 1 <= max_tokens <= INT32_MAX // 2:
         raise InputError("max_tokens", max_tokens, "is not a number of tokens", "give those of the longest request")
+    if max_rows is not None and pages.qo_indptr is None:
+        raise InputError("max_rows", max_rows, "goes with a qo_indptr", "give PageTable one, or leave max_rows out")
+    if max_rows is not None and (type(max_rows) is not int or not 1 <= max_rows <= INT32_MAX):
+        raise InputError("max_rows", max_rows, "is not a number of query rows", "give those of all requests together")
     if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
         raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
     scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
@@ -77,4 +84,4 @@ def compile_batch(
         reason = "is not served for batches that live"
         raise StrategyError("strategy", str(chosen), reason, "use treegen.compile with it, or query or cohort here")
     options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
-    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens)
+    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens, max_rows)

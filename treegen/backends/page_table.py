@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from treegen.ir.errors import InputError
 
 PAGE_SIZES = tuple(1 << power for power in range(8))
 """Tokens of a page that kernels for batches serve."""
+_OPTIONAL = ("table_rows", "indptr", "qo_indptr")
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +25,9 @@ class PageTable:
     `[entries]` with `indptr`. seq_lens: int32 `[batch]`, tokens of the request in each row of the batch. table_rows:
     int32 `[batch]`, the row of the table of each row of the batch; by default its own number. indptr: int32
     `[batch + 1]`, where each row's page ids begin in a ragged table. num_pages: pages of the cache; ids beyond are
-    never followed. Entries behind a request's last page may hold anything. Raises InputError.
+    never followed. Entries behind a request's last page may hold anything. qo_indptr: int32 `[batch + 1]`, where the
+    query rows of each row of the batch begin among those of q, for requests of several query rows; by default each has
+    one, its own number. Raises InputError.
     """
 
     table: torch.Tensor
@@ -32,11 +35,12 @@ class PageTable:
     num_pages: int
     table_rows: torch.Tensor | None = None
     indptr: torch.Tensor | None = None
+    qo_indptr: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        given = {"table": self.table, "seq_lens": self.seq_lens, "table_rows": self.table_rows, "indptr": self.indptr}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "num_pages"}
         for name, tensor in given.items():
-            if tensor is None and name in ("table_rows", "indptr"):
+            if tensor is None and name in _OPTIONAL:
                 continue
             if not isinstance(tensor, torch.Tensor):
                 raise InputError(name, type(tensor).__name__, "is not a tensor", "give an int32 tensor on the device")
@@ -48,9 +52,8 @@ class PageTable:
                 raise InputError(name, tensor.device, f"is not on the table's device {self.table.device}", "move it")
             dims = 2 if name == "table" and self.indptr is None else 1
             if tensor.dim() != dims:
-                form = {"table": "[rows, width], or [entries] with indptr", "indptr": "[batch + 1]"}.get(
-                    name, "[batch]"
-                )
+                of_indptr = dict.fromkeys(("indptr", "qo_indptr"), "[batch + 1]")
+                form = {"table": "[rows, width], or [entries] with indptr", **of_indptr}.get(name, "[batch]")
                 raise InputError(name, f"shape {tuple(tensor.shape)}", f"has {tensor.dim()} dimensions", f"give {form}")
             if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
                 fix = f"call {name}.contiguous() once, and write to that"
@@ -60,7 +63,7 @@ class PageTable:
             raise InputError(
                 "seq_lens", "0 entries", "leaves no room for requests", "give one for each row of the batch"
             )
-        for name, expected in (("table_rows", batch), ("indptr", batch + 1)):
+        for name, expected in (("table_rows", batch), ("indptr", batch + 1), ("qo_indptr", batch + 1)):
             tensor = given[name]
             if tensor is not None and len(tensor) != expected:
                 raise InputError(
@@ -77,6 +80,10 @@ class PageTable:
         """The lengths on the host; waits for the device."""
         lengths: npt.NDArray[np.int32] = self.seq_lens.cpu().numpy()
         return lengths
+
+    def queries(self) -> npt.NDArray[np.int32] | None:
+        """qo_indptr on the host; waits for the device."""
+        return None if self.qo_indptr is None else self.qo_indptr.cpu().numpy()
 
     def of_rows(self) -> list[npt.NDArray[np.int32]]:
         """The page ids of every row of the batch on the host, with what is behind the last; waits for the device. Rows

@@ -97,7 +97,7 @@ class RequestProgram:
             merge_slots=room.merge_slots, slots=room.slots + room.lone_items,
         )  # fmt: skip
         self._attention = TritonProgram(
-            _empty_schedule((form.tile,)), shape, device, capacity, room.seats, form.scales, form.scoring,
+            _empty_schedule((form.tile,)), shape, device, capacity, room.rows, form.scales, form.scoring,
             LaunchTables(table, [items], [merges]), shape.page_size,
         )  # fmt: skip
         self.bind = self._attention.bind
@@ -152,12 +152,14 @@ class RequestProgram:
         tile, room, shape, pages, at = form.tile, form.room, form.shape, form.pages, self._at
         table, seq_lens, named, indptr = pages.table, pages.seq_lens, pages.table_rows, pages.indptr
         unread = seq_lens
+        queries = pages.qo_indptr
         common = (
             self._seats, seq_lens, unread if named is None else named, table, unread if indptr is None else indptr,
+            unread if queries is None else queries,
         )  # fmt: skip
         stride, width = (0, 0) if indptr is not None else (table.stride(0), table.shape[1])
         page_size = shape.page_size
-        kinds = (named is not None, indptr is not None)
+        kinds = (named is not None, indptr is not None, queries is not None)
         slots = max(1, tile.tokens // page_size)
         forms = (
             tile.tokens, page_size, block_of(page_size), slots, room.tile_width, room.run_width,
@@ -172,9 +174,9 @@ class RequestProgram:
             (room.items * parts + room.seats,),
             (
                 *common, at["planned"], at["entries"], at["entry_indptr"], at["read_rows"], at["seats"], at["claims"],
-                at["counts"], at["rows"], at["merge_rows"], at["positions"], at["tiles"], at["blocks"], at["states"],
-                counters, at["flags"],
-                room.seats, room.items, len(seq_lens), stride, width, pages.num_pages, form.most_tokens,
+                at["queries"], at["row_number"], at["merge_number"], at["counts"], at["rows"], at["merge_rows"],
+                at["positions"], at["tiles"], at["blocks"], at["states"], counters, at["flags"],
+                room.seats, room.items, room.rows, len(seq_lens), stride, width, pages.num_pages, form.most_tokens,
                 form.window_left,
                 *forms, _ENTRIES, _TILES, most_rows, parts, _CHECKED, *kinds, dependent,
             ),
@@ -184,8 +186,8 @@ class RequestProgram:
             step_kernels.settle_requests,
             (room.lone_items,),
             (
-                *common, at["items"], at["rows"], at["merge_rows"][room.seats + 1 :],
-                at["merge_indptr"][room.seats + 1 :], at["lone_slots"], at["tiles"], at["blocks"], at["states"],
+                *common, at["items"], at["rows"], at["merge_rows"][room.rows + 1 :],
+                at["merge_indptr"][room.rows + 1 :], at["lone_slots"], at["tiles"], at["blocks"], at["states"],
                 counters, at["flags"],
                 room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
                 room.slots, places.lone_slots - places.merge_slots,
@@ -222,8 +224,9 @@ class TorchRequestProgram:
         form = self._form
         pages, shape = form.pages, form.shape
         requests = RunningRequests(
-            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size
-        )
+            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
+            pages.queries(), form.room.rows,
+        )  # fmt: skip
         schedule, states = expanded(self._made, form.tile, requests, form.window_left, positions=form.positions)
         if self._program is None:
             self._program = TorchProgram(schedule, shape, pages.table.device, form.scales, form.scoring)

@@ -72,6 +72,7 @@ class BatchCase:
         q [query rows, num_qo_heads, head_dim]       standard normal
         caches                                       pairs of K and V; layers 0, 1, ... cycle through them
         page_table [rows, width], seq_lens [rows]    int32, as of the latest `upload`
+        qo_indptr [rows + 1]                         so, too: where each row's query rows begin; None for one each
     """
 
     def __init__(self, start: BatchStart, shape: Shape, layers: int, device: torch.device) -> None:
@@ -96,6 +97,9 @@ class BatchCase:
             self.caches.append((k_cache, v_cache))
         self.page_table = torch.zeros(sizes.rows, sizes.width, dtype=torch.int32, device=device)
         self.seq_lens = torch.zeros(sizes.rows, dtype=torch.int32, device=device)
+        self.qo_indptr: torch.Tensor | None = None
+        if self.many_queries:
+            self.qo_indptr = torch.zeros(sizes.rows + 1, dtype=torch.int32, device=device)
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The K and V cache of a layer."""
@@ -106,11 +110,15 @@ class BatchCase:
         return self.q.new_zeros(self.query_rows, self.shape.num_qo_heads, self.shape.head_dim_v)
 
     def upload(self, pages: BatchPages) -> None:
-        """Brings page table and lengths to the device: what an engine does before each step, whoever attends."""
+        """Brings page table, lengths and where query rows begin to the device: what an engine does before each step,
+        whoever attends.
+        """
         cells, ids = pages.taken_writes()
         on_device = torch.from_numpy(np.stack([cells, ids.astype(np.int64)])).to(self.device)
         self.page_table.view(-1)[on_device[0]] = on_device[1].int()
         self.seq_lens.copy_(torch.from_numpy(pages.lengths))
+        if self.qo_indptr is not None:
+            self.qo_indptr[1:].copy_(torch.from_numpy(np.cumsum(pages.queries)))
 
     def first_queries(self, pages: BatchPages, order: npt.NDArray[np.integer] | None = None) -> Ints:
         """The first query row of each row [rows]. order: the row at each query row, where a provider has moved them."""

@@ -75,8 +75,8 @@ class TreegenBatches:
 
     def prepare(self, case: BatchCase) -> BatchServer:
         """Makes the kernel for the case's page table."""
-        if case.many_queries:
-            raise UnavailableError("requests of several queries are not served yet")
+        if case.draft:
+            raise UnavailableError("drafts that are trees go through treegen.compile or TreeAttentionWrapper, by slots")
         return _LiveServer(case)
 
 
@@ -91,8 +91,10 @@ class _LiveServer:
         self._live = LiveBatch(page_size=case.shape.page_size, max_seats=rows)
         self._seats: dict[int, int] = {}
         self._pages: BatchPages | None = None
-        pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]))
-        self._kernel = compile_batch(case.shape, pages, max_tokens=width * case.shape.page_size)
+        pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]), qo_indptr=case.qo_indptr)
+        most_rows = case.query_rows if case.many_queries else None
+        most_tokens = width * case.shape.page_size
+        self._kernel = compile_batch(case.shape, pages, max_tokens=most_tokens, max_rows=most_rows)
 
     def plan(self, pages: BatchPages) -> None:
         if pages is not self._pages:
@@ -109,7 +111,8 @@ class _LiveServer:
         for arrival in change.arrived:
             request, shared_row = arrival.request, arrival.shared_row
             shared_with = None if shared_row is None else seats[shared_row]
-            seats[arrival.row] = live.add(request.tokens, shared_with, request.shared_tokens, arrival.row)
+            shared = shared_with, request.shared_tokens
+            seats[arrival.row] = live.add(request.tokens, *shared, arrival.row, request.queries)
         self._kernel.prepare(live)
 
     def behind(self) -> None:

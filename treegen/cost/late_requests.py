@@ -32,8 +32,9 @@ def late_cost(
 ) -> LateCost:
     """What it costs a layer that the plan `made` of `planned` still serves `batch`.
 
-    Requests that are walked alone read again what they share with others. And the longest of them may take longer than
-    all the rest of the layer, for as many of them as there are.
+    Requests that are walked alone read again what they share with others, and each of their query rows reads all of
+    its tokens for itself. And the longest of them may take longer than all the rest of the layer, for as many of them
+    as there are.
     """
     _, shape, target = planned
     bytes_per_us = facts_of(target)["memory_bytes_per_us"]
@@ -42,15 +43,19 @@ def late_cost(
     tokens = batch.tokens.compress(alone)
     if not len(tokens):
         return LateCost(0.0, layer_us)
-    again_us = int(batch.shared_tokens.compress(alone).sum()) * shape.kv_token_bytes / bytes_per_us
-    share = len(tokens) / room.lone_items  # of a request for each lone item
+    rows = batch.rows.compress(alone).astype(np.int64)
+    again = int(batch.shared_tokens.compress(alone).sum()) + int(((rows - 1) * tokens).sum())
+    again_us = again * shape.kv_token_bytes / bytes_per_us
+    share = int(rows.sum()) / room.lone_items  # of a query row for each lone item
     longest = int(tokens.max()) * max(math.ceil(share) if share > 0.5 else share, 1 / room.lone_parts)
     longest_us = longest * _lone_token_us(tile, shape, target)
     return LateCost(again_us + max(longest_us - layer_us, 0.0), layer_us)
 
 
 def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
-    """The seats whose requests the plan does not know, or takes to have pages of one that it does not know any more."""
+    """The seats whose requests the plan does not know, or not with so many query rows, or takes to have pages of one
+    that it does not know any more.
+    """
     runs: Bools = batch.row >= 0
     known = np.zeros(max(len(runs), len(made.epoch)), bool)
     both = min(len(runs), len(made.epoch))
@@ -61,6 +66,11 @@ def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
         claiming = (made.seats[4] >= 0).nonzero()[0]
         further, end = made.seats[7:].take(claiming, 1)
         known[claiming.compress(gone.take(end) > gone.take(further - 1))] = False
+    if made.queries is not None or np.count_nonzero(batch.rows > 1):
+        planned = np.ones(len(known), np.int32)
+        if made.queries is not None:
+            planned[: len(made.queries.rows)] = made.queries.rows
+        known[: len(runs)] &= batch.rows == planned[: len(runs)]
     return runs & ~known[: len(runs)]
 
 

@@ -31,8 +31,9 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
 from treegen.report.explain import ExplainedPlan, Explanation
-from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
+from treegen.schedule.by_request import ItemRoom, block_of
 from treegen.schedule.pipeline import lowered
+from treegen.schedule.query_runs import lower_requests
 from treegen.scoring.options import Scoring
 from treegen.search.bucket import policy_bucket
 from treegen.search.weigh import weighed
@@ -88,7 +89,7 @@ class BatchOptions:
 
 
 class _PlannedBatch(NamedTuple):
-    """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, who was in its seats,
+    """A batch as it was at the last update: LiveBatch.changes and moves, how many requests it had, who sat in its seats
     and how long they were.
     """
 
@@ -121,15 +122,26 @@ class BatchKernel:
     as many as any of its replays will need. A kernel belongs to one thread and one stream at a time.
     """
 
-    def __init__(self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        pages: PageTable,
+        target: Target,
+        options: BatchOptions,
+        most_tokens: int,
+        most_rows: int | None = None,
+    ) -> None:
         self._shape, self._pages, self._target, self._options = shape, pages, target, options
         self._most_tokens = most_tokens
         self._backend = backend_for(pages.table.device, options.backend)
         self._tile = _tile_of(shape, target)
         positions = options.scoring is not None and options.scoring.positions
-        self._room = room_of(shape, self._tile, len(pages.seq_lens), most_tokens, target.sms, positions=positions)
+        requests = len(pages.seq_lens)
+        if most_rows is None and pages.qo_indptr is not None:
+            most_rows = requests
+        self._room = room_of(shape, self._tile, requests, most_tokens, target.sms, most_rows, positions=positions)
         if RequestTables.of(self._room).words > INT32_MAX:
-            found = f"{most_tokens} for {len(pages.seq_lens)} rows"
+            found = f"{most_tokens} for {self._room.rows} rows"
             raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
         self._calls: dict[tuple[object, str], Call] = {}
         self._program: Program | None = None
@@ -257,8 +269,9 @@ class BatchKernel:
         return_lse: bool = False,
         lse_base: str = "ln",
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of every request's row over its tokens; arguments and results as of Kernel.__call__, with rows in
-        the order of the batch. A request without tokens, or whose page ids are impossible, gives 0 and -inf.
+        """Attention of every request's rows over its tokens; arguments and results as of Kernel.__call__, with rows in
+        the order of the batch, or where the page table's qo_indptr says. A row without tokens, or of a request whose
+        page ids are impossible, gives 0 and -inf.
         """
         self._calls_of_step += 1
         form = check_inputs.form_of(q, k_cache, v_cache, out, self._options.read)
@@ -270,7 +283,7 @@ class BatchKernel:
         if call is None:
             call = self._bind(form, q, k_cache, v_cache, out, lse_base)
         if len(q) < self._rows:
-            raise InputError("q", f"{len(q)} rows", f"is less than the batch's {self._rows}", "give a row for each")
+            raise InputError("q", f"{len(q)} rows", f"is less than the batch's {self._rows}", "give one for each")
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
         call(q, k_cache, v_cache, out, lse)
         return out if lse is None else (out, lse)
@@ -309,9 +322,12 @@ class BatchKernel:
         check_inputs.check_shape(shape, found)
         if q.device != pages.table.device:
             raise InputError("q", q.device, f"is not on the page table's device {pages.table.device}", "move it there")
-        if len(q) > len(pages.seq_lens):
-            reason = f"the page table has {len(pages.seq_lens)} lengths"
-            raise InputError("q", f"{len(q)} rows", reason, "give at most a row for each")
+        if len(q) > self._room.rows:
+            fix = "give at most a row for each"
+            reason = f"the page table has {self._room.rows} lengths"
+            if pages.qo_indptr is not None:
+                reason, fix = f"is more than max_rows, {self._room.rows}", "give fewer, or a larger max_rows"
+            raise InputError("q", f"{len(q)} rows", reason, fix)
         if len(k_cache) < pages.num_pages:
             reason = f"the page table says {pages.num_pages}"
             raise InputError("k_cache", f"{len(k_cache)} pages", reason, "give the whole cache, or a smaller num_pages")
@@ -338,7 +354,17 @@ class BatchKernel:
                 f"the page table has {seats} lengths",
                 "make a kernel for more",
             )
-        return most + 1
+        if self._pages.qo_indptr is None:
+            if (rows := largest(batch.rows)) > 1:
+                seat = int(batch.rows.argmax())
+                fix = "give PageTable a qo_indptr, or each request one row"
+                raise InputError(f"batch.rows[{seat}]", rows, "needs to know where the request's rows are in q", fix)
+            return most + 1
+        total = int(batch.rows.dot(batch.row >= 0))
+        if total > self._room.rows:
+            reason = f"have more than max_rows, {self._room.rows}, query rows: {total}"
+            raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")
+        return total
 
     def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
@@ -351,7 +377,7 @@ class BatchKernel:
             if not is_served(plan):
                 fix = "use query or cohort, or a strategy whose plans have one stage and row intervals"
                 raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
-            made = lower_by_request(plan, problem, room)
+            made = lower_requests(plan, problem, room)
             if self._room.holds(made):
                 reason = wanted.reason if strategy is wanted.strategy else f"{wanted.strategy} needs more room"
                 return Choice(strategy, reason), plan, made
@@ -427,28 +453,38 @@ def is_served(plan: Plan) -> bool:
 
 
 def room_of(
-    shape: Shape, tile: TileClass, max_rows: int, most_tokens: int, sms: int, *, positions: bool = False
+    shape: Shape,
+    tile: TileClass,
+    requests: int,
+    most_tokens: int,
+    sms: int,
+    max_rows: int | None = None,
+    *,
+    positions: bool = False,
 ) -> RequestRoom:
-    """What any plan for so many requests of so many tokens may take, which follows from nothing else."""
+    """What any plan for so many requests of so many tokens may take, which follows from nothing else. max_rows: query
+    rows of all requests together, where these may have several; None where each has one.
+    """
+    rows = requests if max_rows is None else max_rows
     lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
     filling = math.ceil(_WAVES * 2 * sms / lanes)
-    items = max_rows + filling
-    slots = _PARTS_PER_ROW * max_rows + 2 * filling * per_tile
-    entries = 8 * items + 4 * max_rows
+    items = rows + filling
+    slots = _PARTS_PER_ROW * rows + 2 * filling * per_tile
+    entries = 8 * items + 4 * rows
     page_size, packed = shape.page_size, tile.tokens // block_of(shape.page_size)
     tiles = -(-(most_tokens + min(RESERVE, most_tokens)) // tile.tokens)
-    lone_items = max(-(-max_rows // per_tile), math.ceil(sms / lanes))
-    lone_rows = 1 << (-(-max_rows // lone_items) - 1).bit_length()
+    lone_items = max(-(-rows // per_tile), math.ceil(sms / lanes))
+    lone_rows = 1 << (-(-rows // lone_items) - 1).bit_length()
     _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
     return RequestRoom(
-        seats=max_rows,
+        seats=requests,
         items=items,
-        rows=max_rows,
+        rows=rows,
         entries=entries,
-        claims=_CLAIMS_PER_ROW * max_rows,
+        claims=_CLAIMS_PER_ROW * requests,
         slots=slots,
         merge_slots=slots,
-        tiles=max_rows * tiles,
+        tiles=rows * tiles,
         blocks=entries * packed,
         lone_items=lone_items,
         lone_rows=lone_rows,
@@ -456,6 +492,7 @@ def room_of(
         lone_blocks=lone_rows * packed,
         tile_width=tile_width,
         run_width=5 if positions else 4,
+        queries=max_rows is not None,
     )
 
 

@@ -57,7 +57,7 @@ def block_of(page_size: int) -> int:
 
 
 def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
-    """The schedule of a plan of a tree by request, in one tile class and one stage.
+    """The schedule of a plan of a tree by request, with one row each, in one tile class and one stage.
 
     Where the plan cuts a node's tokens, entries are cut at the tile or page before, counted from the node's beginning.
     Raises InputError for a tree that is not by request.
@@ -95,8 +95,8 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
         row_positions=_NONE,
         fixed=False,
     )
-    of_seats = _of_seats(requests, room.reserve, row_table, merges.rows)
-    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, block_room, *of_seats)
+    by_seat = of_seats(requests, room.reserve, row_table, merges.rows)
+    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, block_room, *by_seat)
 
 
 def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
@@ -174,14 +174,16 @@ def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int,
     return slot0, single_stage_merges(row, ramp(len(row)))
 
 
-def _of_seats(requests: RequestKV, reserve: int, row_table: Ints, merged: Ints) -> tuple[Ints, Ints]:
-    """What is known of every seat, and all claims. merged: the rows that are merged."""
+def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: Ints | Longs) -> tuple[Ints, Ints]:
+    """What is known of every seat, and all claims. listed, merged: the request of each entry of the row table, and of
+    each merged row. Of the rows of a request the first one counts.
+    """
     seat, ranges = requests.seat, requests.shared_ranges()
     rows = len(seat)
     known = UNKNOWN.repeat(rows + 1).reshape(-1, rows + 1)  # of every row, and of none
     epoch, most, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
     epoch[:], most[:] = requests.epoch, requests.length + number(reserve)
-    place[row_table], merge[merged] = ramp(len(row_table)), ramp(len(merged))
+    place[listed[::-1]], merge[merged[::-1]] = ramp(len(listed))[::-1], ramp(len(merged))[::-1]
     if ranges.size:
         claiming, first = ranges[0].astype(np.int64), ramp(ranges.shape[1])
         end, new = first + number(1), claiming[1:] != claiming[:-1]

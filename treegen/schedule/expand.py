@@ -5,6 +5,7 @@ The torch backend runs these schedules, so it proves plans by request without a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,7 +21,8 @@ FREE, PLANNED, NEW, OUTGROWN, REFUTED, INVALID = range(6)
 class RunningRequests(NamedTuple):
     """Who is running, on the host. seats [2, seats]: rows of the batch, -1 for free seats, and epochs. length, pages:
     by row of the batch, its tokens, and the entries of the page table that it has. num_pages, most_tokens: bounds of
-    page ids and of lengths. page_size: tokens of a page.
+    page ids and of lengths. page_size: tokens of a page. queries: where the query rows of each row of the batch begin
+    and end among all, as `[rows + 1]`, None for one each; most_queries: all rows at most.
     """
 
     seats: Ints
@@ -29,6 +31,19 @@ class RunningRequests(NamedTuple):
     num_pages: int
     most_tokens: int
     page_size: int
+    queries: Ints | None = None
+    most_queries: int = 0
+
+    def query_rows(self, row: int) -> range:
+        """The query rows of a row of the batch; none where `queries` is impossible."""
+        if self.queries is None:
+            return range(row, row + 1)
+        begin, end = int(self.queries[row]), int(self.queries[row + 1])
+        return range(begin, end) if 0 <= begin <= end <= self.most_queries else range(0)
+
+    def seen(self, row: int, number: int) -> int:
+        """Tokens that a query row of a row of the batch sees."""
+        return max(int(self.length[row]) - len(self.query_rows(row)) + number + 1, 0)
 
     def own_pages(self, row: int) -> Ints:
         """The pages that a row's tokens are in."""
@@ -39,6 +54,8 @@ class RunningRequests(NamedTuple):
         """Whether the row's length and page ids lie within the table and the cache."""
         length = int(self.length[row])
         if not 0 <= length <= min(self.most_tokens, len(self.pages[row]) * self.page_size):
+            return False
+        if self.queries is not None and not 0 <= self.queries[row] <= self.queries[row + 1] <= self.most_queries:
             return False
         own = self.own_pages(row)
         return not len(own) or (int(own.min()) >= 0 and int(own.max()) < self.num_pages)
@@ -57,15 +74,25 @@ def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():
         row = int(rows[seat])
         known = seat < len(made.epoch) and made.epoch[seat] != NO_EPOCH and made.epoch[seat] == epochs[seat]
+        planned = 1 if made.queries is None or not known else made.queries.rows[seat]
+        known = known and planned == len(requests.query_rows(row))
         if not requests.valid(row):
             states[seat] = INVALID
         elif not known:
             states[seat] = NEW
-        elif not all(_holds(claim, row, requests) for claim in _claims(made, seat)):
+        elif not _is_long_enough(made, seat, requests) or not all(
+            _holds(claim, row, requests) for claim in _claims(made, seat)
+        ):
             states[seat] = REFUTED
         else:
             states[seat] = OUTGROWN if requests.length[row] > made.most[seat] else PLANNED
     return states
+
+
+def _is_long_enough(made: RequestSchedule, seat: int, requests: RunningRequests) -> bool:
+    """Whether a request of several query rows has the tokens from which on the plan is right."""
+    length = int(requests.length[requests.seats[0, seat]])
+    return made.queries is None or length >= made.queries.least[seat]
 
 
 def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
@@ -84,29 +111,51 @@ def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
     return bool((requests.pages[row][first:end] == requests.pages[above][first:end]).all())
 
 
+class _RowWork(NamedTuple):
+    """What an item of this step reads: its query row, its partial slot (-1 for none), and tokens (row of the batch,
+    first and end).
+    """
+
+    row: int
+    slot: int
+    tokens: list[tuple[int, int, int]]
+
+
+def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> list[_RowWork]:
+    """The items of rows that are served by the plan."""
+    plan, rows, found = made.schedule, requests.seats[0], []
+    for number, (row0, count, _, _, _, _, slot0, _) in enumerate(plan.items.tolist()):
+        entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
+        seats = enumerate(plan.rows[row0 : row0 + count].tolist())
+        live = [(i, int(rows[seat]), made.row_number(row0 + i)) for i, seat in seats if states[seat] == PLANNED]
+        least = min((requests.seen(row, query) for _, row, query in live), default=0)
+        begin = _window(least, window_left, requests.page_size)
+        for index, row, query in live:
+            read = [_clamped(entry, requests, begin) for entry in entries if entry[3] <= index < entry[4]]
+            found.append(_RowWork(requests.query_rows(row)[query], slot0 + index if slot0 >= 0 else -1, read))
+    return found
+
+
+def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_RowWork]:
+    """The items of rows whose requests are alone."""
+    for seat in np.flatnonzero(states >= NEW).tolist():
+        row = int(requests.seats[0, seat])
+        for query, place in enumerate(requests.query_rows(row)):
+            length = requests.seen(row, query) if states[seat] != INVALID else 0
+            yield _RowWork(place, -1, [(row, _window(length, window_left, requests.page_size), length)])
+
+
 def expanded(
     made: RequestSchedule, tile: TileClass, requests: RunningRequests, window_left: int = -1, *, positions: bool = False
 ) -> tuple[Schedule, Ints]:
     """The schedule of this step, with an item for each row of every item of the plan, and the states of seats."""
     states, plan = states_of(made, requests), made.schedule
-    rows = requests.seats[0]
-    items: list[tuple[int, int, list[tuple[int, int, int]]]] = []  # row, partial slot, and tokens (row of table, a, b)
-    for number, (row0, count, _, _, _, _, slot0, _) in enumerate(plan.items.tolist()):
-        entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
-        seats = plan.rows[row0 : row0 + count].tolist()
-        live = [int(rows[seat]) for seat in seats if states[seat] == PLANNED]
-        begin = _window(min(requests.length[live], default=0), window_left, requests.page_size)
-        for index, seat in enumerate(seats):
-            if states[seat] == PLANNED:
-                read = [_clamped(entry, requests, begin) for entry in entries if entry[3] <= index < entry[4]]
-                items.append((int(rows[seat]), slot0 + index if slot0 >= 0 else -1, read))
-    for seat in np.flatnonzero(states >= NEW).tolist():
-        row, length = int(rows[seat]), 0
-        if states[seat] != INVALID:
-            length = int(requests.length[row])
-        items.append((row, -1, [(row, _window(length, window_left, requests.page_size), length)]))
-
-    merged = [(int(rows[seat]), j) for j, seat in enumerate(plan.merge_rows.tolist()) if states[seat] == PLANNED]
+    items = [*_planned_work(made, states, requests, window_left), *_lone_work(states, requests, window_left)]
+    merged = [
+        (requests.query_rows(int(requests.seats[0, seat]))[made.merge_number(j)], j)
+        for j, seat in enumerate(plan.merge_rows.tolist())
+        if states[seat] == PLANNED
+    ]
     slots = [plan.merge_slots[plan.merge_indptr[j] : plan.merge_indptr[j + 1]] for _, j in merged]
     runs = [_joined([requests.places(*tokens) for tokens in read]) for *_, read in items]
     counts = np.array([run.shape[1] for run in runs], np.int64)
@@ -119,7 +168,7 @@ def expanded(
     table = np.zeros((num, 8), np.int64)
     table[:, 0], table[:, 1] = np.arange(num), 1
     table[:, 4], table[:, 5], table[:, 6] = place[:-1], counts, [slot for _, slot, _ in items]
-    row_positions = np.maximum(requests.length - 1, 0) if positions else np.empty(0)
+    row_positions = _row_positions(requests) if positions else np.empty(0)
     schedule = Schedule(
         classes=(replace(tile, block=tile.tokens, full=False),),
         class_indptr=frozen(np.array([0, num])),
@@ -135,6 +184,17 @@ def expanded(
     return schedule, states
 
 
+def _row_positions(requests: RunningRequests) -> Ints:
+    """The position of every query row."""
+    if requests.queries is None:
+        return frozen(np.maximum(requests.length - 1, 0))
+    found = np.zeros(requests.most_queries, np.int32)
+    for row in requests.seats[0][requests.seats[0] >= 0].tolist():
+        for query, place in enumerate(requests.query_rows(row)):
+            found[place] = max(requests.seen(row, query) - 1, 0)
+    return frozen(found)
+
+
 def _joined(runs: list[tuple[Longs, Longs, Longs]]) -> Longs:
     """Slots, lengths and positions of runs, one after another, as lines of a table."""
     return np.concatenate([np.zeros((3, 0), np.int64), *map(np.stack, runs)], axis=1)
@@ -145,7 +205,8 @@ def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> 
     seat, first, end, _, _ = entry
     row = int(requests.seats[0, seat])
     length = int(requests.length[row])
-    return row, max(first, window_begin), min(end, length) if end else length
+    end = min(end, length) if end > 0 else max(length + end, 0)
+    return row, max(length + first, 0) if first < 0 else max(first, window_begin), end
 
 
 def _window(length: int, window_left: int, page_size: int) -> int:

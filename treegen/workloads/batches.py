@@ -1,6 +1,6 @@
 """Fixed batches of decoding requests as servers run them: who shares which tokens, and how the batch changes by step.
 
-The suite has 16 batches in four families (traces, groups, agents, unshared) and four special ones. A batch is made from
+The suite has 16 batches in four families (traces, groups, agents, unshared) and five special ones. A batch is made from
 seeds, so it is the same everywhere. It holds counts only: no page, no tensor.
 """
 
@@ -135,7 +135,7 @@ class BatchCourse:
 
 
 def batches(data: Path | None, seed: int = 0) -> tuple[ServedBatch, ...]:
-    """The suite: four batches of each family, in the order of FAMILIES.
+    """The suite: four batches of each family and five special ones, in the order of FAMILIES.
 
     data: the folder of the recorded traces; without it the family `traces` is left out. seed: 0 is the suite, others
     are batches of the same kinds and sizes for checks on what nothing was tuned for. Raises FormatError for a trace
@@ -446,6 +446,7 @@ def _special(seed: int) -> tuple[ServedBatch, ...]:
     return (
         _mixed("mixed-64", 60, 4, (1024, 8192), seed),
         _drafts("drafts-8", 8, seed),
+        _chains("chains-32", 32, 8, seed),
         replace(latent, mla=True),
         single,
     )
@@ -492,6 +493,20 @@ def _drafts(name: str, width: int, seed: int) -> ServedBatch:
 
     requests = tuple(request(source) for _ in range(width))
     return ServedBatch(name, "special", PAGE_SIZE, requests, seed, follow, draft=draft)
+
+
+def _chains(name: str, width: int, queries: int, seed: int) -> ServedBatch:
+    """Requests that verify a chain of drafts behind their last token in every step, of which three are accepted."""
+    source = np.random.default_rng((seed, 8, width))
+
+    def request(source: np.random.Generator) -> BatchRequest:
+        length = int(source.integers(2048, 8193)) + queries
+        return BatchRequest(length, 1 + int(source.geometric(1 / 100)), queries=queries, grows=3)
+
+    def follow(course: BatchCourse) -> Sequence[BatchRequest]:
+        return [request(course.random) for _ in range(course.free())]
+
+    return ServedBatch(name, "special", PAGE_SIZE, tuple(request(source) for _ in range(width)), seed, follow)
 
 
 def _whole(tokens: int, page_size: int) -> int:

@@ -1,0 +1,154 @@
+"""Lowering by request where requests have several query rows: drafts that are verified, the chunk of a prompt.
+
+A request's rows are its last tokens, and each sees itself and what is before it. Of the piece of tokens that ends with
+these, the first row that sees a run may not see the tokens behind its own:
+
+    piece    [ 0 .................. own | own + 1 | own + 2 | ... ]     first row: seen until own, itself included
+    entries  page          counted from the request's length on
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from treegen.ir.arrays import Bools, Ints, Longs, frozen, offsets, positions, ramp
+from treegen.ir.plan import Plan
+from treegen.ir.request_schedule import ENTRY_FIELDS, Queries, RequestSchedule
+from treegen.ir.schedule import RUN_FIELDS, Schedule
+from treegen.ir.tree import Tree
+from treegen.ir.tree.requests import RequestKV
+from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request, of_seats
+from treegen.schedule.lower import Arranged, Frame, arrange, row_table_of, scheduled
+from treegen.schedule.pack_runs import PackedTables
+from treegen.schedule.segment_runs import Runs
+from treegen.target.problem import Problem
+
+_NO_RUNS = frozen(np.empty((0, len(RUN_FIELDS))))
+
+
+def lower_requests(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
+    """The schedule of a plan of a tree by request (treegen.schedule.by_request), whatever rows the requests have."""
+    requests = problem.tree.requests
+    several = requests is not None and requests.queries is not None
+    return lower_queries(plan, problem, room) if several else lower_by_request(plan, problem, room)
+
+
+def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
+    """The schedule of a plan of a tree by request where requests have several rows."""
+    tree, requests = problem.tree, problem.tree.requests
+    assert requests is not None
+    assert requests.queries is not None
+    arranged = arrange(plan, problem, Frame((room.tile,), 1))
+    arranged = arranged._replace(runs=joined_runs(arranged.runs, tree))
+    entries, most_tokens, least = _entries(plan, arranged, tree, requests, room)
+    tables, tile_room, block_room = _regions(arranged, most_tokens, room)
+    made = scheduled(plan, problem, arranged, (room.tile,), tables, framed=True)
+    request = ramp(len(requests.seat)).repeat(requests.queries)
+    listed, merged = request.take(made.rows), request.take(made.merge_rows)
+    of_rows = made.changed(rows=frozen(requests.seat.take(listed)), merge_rows=frozen(requests.seat.take(merged)))
+    by_seat = of_seats(requests, room.reserve, listed, merged)
+    queries = queries_of(made, requests, least, by_seat[0].shape[1])
+    return RequestSchedule(of_rows, entries, frozen(arranged.runs.indptr), tile_room, block_room, *by_seat, queries)
+
+
+class OwnTokens(NamedTuple):
+    """Per run: whether it is of the last piece of a request of several rows, and in that piece the token of the first
+    row that sees the run.
+    """
+
+    several: Bools
+    token: Longs
+
+
+def joined_runs(runs: Runs, tree: Tree) -> Runs:
+    """Runs of one node that follow on one another, and that the same rows see, as one."""
+    start, length, lo, hi = runs.table.T
+    node = tree.kv.start.searchsorted(start, "right")
+    begins = np.ones(len(start), np.bool_)
+    begins[1:] = (start[1:] != start[:-1] + length[:-1]) | (node[1:] != node[:-1])
+    begins[1:] |= (lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1])
+    begins[runs.indptr[:-1]] = True
+    first = begins.nonzero()[0]
+    table = runs.table[first]
+    table[:, 1] = np.add.reduceat(length, first) if len(first) else 0
+    return Runs.of_table(offsets(begins)[runs.indptr], table)
+
+
+def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: Longs) -> OwnTokens:
+    """See OwnTokens. queries: of every request of the tree; node: of every run."""
+    items, runs = arranged.items, arranged.runs
+    several = np.zeros(len(tree.tokens), np.bool_)
+    several[tree.row_node[offsets(queries)[:-1]]] = queries > 1
+    rows, row0 = row_table_of(plan, tree)
+    row = (row0[items.group] + items.begin).repeat(runs.counts) + runs.table[:, 2]
+    return OwnTokens(several[node], tree.row_sees[rows[row]].astype(np.int64) - 1)
+
+
+def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, requests: RequestKV) -> Longs:
+    """Per request the length from which on the own token of every row is behind what entries up to a page read for it.
+    tokens: of each entry's node.
+
+    A request of one row reads up to its length, whatever that is. Of several rows, the first see less than the length,
+    while entries that end at a page may go up to it.
+    """
+    assert requests.queries is not None
+    before = requests.first[tree.row_node[offsets(requests.queries)[:-1]]].astype(np.int64)
+    least = np.where((before > 0) & (requests.queries > 1), before + requests.queries, 0)
+    request = np.zeros(requests.seat.max(initial=-1) + 1, np.int64)
+    request[requests.seat] = ramp(len(requests.seat))
+    at_page = own.several & (entries[:, 1] >= 0) & (entries[:, 2] > entries[:, 1])
+    behind = tokens[at_page] - own.token[at_page]
+    np.maximum.at(least, request[entries[at_page, 0]], entries[at_page, 2] + behind)
+    return least
+
+
+def _entries(
+    plan: Plan, arranged: Arranged, tree: Tree, requests: RequestKV, room: ItemRoom
+) -> tuple[Ints, Longs, Longs]:
+    """The entries of all items, one for each of their runs; the most tokens that each may come to have; and by request
+    the tokens from which on they are right.
+    """
+    assert requests.queries is not None
+    runs, unit = arranged.runs.table, max(room.tile.tokens, room.page_size)
+    node = tree.kv.start.searchsorted(runs[:, 0], "right") - 1
+    first = runs[:, 0] - tree.kv.start.take(node)
+    end, tokens, base = first + runs[:, 1], tree.tokens.take(node), requests.first.take(node)
+    to_end = end == tokens
+    own = own_tokens(plan, tree, requests.queries, arranged, node)
+    opened = (to_end & requests.open.take(node)) | (own.several & (end >= own.token))
+    first -= np.where(own.several & (first > 0) & (first >= own.token), tokens, first % unit)
+    entries = np.empty((len(runs), len(ENTRY_FIELDS)), np.int32)
+    entries[:, 0] = requests.owner.take(node)
+    entries[:, 1] = np.where(first < 0, first, base + first)
+    entries[:, 3:] = runs[:, 2:4]
+    end = np.where(to_end | opened, end, end - end % unit)
+    entries[:, 2] = np.where(opened, end - tokens, base + end)
+    entries[(end == first) & ~opened, 1:3] = unit  # nothing, wherever it was: an end of 0 would be an open one
+    most_tokens = np.where(first < 0, runs[:, 1], end - first + opened * room.reserve).astype(np.int64)
+    return frozen(entries), most_tokens, least_tokens(entries, own, tokens, tree, requests)
+
+
+def _regions(arranged: Arranged, most_tokens: Longs, room: ItemRoom) -> tuple[PackedTables, int, int]:
+    """Where every item's room for tiles and blocks begins, and how much all have."""
+    tokens, block = room.tile.tokens, block_of(room.page_size)
+    packed = tokens // block
+    rest = np.minimum(most_tokens, tokens - 1)  # a request may have fewer tokens by now than when this was planned
+    first = arranged.runs.indptr[:-1]
+    tiles = offsets(np.add.reduceat(most_tokens // tokens, first))
+    blocks = np.add.reduceat(-(-rest // block), first)
+    blocks = offsets(-(-blocks // packed) * packed)
+    nothing = np.zeros(len(first), np.int64)
+    walk = (tiles[:-1], nothing, blocks[:-1], nothing)
+    return PackedTables(_NO_RUNS, _NO_RUNS, walk), int(tiles[-1]), int(blocks[-1])
+
+
+def queries_of(made: Schedule, requests: RequestKV, least: Longs, seats: int) -> Queries:
+    """What a schedule says of query rows; made: with rows of the tree."""
+    assert requests.queries is not None
+    number = positions(offsets(requests.queries), requests.queries)
+    of_each = np.zeros((2, seats), np.int32)
+    of_each[0] = 1
+    of_each[:, requests.seat] = requests.queries, least
+    return Queries(*map(frozen, (*of_each, number[made.rows], number[made.merge_rows])))
