@@ -4,7 +4,7 @@
     python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
     python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
 
-Results of benchmarks/search.py can be given as well, to fit or to see how the model does on other policies.
+Results of benchmarks/choices.py can be given as well, to fit or to see how the model does on other policies.
 
 Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by weighted least squares on the
 logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
@@ -61,13 +61,13 @@ class Sample:
 
 
 def samples(paths: list[Path], target: Target) -> list[Sample]:
-    """The fused strategies' results of files that strategies.py or search.py wrote. Raises FormatError."""
+    """The fused strategies' results of files that strategies.py or choices.py wrote. Raises FormatError."""
     results = []
     for path in paths:
         try:
             results += json.loads(path.read_text())["results"]
         except (OSError, ValueError, KeyError, TypeError) as cause:
-            fix = "write it with strategies.py or search.py"
+            fix = "write it with strategies.py or choices.py"
             raise FormatError("results", str(path), f"cannot be read ({cause})", fix) from cause
     made = {label(strategy): strategy for strategy in measured_strategies()}
     trees: dict[str, treegen.Tree] = {}
@@ -170,7 +170,7 @@ def text_of(value: object, indent: str = "") -> str:
 def main() -> None:
     """Fits, reports and, if asked, writes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="what strategies.py and search.py wrote with --json")
+    parser.add_argument("results", nargs="+", type=Path, help="what strategies.py and choices.py wrote with --json")
     parser.add_argument("--target", default="h200", help="the target that was measured: a name or a JSON file")
     parser.add_argument("--ship", type=Path, metavar="FOLDER", help="write targets.json and grids.json in this folder")
     arguments = parser.parse_args()

@@ -4,11 +4,11 @@
 
 Medians in microseconds, on one core:
 
-- for a tree at hand that was not planned for before, by what the search finds and by cohorts of other kinds: `plan`
+- for a tree at hand that was not planned for before, by what is weighed best and by cohorts of other kinds: `plan`
   (the strategy), `lower`, `pack` (the arena, which is copied to the GPU), and the whole of them one after another;
 - for its rows as requests with pages of 16 tokens, in the order of an empty cache or in any, requests in the tree's
-  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what the
-  search finds (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
+  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what is
+  weighed best (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
   (`flashinfer`, where that can be imported and there is a GPU).
 """
 
@@ -30,7 +30,7 @@ import torch
 from treegen import Shape, Tree
 from treegen.api.wrapper import TreeAttentionWrapper
 from treegen.schedule.lower import lower
-from treegen.search.auto import searched
+from treegen.search.weigh import weighed
 from treegen.strategies import Strategy, cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
@@ -141,7 +141,7 @@ def flashinfer_wrapper() -> Any:
 def timings() -> Iterable[Timing]:
     """All cases."""
     target = target_from("h200")
-    found = {text: searched(Problem(Tree.parse(text), SHAPE, target), for_any_tree=True).strategy for text in TREES}
+    found = {text: weighed(Problem(Tree.parse(text), SHAPE, target)).strategy for text in TREES}
     for text in TREES:
         usual = [cohort(), cohort(split=128), cohort(apart=64), cohort(apart=64, merge="final")]
         for strategy in dict.fromkeys([found[text], *usual]):

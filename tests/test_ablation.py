@@ -8,7 +8,7 @@ import pytest
 from treegen import Shape, Tree
 from treegen.codegen.emit import emit
 from treegen.schedule.pipeline import launch_schedule
-from treegen.search.auto import searched
+from treegen.search.auto import by_estimate
 from treegen.strategies import cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -36,7 +36,7 @@ ON_LAUNCH = ("dependent launches",)
 def made() -> list[object]:
     """The kernels and arenas of some cases, and of the last one with the policy that is measured as its best."""
     cases = [(Tree.parse(text), Shape(*heads, 128, dtype="fp16")) for *heads, text in CASES]
-    plans = [(tree, shape, searched(Problem(tree, shape, H200)).strategy) for tree, shape in cases]
+    plans = [(tree, shape, by_estimate(Problem(tree, shape, H200)).strategy) for tree, shape in cases]
     found: list[object] = []
     for tree, shape, strategy in (*plans, (*cases[-1], cohort(head_rows=64, apart=64, merge="final"))):
         schedule = launch_schedule(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
@@ -61,7 +61,7 @@ def test_every_optimisation_is_in_some_case() -> None:
     names, seen = [], set()
     for name, tree, shape in list(ablation.cases())[::4]:
         names.append(name)
-        chosen = searched(Problem(tree, shape, H200)).strategy
+        chosen = by_estimate(Problem(tree, shape, H200)).strategy
         _, _, usual = ablation.made_without(None, tree, shape, chosen, H200)
         for each in ablation.OPTIMISATIONS:
             made, _, facts = ablation.made_without(each, tree, shape, chosen, H200)

@@ -23,7 +23,7 @@ from treegen.ir.schedule import Schedule
 from treegen.runtime.graph_layout import layout_of
 from treegen.runtime.limits import WantedLimits
 from treegen.runtime.window import View
-from treegen.search import auto as searching
+from treegen.search import auto as choosing
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -245,14 +245,14 @@ def test_calls_take_rows_between_the_trees_and_the_most() -> None:
 
 def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    monkeypatch.setattr(searching, "searched", lambda *_, **__: Choice(cohort(cut=(1,)), "of one tree"))
+    monkeypatch.setattr(choosing, "by_estimate", lambda *_, **__: Choice(cohort(cut=(1,)), "of one tree"))
 
-    def searched(problem: Problem, *, for_any_tree: bool, isolated: bool) -> Choice:
+    def for_all(problem: Problem, *, for_any_tree: bool, isolated: bool) -> Choice:
         assert not isolated
         found.append(for_any_tree)
         return Choice(cohort(split=128), "of any tree")
 
-    monkeypatch.setattr("treegen.tuning.planner.searched", searched)
+    monkeypatch.setattr("treegen.tuning.planner.by_estimate", for_all)
     kernel = compiled(strategy="auto")
     for tree in TREES:
         kernel.update(tree)

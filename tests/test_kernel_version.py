@@ -12,7 +12,7 @@ from typing import get_args
 from treegen import Shape
 from treegen.codegen.emit import Source
 from treegen.ir.plan import Merge
-from treegen.search import space
+from treegen.search import cohort_counts, weigh
 from treegen.target.targets import target_from
 from treegen.tuning.kernel_variants import kernel_sources
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
@@ -67,11 +67,12 @@ def test_the_space_is_that_of_space_version(golden: Callable[[str], None]) -> No
     treegen/version.py and measure the shipped policies again; else run with --update-golden.
     """
     facts = {
-        "HEAD_ROWS": space.HEAD_ROWS,
-        "SPLITS": space.SPLITS,
-        "MOST_EDGES": space.MOST_EDGES,
+        "WHOLE": cohort_counts.WHOLE,
+        "CUT": cohort_counts.CUT,
+        "MOST_CUTS": cohort_counts.MOST_CUTS,
+        "WAVES": weigh.WAVES,
         "merges": get_args(Merge),
-        "whole": [str(each) for each in space.policies_of(SHAPES[0], target_from("h200"))[0]],
+        "walks": [str(each) for each in cohort_counts.layout_of(SHAPES[0], target_from("h200"), 256, 2).walks],
     }
     golden("\n".join([f"SPACE_VERSION {SPACE_VERSION}", *(f"{name} {value}" for name, value in facts.items())]))
 

@@ -20,7 +20,7 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.triton_program import TritonProgram
 from treegen.ir.errors import InputError, TreeError
-from treegen.search import auto as searching
+from treegen.search import auto as choosing
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.target.problem import Problem
@@ -330,13 +330,13 @@ def test_refusals_leave_the_kernel_as_it_was() -> None:
 
 def test_auto_chooses_anew_where_the_bucket_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Tree] = []
-    search = searching.searched
+    choose = choosing.by_estimate
 
     def counted(problem: Problem, **options: bool) -> Choice:
         found.append(problem.tree)
-        return search(problem, **options)
+        return choose(problem, **options)
 
-    monkeypatch.setattr(searching, "searched", counted)
+    monkeypatch.setattr(choosing, "by_estimate", counted)
     kernel = compiled(spread("1,16/600,40"), "auto")
     for _ in range(40):
         kernel.step()

@@ -5,6 +5,7 @@ The property tests of this file draw 2,000 random forests for the law of every s
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -35,6 +36,7 @@ from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import SplitContext, TrimRows
+from treegen.strategies.registry import policy_specs
 from treegen.strategies.strategy import OnPass
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from, targets
@@ -125,7 +127,7 @@ def test_every_strategy_obeys_the_law_and_computes_attention(family: str, data: 
     inputs = tensors(tree, page_size)
     expected_out, expected_lse = masked_softmax(tree, *inputs)
     for strategy in optioned(option):
-        if strategy.name == "auto":  # it makes the plan of one of the others, after a search (tests/test_search.py)
+        if strategy.name == "auto":  # it makes the plan of one of the others (tests/test_auto.py)
             if tree.num_rows % 4 == 0:
                 verify(strategy.plan(Problem(tree, shape, target_from(target))), tree)
             continue
@@ -428,12 +430,11 @@ def test_registered_names() -> None:
     assert made.plan(Problem(Tree.parse("4"), SMALL, H200)).strategy == "deft-flatten(block=32)"
 
 
-def test_the_search_has_one_order() -> None:
-    from treegen.strategies.registry import searched_specs
-
-    specs = searched_specs()
-    assert {spec.name for spec in specs} == set(strategy_names())
-    assert [spec.search_place for spec in specs] == list(range(len(specs)))
+def test_policies_may_name_all_shipped_strategies_with_options_that_these_have() -> None:
+    for name, spec in policy_specs().items():
+        assert name in strategy_names()
+        assert spec.policy_options is not None
+        assert spec.policy_options <= set(inspect.signature(spec.factory).parameters)
 
 
 class FirstTokenOnly(Strategy):

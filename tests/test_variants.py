@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enumerated import policies_of
 from forests import KV_STYLES, ROW_STYLES, examples, forest
 from treegen import Shape, Tree
 from treegen.codegen.emit import emit
@@ -17,10 +18,10 @@ from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop
 from treegen.schedule.pipeline import launch_schedule
-from treegen.search.search import candidates, search
-from treegen.search.space import policies_of
+from treegen.search.auto import by_estimate
+from treegen.search.weigh import candidates
 from treegen.strategies import Strategy, cohort, fasttree
-from treegen.strategies.registry import searched_specs
+from treegen.strategies.registry import policy_specs
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.tuning.kernel_variants import kernel_sources
@@ -37,7 +38,7 @@ REACHING = (
 
 def every_strategy(shape: Shape, target: Target, source: random.Random) -> Iterator[Strategy]:
     """The named strategies, every policy, and of each one with cuts and one that merges last."""
-    yield from (spec.factory() for spec in searched_specs())
+    yield from (spec.factory() for spec in policy_specs().values())
     whole, split = policies_of(shape, target)
     for policy in (*whole, *source.sample(split, 3)):
         apart = source.choice((2, 3, 5))
@@ -84,7 +85,7 @@ def test_every_module_that_a_plan_launches_is_among_them(
     strategies = dict.fromkeys(every_strategy(shape, target, random.Random(seed)))
     if tree.num_rows:
         strategies |= dict.fromkeys(strategy for strategy, _ in candidates(Problem(tree, shape, target), 99))
-        strategies[search(Problem(tree, shape, target)).strategy] = None
+        strategies[by_estimate(Problem(tree, shape, target)).strategy] = None
     for strategy in strategies:
         for addressing in {1, page_size}:
             assert keys_of(tree, strategy, shape, target, addressing) <= keys, strategy
@@ -135,5 +136,6 @@ def test_auto_leaves_out_a_strategy_whose_tiles_do_not_fit() -> None:
     tree = Tree.from_levels([1, 2, 4], [100, 40, 30])
     with pytest.raises(ShapeError, match="tile"):
         lower(fasttree().plan(Problem(tree, shape, target)), Problem(tree, shape, target))
-    assert "fasttree" not in {strategy.name for strategy, _ in candidates(Problem(tree, shape, target), 99)}
-    assert search(Problem(tree, shape, target)).strategy.name != "fasttree"
+    found = by_estimate(Problem(tree, shape, target), isolated=True).strategy
+    assert "fasttree" not in str(found)
+    lower(found.plan(Problem(tree, shape, target)), Problem(tree, shape, target))

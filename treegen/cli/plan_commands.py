@@ -36,14 +36,17 @@ from treegen.report.explain import explain as explained
 from treegen.report.explain import planned
 from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
 from treegen.schedule.pipeline import Lowering, launched
-from treegen.search.auto import searched
-from treegen.strategies import Choice, strategy_names
+from treegen.search.weigh import candidates
+from treegen.strategies import strategy_names
 from treegen.strategies.registry import spec_of
 from treegen.target.problem import Problem
 from treegen.target.targets import DEFAULT_TARGET, Target
 from treegen.text_files import save_text
 from treegen.workloads.traces import workload_from
 from treegen.workloads.tree_files import tree_from_argument
+
+_MOST_WEIGHED = 12
+"""Policies that --trace lists."""
 
 
 def explain(
@@ -64,7 +67,7 @@ def explain(
     cost: Annotated[
         str, typer.Option(metavar="MODEL", help="What times are estimated with: analytic or profiled.")
     ] = "analytic",
-    trace: Annotated[bool, typer.Option("--trace", help="List the steps of the search behind auto.")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="List the best policies that auto weighs.")] = False,
     groups: Annotated[
         int | None,
         typer.Option(
@@ -93,14 +96,14 @@ def explain(
         else:
             told = explained(planned_tree, _strategies(strategy or "auto"), shape, on_target, model)
             text = told.to_json() if json else told.text(groups or 0, formulas)
-        steps = _search_steps(planned_tree, shape, on_target, None if diff else told.automatic) if trace else []
-    print("\n".join([text, *steps]))
+        weighed = _weighed(planned_tree, shape, on_target) if trace else []
+    print("\n".join([text, *weighed]))
 
 
-def _search_steps(tree: Tree, shape: Shape | None, target: Target, automatic: Choice | None) -> list[str]:
-    """The steps of the search behind `auto`, which has run already unless a measured policy took its place."""
-    found = automatic if automatic and automatic.trace else searched(Problem(tree, shape or DEFAULT_SHAPE, target))
-    return ["", f"search on {target.name}:", *fitted(f"  {step}" for step in found.trace)]
+def _weighed(tree: Tree, shape: Shape | None, target: Target) -> list[str]:
+    """The policies that take least by the estimates that `auto` weighs, a line for each."""
+    found = candidates(Problem(tree, shape or DEFAULT_SHAPE, target), _MOST_WEIGHED)
+    return ["", f"weighed on {target.name}:", *fitted(f"  {time_us:.2f} us: {policy}" for policy, time_us in found)]
 
 
 def emit(

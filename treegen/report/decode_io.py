@@ -24,7 +24,7 @@ from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
 from treegen.report.decode_batches import Batch, Floats, batches
 from treegen.schedule.lower import count, lower
-from treegen.search.auto import searched
+from treegen.search.weigh import weighed
 from treegen.strategies import Strategy, Traffic, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
@@ -160,10 +160,10 @@ def decimal_bytes(amount: int) -> str:
 
 
 def policy_of_decode(segments: Sequence[CourseSegment], shape: Shape, target: Target) -> Strategy:
-    """What `auto` takes for a whole decoding: what the search finds for any tree like its widest, half-way in it."""
+    """What `auto` takes for a whole decoding: the best policy for its widest tree, half-way in it."""
     widest = max(segments, key=lambda segment: segment.tree.num_rows)
     tree = widest.at((widest.first + widest.last) // 2)
-    return searched(Problem(tree, shape, target), for_any_tree=True).strategy
+    return weighed(Problem(tree, shape, target)).strategy
 
 
 def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:

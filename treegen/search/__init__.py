@@ -1,1 +1,1 @@
-"""The search behind `auto`: its space, its costs without plans, its bounds."""
+"""What `auto` takes: a measured policy, or the best of a list by estimates; buckets of trees."""

@@ -1,24 +1,42 @@
-"""The strategy `auto`: what was measured as the fastest for a tree's bucket, else what the search finds."""
+"""The strategy `auto`: what was measured as the fastest for a tree's bucket, else what takes least by estimates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.cost.estimate import account
 from treegen.cost.figures import time_text
+from treegen.ir.errors import ShapeError
 from treegen.ir.plan import Plan
+from treegen.progress import now
+from treegen.schedule.lower import lower
+from treegen.search.halves import best_halves
 from treegen.search.policies import accepts, key_of, strategy_of
-from treegen.search.search import SearchResult, search
-from treegen.strategies.isolated import as_isolated
+from treegen.search.size import fits_whole_paths, is_too_large
+from treegen.search.weigh import as_named, candidates, weighed, weights_of
+from treegen.strategies.cohort import cohort
+from treegen.strategies.deft import deft_flatten, deft_node, deft_node_chunk
+from treegen.strategies.fasttree import fasttree
+from treegen.strategies.flashforge import flashforge
+from treegen.strategies.isolated import Isolated, as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.target.problem import Problem
+
+_SMALL = 32, 1 << 14  # nodes and tokens of trees for which plans of _OF_SMALL are made, too
+_OF_SMALL = (deft_node_chunk(), deft_flatten())
+_CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
+_PIECES = (128, 256, 512, 1024, 2048)
+"""Tokens of the pieces of nodes and paths that isolated plans are compared with."""
 
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Picks the policy of the cache, where the tree's bucket has been tuned (treegen.tuning.tune), else the policy or
-    named strategy with the least estimated time (treegen.search).
+    """Picks the policy of the cache, where the bucket of the tree has been tuned (treegen.tuning.tune), else what takes
+    least by the cost model (`by_estimate`).
 
     isolated: only isolated plans are taken, and a policy of the cache, which was measured without isolation, where its
     plan for the tree is isolated.
@@ -43,29 +61,73 @@ class Auto(Strategy):
                 return Choice(strategy, reason)
             if strategy.plan(problem).isolated:
                 return Choice(as_isolated(strategy), reason)
-        return searched(problem, isolated=self.isolated)
+        return by_estimate(problem, isolated=self.isolated)
 
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         return self.choose(problem).strategy.plan(problem, on_pass)
 
 
-def searched(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
-    """What the search finds, whatever has been measured. for_any_tree: without cuts at single nodes. isolated: among
-    isolated plans.
+def by_estimate(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
+    """Chooses what takes least by the cost model, whatever has been measured.
+
+    Args:
+        problem: A tree, the attention shape of its rows, and the target.
+        for_any_tree: Takes only what `weighed` does. Else also whole paths in halves that one launch merges, and for
+            trees of few nodes plans of chunks of nodes and of the flat tree.
+        isolated: Takes only isolated plans, of a few strategies that are all planned.
+
+    Raises:
+        ShapeError: No tile class fits the shape.
     """
-    found = search(problem, for_any_tree=for_any_tree, isolated=isolated)
-    return Choice(found.strategy, _reason(found), found.trace)
+    if isolated:
+        return _isolated(problem)
+    weights = None if for_any_tree else weights_of(problem)
+    if weights is None:
+        return weighed(problem)
+    place = weights.best_planned(problem)
+    best: Strategy = as_named(weights.policy(place), problem.tree)
+    time_us = float(weights.times_us[place])
+    halves = best_halves(weights, problem, time_us * _CLEARLY_LESS)
+    if halves is not None:
+        best, time_us = halves
+    if len(problem.tree.parent) <= _SMALL[0] and problem.tree.unique_tokens <= _SMALL[1]:
+        of_small, named = min((time_of(each, problem), place) for place, each in enumerate(_OF_SMALL))
+        if of_small < time_us:
+            best, time_us = _OF_SMALL[named], of_small
+    return Choice(best, weights.reason(best, time_us))
 
 
-def _reason(found: SearchResult) -> str:
-    if not found.time_us:
-        return "nothing to do"
-    best, left_out = time_text(found.time_us), ""
-    if found.left_out:
-        left_out = f"; the tree is too large to weigh {', '.join(found.left_out)}"
-    if found.strategy.name == "query":
-        return f"sharing does not pay: plain per-row decoding takes least, {best}{left_out}"
-    if found.query_us is None:
-        return f"least estimated time, {best}{left_out}"
-    return f"least estimated time, {best}; plain per-row decoding takes {time_text(found.query_us)}{left_out}"
+def time_of(strategy: Strategy, problem: Problem) -> float:
+    """Estimated microseconds of a strategy's plan, which is made."""
+    plan = strategy.plan(problem)
+    return account(plan, lower(plan, problem), problem).time_us
+
+
+def _isolated(problem: Problem) -> Choice:
+    """The strategy whose isolated plan takes least by its account; where all are too large, the smallest plan."""
+    policies = [policy for policy, _ in candidates(problem)]
+    if not policies:
+        return weighed(problem)
+    tree, shape, _ = problem
+    forms = _isolated_forms(policies, fits_whole_paths(tree))
+    found: list[tuple[float, Strategy]] = []
+    for strategy in forms:
+        if not is_too_large(strategy, tree, shape):
+            now(f"weighing {strategy.name}")
+            with suppress(ShapeError):  # FastTree's tiles do not fit every shape
+                found.append((time_of(strategy, problem), strategy))
+    if not found:
+        return Choice(min(forms, key=lambda form: form.plan_size(tree, shape)), "the smallest isolated plan")
+    time_us, best = min(found, key=lambda entry: entry[0])
+    return Choice(best, f"least estimated time of {len(found)} isolated plans, {time_text(time_us)}")
+
+
+def _isolated_forms(policies: Sequence[Strategy], whole_paths: bool) -> list[Strategy]:
+    """The isolated strategies that are compared: of the best of these policies, of those that read nodes in pieces, and
+    where there is room for whole paths, of those that read these, row by row or together.
+    """
+    paths = [cohort(split=split) for split in (None, *_PIECES)] if whole_paths else []
+    plain = next((policy for policy in policies if policy.isolated and whole_paths), policies[0])
+    made = (policies[0], plain, deft_node(), fasttree(), flashforge(), *map(deft_node_chunk, _PIECES), *paths)
+    return list(dict.fromkeys((*map(as_isolated, made), *(Isolated(each, two_tiles=True) for each in paths))))

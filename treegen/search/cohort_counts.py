@@ -41,14 +41,24 @@ from treegen.target.tile_config import (
 
 Floats = npt.NDArray[np.float64]
 
-WHOLE = ((64, False), (32, False), (16, False), (16, True), (1, False))
-"""Query head rows of the cohorts that read whole paths, and whether these take the large tile in any case. 1 stands for
-one query row, which is plain per-row decoding.
+WHOLE = (
+    (64, False, True),
+    (64, False, False),
+    (32, False, True),
+    (16, False, True),
+    (16, True, True),
+    (1, False, True),
+)
+"""Query head rows of the cohorts that read whole paths; whether these take the large tile in any case; and whether
+their rows are rounded down to a power of two, so that they end where subtrees do more often. 1 head row stands for one
+query row, which is plain per-row decoding.
 """
 CUT = 64
 """Query head rows of cohorts where paths are cut. With smaller cohorts, too, choices would be less than 1 % better."""
 MOST_CUTS = 2
 """Thresholds at which paths are cut."""
+MOST_KEPT = 1 << 14
+"""Rows up to which layouts are kept for other trees of as many rows. A layout takes some 20 bytes a row."""
 
 _BIN_BITS, _BINS = 19, 512  # dropping 19 bits of a float32 leaves 16 bins per power of two; 32 powers fit
 _FIRST_BIN = 127 << 4  # the bin of 1.0
@@ -121,6 +131,19 @@ class WalkLayout(NamedTuple):
     counts: tuple[int, ...]
 
 
+def named_class(shape: Shape, target: Target) -> TileClass | None:
+    """The large tile that policies name for cohorts that fit into the small one; None where no cohort does, or where
+    no class has just this tile.
+    """
+    large = tile_class(shape, target, SMALL_ROWS + 1)
+    if shape.group > SMALL_ROWS:
+        return None
+    try:
+        return wanted_class(large.rows, large.tokens, shape, target)
+    except ShapeError:
+        return None
+
+
 @lru_cache(64)
 def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: TileClass | None = None) -> WalkLayout:
     """The layout for so many rows and cuts. only: the tile class of all walks, where there is but one. Raises
@@ -128,17 +151,17 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Tile
     """
     large, facts = tile_class(shape, target, SMALL_ROWS + 1), facts_of(target)
     kinds: dict[tuple[Any, ...], tuple[Cohort, int]] = {}
-    for part, head_rows, in_large in [(0, *kind) for kind in WHOLE] + [(1 + 2 * c, CUT, False) for c in range(cuts)]:
-        # Cohorts of a power of two end where subtrees do more often.
-        rows = 1 << rows_per_tile(min(head_rows, large.rows), shape.group).bit_length() - 1 if num_rows > 1 else 1
+    cut = [(1 + 2 * index, CUT, False, True) for index in range(cuts)]
+    for part, head_rows, in_large, even in [*((0, *kind) for kind in WHOLE), *cut]:
+        rows = rows_per_tile(min(head_rows, large.rows), shape.group) if num_rows > 1 else 1
+        rows = 1 << rows.bit_length() - 1 if even else rows
         tile, most = None, min(rows, num_rows)
         made = only or tile_class(shape, target, most)
         if in_large and only is None:
-            tile = (large.rows, large.tokens)
-            try:
-                made = wanted_class(*tile, shape, target)
-            except ShapeError:
+            named = named_class(shape, target)
+            if named is None:
                 continue
+            made, tile = named, (named.rows, named.tokens)
         kinds.setdefault((part, most, made), (Cohort(rows * shape.group if rows > 1 else 1, tile=tile), rows))
     classes = [made for _, _, made in kinds]
     sizes = tuple(sorted({made.tokens for made in classes}))

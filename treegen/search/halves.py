@@ -1,28 +1,37 @@
-"""Whole paths in halves that one launch merges (treegen.schedule.passes.fuse_merge): outside of the space, as what they
-take follows from their schedules alone.
+"""Whole paths in halves that one launch merges (treegen.schedule.passes.fuse_merge): estimated beside the policies of
+treegen.search.weigh, and made to be measured.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
+import numpy as np
+
+from treegen.cost.analytic import WAITING
+from treegen.cost.launch_counts import FP32_BYTES, evened_turns
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.schedule.lower import lower
+from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.schedule.passes.fuse_merge import in_one_launch, waits
-from treegen.search.space import heights_of
+from treegen.search.weigh import Weights
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
+from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.problem import Problem
-from treegen.target.tile_config import SMALL_ROWS, resident_blocks
+from treegen.target.tile_config import SMALL_ROWS, resident_blocks, tile_class
 
 _PARTS = (3 / 4, 1 / 2)
 """Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
 shorter ones.
 """
+_HEIGHTS = (64, 32)  # query head rows of whole paths that are halved
+_WIDEST_MEASURED = 128  # dims of values up to which kernels that wait were measured; wider ones spill
 
 
 class Lowered(NamedTuple):
@@ -46,19 +55,90 @@ class Lowered(NamedTuple):
 
 def large_cohorts(shape: Shape) -> list[Cohort]:
     """Whole paths of every height that has a large tile."""
-    return [Cohort(head_rows) for head_rows in heights_of(shape.group) if head_rows > SMALL_ROWS]
+    return [Cohort(max(height, shape.group)) for height in _HEIGHTS]
 
 
-def halved(whole: Cohort, problem: Problem, *, where_room: bool = False) -> Lowered | None:
-    """These paths by the first split into halves that one launch merges. where_room: only where the thread blocks of
-    whole paths, all at a time, leave SMs without work.
+def halved(whole: Cohort, problem: Problem) -> Lowered | None:
+    """These paths by the first split into halves that one launch merges."""
+    schedule = Lowered.of(whole, problem).schedule
+    tiles = (schedule.column("tiles") + schedule.column("block_tiles")).max(initial=1)
+    splits = (length * schedule.classes[0].tokens for length in _lengths(int(tiles)))
+    found = (Lowered.of(replace(whole, split=split, merge="final"), problem) for split in splits)
+    return next((each for each in found if each.takes_one_launch), None)
+
+
+def best_halves(weights: Weights, problem: Problem, less_us: float) -> tuple[Cohort, float] | None:
+    """The fastest of whole paths in halves that one launch merges, with its estimated microseconds; None where none
+    takes less than `less_us`. Nothing is planned: cohorts whose longest has less than twice the tiles of the shortest
+    are taken to be merged in one launch.
     """
     shape, target = problem.shape, problem.target
-    schedule = Lowered.of(whole, problem).schedule
-    tile, blocks = schedule.classes[0], len(schedule.items) * shape.num_kv_heads
-    if where_room and blocks > target.sms * resident_blocks(tile, shape, target):
+    if shape.head_dim_v > _WIDEST_MEASURED:
         return None
-    tiles = (schedule.column("tiles") + schedule.column("block_tiles")).max(initial=1)
-    splits = (replace(whole, split=math.ceil(tiles * part) * tile.tokens, merge="final") for part in _PARTS)
-    found = (Lowered.of(split, problem) for split in splits)
-    return next((each for each in found if each.takes_one_launch), None)
+    found, launch_us = None, target.constants.launch_us
+    resident = resident_blocks(tile_class(shape, target, SMALL_ROWS + 1), shape, target)
+    tiles = weights.layout.tiles
+    for index, walk in enumerate(weights.walks):
+        blocks = weights.whole.cohorts[index] * tiles.lanes[index]
+        if tiles.rows[index] <= SMALL_ROWS or walk.tile or walk.apart or blocks > target.sms * resident:
+            continue
+        # Of twice as many blocks that each do half as much none takes less than half of the time.
+        if launch_us + WAITING * (weights.times_us[0, index] - launch_us) / 2 >= less_us:
+            continue
+        split = _split(weights, index)
+        time_us = _time_us(weights, index, problem) if split else less_us
+        if time_us < less_us:
+            found, less_us = (replace(walk, split=split, merge="final"), time_us), time_us
+    return found
+
+
+def _lengths(tiles: int) -> list[int]:
+    """Most tiles of half a path, where the longest has so many."""
+    return [math.ceil(tiles * part) for part in _PARTS]
+
+
+def _split(weights: Weights, index: int) -> int | None:
+    """The split that cuts every cohort of a walk in two, none of which is packed token by token; None where there is
+    none. The ends of paths, where many short runs are packed, are in the second halves.
+    """
+    cohorts = weights.cohorts
+    first, count = cohorts.first.item(index), cohorts.counts.item(index)
+    full, by_block, by_token = cohorts.columns[2:5, first : first + count]
+    tiles = full + by_block
+    most, least = int(tiles.max()), int(tiles.min())
+    length = next((length for length in _lengths(most) if length < least), None)
+    if length is None:
+        return None
+    second = np.ceil(tiles / 2)
+    packed = np.minimum(by_block, second)
+    by_slot = second - packed + np.ceil(by_token * packed / np.maximum(by_block, 1))
+    if second.sum() > MOST_SPREAD * by_slot.sum():
+        return None
+    return length * int(weights.layout.tiles.tokens[index])
+
+
+def _time_us(weights: Weights, index: int, problem: Problem) -> float:
+    """Microseconds of a walk in halves, by the terms of the cost model."""
+    tree, shape, target = problem
+    tiles, whole = weights.layout.tiles, weights.whole
+    lanes, heads = tiles.lanes[index], shape.num_qo_heads
+    turns = np.int64(2 * whole.cohorts[index] * lanes)
+    q_row, final_row = heads * shape.head_dim * shape.dtype_bytes, shape.head_dim_v * shape.dtype_bytes + FP32_BYTES
+    rows, longest = tree.num_rows, np.ceil((whole.longest_full[index] + whole.longest_packed[index]) / 2)
+    counts = {
+        "turns": turns,
+        "evened": evened_turns(turns, target.sms),
+        "full": whole.full[index] * lanes,
+        "packed": whole.packed[index] * lanes,
+        "longest_turns": 1.0,
+        "longest_full": longest - whole.longest_packed[index] / 2,
+        "longest_packed": whole.longest_packed[index] / 2,
+        "longest_merges": 1.0,
+        "tile_flops": tiles.flops[index],
+        "tile_bytes": tiles.loaded[index],
+        "tile_rows": tiles.rows[index],
+        "memory_bytes": tree.unique_tokens * shape.kv_token_bytes
+        + rows * (2 * q_row + 2 * shape.partial_bytes + heads * final_row),
+    }
+    items_us = ITEMS.values(SimpleNamespace(**counts, **facts_of(target)))["items_us"]
+    return float(target.constants.launch_us + WAITING * items_us)

@@ -8,7 +8,7 @@ from treegen.autotune_cache.entry import Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.ir.errors import StrategyError
 from treegen.search.bucket import policy_bucket
-from treegen.strategies.registry import StrategySpec, searched_specs
+from treegen.strategies.registry import policy_specs, spec_of
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 
@@ -20,9 +20,9 @@ def key_of(problem: Problem) -> PolicyKey:
 
 
 def policy_of(strategy: Strategy) -> Policy:
-    """The strategy's name and options; the inverse of `strategy_of`, for what the search proposes for any tree."""
+    """The strategy's name and options; the inverse of `strategy_of`, for what tuning proposes for any tree."""
     options: dict[str, PolicyValue] = {"strategy": strategy.name}
-    if _spec_of(strategy.name).policy_options:
+    if _options_of(strategy.name):
         options.update(strategy.options)  # type: ignore[arg-type]
     return options
 
@@ -30,18 +30,18 @@ def policy_of(strategy: Strategy) -> Policy:
 def strategy_of(policy: Mapping[str, object]) -> Strategy:
     """The strategy of a policy. Raises StrategyError for what is no policy of any tree."""
     options = {field: tuple(value) if isinstance(value, list) else value for field, value in policy.items()}
-    spec = _spec_of(options.pop("strategy", None))
-    if not set(options) <= spec.policy_options:
-        raise StrategyError("policy", sorted(options), f"has options that {spec.name} lacks", "tune again")
-    return spec.factory(**options)
+    name = options.pop("strategy", None)
+    if not set(options) <= _options_of(name):
+        raise StrategyError("policy", sorted(options), f"has options that {name} lacks", "tune again")
+    return spec_of(str(name)).factory(**options)
 
 
-def _spec_of(name: object) -> StrategySpec:
-    """What is known of the strategy that a policy names. Raises StrategyError for one that the search leaves out."""
-    specs = {spec.name: spec for spec in searched_specs()}
+def _options_of(name: object) -> frozenset[str]:
+    """The options that a policy may set of a strategy. Raises StrategyError for one that no policy names."""
+    specs = policy_specs()
     if not isinstance(name, str) or name not in specs:
         raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(specs)}")
-    return specs[name]
+    return specs[name].policy_options or frozenset()
 
 
 def accepts(policy: Mapping[str, object]) -> bool:

@@ -1,4 +1,5 @@
-"""Choosing on the path of a decode step: a fixed list of policies, weighed all at once in arrays, without plans.
+"""Choosing by estimates: a fixed list of policies, weighed all at once in arrays, without plans, in a fraction of a
+millisecond. `auto` and kernels for batches choose so where nothing was measured.
 
 A tree's cohorts are counted once for every walk (treegen.search.cohort_counts). Every walk has the same number of
 splits, and each of them is a policy: its work items, tiles, partial results and bytes are arrays [splits, walks], and
@@ -18,8 +19,10 @@ from treegen.cost.figures import time_text
 from treegen.cost.launch_counts import FP32_BYTES, evened_turns
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.schedule import TileClass
+from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import (
     MOST_CUTS,
+    MOST_KEPT,
     WHOLE,
     Bins,
     Cohorts,
@@ -34,15 +37,18 @@ from treegen.search.cohort_counts import (
     layout_of,
     tally,
 )
-from treegen.search.search import as_named
+from treegen.search.size import fits_whole_paths, is_too_large
+from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.strategy import Choice
+from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 
 WAVES = (0.5, 1, 2, 4, 8)
 """Thread blocks per SM that the splits of a walk make. Every walk is weighed without a split, too."""
+NOTHING = "nothing to do"
+"""The reason of a choice for a tree whose rows see nothing."""
 MOST_POLICIES = (1 + len(WAVES)) * (len(WHOLE) + MOST_CUTS)
 """Policies that are weighed at most."""
 
@@ -56,7 +62,7 @@ _STEP = 64  # splits are multiples of so many tokens
 
 
 def weighed(problem: Problem, *, most_items: int | None = None, tile: TileClass | None = None) -> Choice:
-    """Chooses the policy with the least estimated time from a fixed list, in a fraction of a millisecond.
+    """Chooses the policy with the least estimated time from a fixed list.
 
     Args:
         problem: A tree, the attention shape of its rows, and the target.
@@ -71,29 +77,73 @@ def weighed(problem: Problem, *, most_items: int | None = None, tile: TileClass 
     """
     weights = weights_of(problem, tile)
     if weights is None:
-        return Choice(as_named(Cohort(1), problem.tree), "nothing to do")
-    place = weights.best(most_items)
-    best, query = (time_text(float(us)) for us in (weights.times_us[place], weights.query_us))
-    reason = f"least estimated time of {weights.times_us.size} policies, {best}; plain per-row decoding takes {query}"
-    return Choice(as_named(weights.policy(place), problem.tree), reason)
+        return Choice(as_named(Cohort(1), problem.tree), NOTHING)
+    place = weights.best_planned(problem) if most_items is None else weights.best(most_items)
+    strategy = as_named(weights.policy(place), problem.tree)
+    return Choice(strategy, weights.reason(strategy, float(weights.times_us[place])))
+
+
+def candidates(problem: Problem, most: int | None = None) -> list[tuple[Strategy, float]]:
+    """All policies, or the best `most` of them, each with its estimated microseconds, by rising times. Those whose
+    plans are too large for the tree are left out. Errors as of `weighed`.
+    """
+    weights = weights_of(problem)
+    found: dict[Strategy, float] = {}
+    if weights is not None:
+        every = fits_whole_paths(problem.tree)
+        for place in weights.order():
+            policy = as_named(weights.policy(place), problem.tree)
+            if every or not is_too_large(policy, problem.tree, problem.shape):
+                found.setdefault(policy, float(weights.times_us[place]))
+            if len(found) == most:
+                break
+    return list(found.items())
+
+
+def as_named(strategy: Strategy, tree: Tree) -> Strategy:
+    """`query` for a cohort of one row with its whole path, where both plan the tree alike."""
+    if isinstance(strategy, Cohort) and _is_query(strategy) and not _has_rows_inside(tree):
+        return query(strategy.split)
+    return strategy
+
+
+def _is_query(strategy: Cohort) -> bool:
+    return strategy.head_rows == 1 and strategy.tile is None and strategy.apart is None and not strategy.cut
+
+
+def _has_rows_inside(tree: Tree) -> bool:
+    """Whether rows of a node see different parts of it: `query` reads each in one piece, a cohort of one row cut."""
+    node = tree.topology.spans.node
+    return bool((node[1:] == node[:-1]).any())
 
 
 class Weights(NamedTuple):
     """Policies with their estimated times.
 
     walks: a policy without split for each walk. splits [splits, walks]: tokens per work item, INT32_MAX where nothing
-    is split. times_us [splits, walks]: microseconds. cohorts: of all walks.
+    is split. times_us [splits, walks]: microseconds. cohorts, layout, whole: of all walks.
     """
 
     walks: tuple[Cohort, ...]
     splits: Floats
     times_us: Floats
     cohorts: Cohorts
+    layout: WalkLayout
+    whole: Tally
 
     @property
     def query_us(self) -> float:
         """Microseconds of plain per-row decoding with its best split."""
-        return float(self.times_us[:, self.walks.index(Cohort(1))].min())
+        alone = [place for place, walk in enumerate(self.walks) if walk.head_rows == 1 and walk.apart is None]
+        return float(self.times_us[:, alone].min())
+
+    def reason(self, strategy: Strategy, time_us: float) -> str:
+        """Why a strategy is taken that takes so many microseconds."""
+        taken, number = time_text(time_us), self.times_us.size
+        if strategy.name == "query":
+            return f"sharing does not pay: plain per-row decoding takes least of {number} policies, {taken}"
+        plain = time_text(self.query_us)
+        return f"least estimated time of {number} policies, {taken}; plain per-row decoding takes {plain}"
 
     def policy(self, place: tuple[int, int]) -> Cohort:
         """The policy at a place of `times_us`."""
@@ -109,13 +159,27 @@ class Weights(NamedTuple):
         walks = len(self.walks)
         if most_items is None:
             return divmod(int(self.times_us.argmin()), walks)
-        order: list[int] = self.times_us.argsort(axis=None, kind="stable").tolist()
-        places, items = [divmod(index, walks) for index in order], []
+        places, items = self.order(), []
         for place in places:
             items.append(self.items(place))
             if items[-1] <= most_items:
                 return place
         return places[items.index(min(items))]
+
+    def best_planned(self, problem: Problem) -> tuple[int, int]:
+        """The place of the policy with the least time whose plan is not too large for the tree, else of the one whose
+        plan is smallest.
+        """
+        tree, shape, _ = problem
+        if fits_whole_paths(tree):
+            return self.best()
+        places = self.order()
+        fitting = (place for place in places if not is_too_large(self.policy(place), tree, shape))
+        return next(fitting, None) or min(places, key=lambda place: self.policy(place).plan_size(tree, shape))
+
+    def order(self) -> list[tuple[int, int]]:
+        """All places by rising times."""
+        return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
 def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | None:
@@ -124,7 +188,8 @@ def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | Non
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
-    layout = layout_of(shape, target, tree.num_rows, len(cuts), tile)
+    make = layout_of if tree.num_rows <= MOST_KEPT else layout_of.__wrapped__
+    layout = make(shape, target, tree.num_rows, len(cuts), tile)
     cohorts = cohorts_of(tree, layout, cuts)
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
     splits = _splits(bins, whole, layout, target)
@@ -135,7 +200,7 @@ def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | Non
     if tile is not None:
         waves = outputs.items * layout.tiles.lanes / (2 * target.sms)
         times_us = times_us + _WAVE_US * np.where(outputs.merged > 0, waves, 0.0)
-    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts)
+    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts, layout, whole)
 
 
 def _splits(bins: Bins, whole: Tally, layout: WalkLayout, target: Target) -> Floats:

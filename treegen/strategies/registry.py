@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from treegen.ir.errors import StrategyError
 from treegen.strategies.baselines import cascade, medusa, query, specinfer
@@ -21,15 +21,6 @@ from treegen.strategies.flashforge import flashforge
 from treegen.strategies.strategy import Strategy
 
 Factory: TypeAlias = Callable[[], Strategy]
-GroupKind: TypeAlias = Literal[
-    "any",
-    "nodes",
-    "pieces of nodes",
-    "joined nodes",
-    "blocks of the tree",
-    "whole tree per row",
-    "whole tree at once",
-]
 ENTRY_POINTS = "treegen.strategies"
 """The entry-point group in which installed packages offer strategies: a name, and a function that makes one."""
 
@@ -39,19 +30,12 @@ class StrategySpec:
     """What is known of a strategy by its name, before one is made.
 
     factory: makes the strategy, with default options where it is given none. Its docstring begins with the summary.
-    groups: what the groups of its plans read. The search has a lower bound for each kind; that of "any" always holds.
-    search_place: the place of the strategy in the order of the search, in which the first of equals wins. The search
-    leaves out a strategy without a place.
-    policy_options: options that the search varies. A measured policy may set them.
-    split_option: the option that limits the tokens of a work item.
+    policy_options: options that a measured policy may set. None: no policy names the strategy.
     """
 
     name: str
     factory: Callable[..., Strategy]
-    groups: GroupKind = "any"
-    search_place: int | None = None
-    policy_options: frozenset[str] = frozenset()
-    split_option: str | None = None
+    policy_options: frozenset[str] | None = None
 
     @property
     def summary(self) -> str:
@@ -60,29 +44,23 @@ class StrategySpec:
 
 
 _SHIPPED = (
-    StrategySpec("query", query, search_place=9, policy_options=frozenset({"split"}), split_option="split"),
-    StrategySpec("medusa", medusa, "whole tree at once", search_place=8),
-    StrategySpec("specinfer", specinfer, "whole tree per row", search_place=7),
-    StrategySpec("cascade", cascade, "nodes", search_place=6),
-    StrategySpec("deft-node", deft_node, "nodes", search_place=4),
-    StrategySpec("deft-node-chunk", deft_node_chunk, "pieces of nodes", search_place=5, split_option="chunk"),
-    StrategySpec("deft-flatten", deft_flatten, "blocks of the tree", search_place=3, split_option="block"),
-    StrategySpec("fasttree", fasttree, "joined nodes", search_place=1),
-    StrategySpec("flashforge", flashforge, "pieces of nodes", search_place=2),
-    StrategySpec(
-        "cohort",
-        cohort,
-        search_place=0,
-        policy_options=frozenset({"head_rows", "split", "tile", "apart", "merge"}),
-        split_option="split",
-    ),
+    StrategySpec("query", query, frozenset({"split"})),
+    StrategySpec("medusa", medusa, frozenset()),
+    StrategySpec("specinfer", specinfer, frozenset()),
+    StrategySpec("cascade", cascade, frozenset()),
+    StrategySpec("deft-node", deft_node, frozenset()),
+    StrategySpec("deft-node-chunk", deft_node_chunk, frozenset()),
+    StrategySpec("deft-flatten", deft_flatten, frozenset()),
+    StrategySpec("fasttree", fasttree, frozenset()),
+    StrategySpec("flashforge", flashforge, frozenset()),
+    StrategySpec("cohort", cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
 )
 _SPECS: dict[str, StrategySpec] = {spec.name: spec for spec in _SHIPPED}
 """Registered strategies, in the order in which they are listed."""
 
 
 def auto() -> Strategy:
-    """The strategy `auto`, which chooses among the others by treegen's own search."""
+    """The strategy `auto`, which chooses among the others by treegen's own estimates."""
     return strategy_from("auto")
 
 
@@ -118,10 +96,9 @@ def spec_of(name: str) -> StrategySpec:
     return spec
 
 
-def searched_specs() -> list[StrategySpec]:
-    """The strategies that the search compares, in its order. Each of them can become a measured policy."""
-    placed = ((spec.search_place, spec) for spec in _SPECS.values() if spec.search_place is not None)
-    return [spec for _, spec in sorted(placed, key=lambda entry: entry[0])]
+def policy_specs() -> dict[str, StrategySpec]:
+    """The strategies that measured policies may name, in order of registration."""
+    return {name: spec for name, spec in _SPECS.items() if spec.policy_options is not None}
 
 
 @cache

@@ -119,36 +119,11 @@ def _summary(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A change of one option of a strategy, or of the strategy itself."""
-
-    field: str
-    before: object
-    after: object
-
-    def __str__(self) -> str:
-        return f"{self.field} {_summary(self.before)} -> {_summary(self.after)}"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An improvement that a search accepted: its moves, the strategy, and its estimated time in microseconds."""
-
-    moves: tuple[Move, ...]
-    strategy: Strategy
-    time_us: float
-
-    def __str__(self) -> str:
-        return f"{self.time_us:.2f} us: {', '.join(map(str, self.moves))}"
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy and the reason why it was taken; trace: the accepted steps of the search that found it."""
+    """A strategy and the reason why it was taken."""
 
     strategy: Strategy
     reason: str
-    trace: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)

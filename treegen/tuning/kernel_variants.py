@@ -14,7 +14,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.schedule.passes.single_loop import can_be_one_loop
-from treegen.search.space import policies_of
+from treegen.search.cohort_counts import named_class
 from treegen.strategies.fasttree import FastTree
 from treegen.target.targets import Target
 from treegen.target.tile_config import (
@@ -54,8 +54,8 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
     - all of Medusa's: it runs unfused.
     """
     suited = [tile_class(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]
-    tiles = {policy.tile for policy in policies_of(shape, target)[0] if policy.tile is not None}
-    named = list(_wanted(sorted(tiles), shape, target))
+    tile = named_class(shape, target)
+    named = [] if tile is None else [tile]
     fasttree = FastTree()
     phases = _wanted(zip(fasttree.tile_q, fasttree.tile_kv, strict=True), shape, target)
     made: list[TileClass] = []

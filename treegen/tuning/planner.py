@@ -1,11 +1,11 @@
-"""The planner: what makes a kernel's choices, by name, by measurement, out of the cache, or by search."""
+"""The planner: what makes a kernel's choices, by name, by measurement, out of the cache, or by estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from treegen.ir.tree import Tree
-from treegen.search.auto import searched
+from treegen.search.auto import by_estimate
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy
 from treegen.target.problem import Problem
@@ -44,7 +44,7 @@ class Planner:
         # What made a strategy fast that merges last may be one launch, which a kernel of fixed capacity does not have.
         if chosen == self.strategy or (chosen.serves_any_tree and not chosen.merges_last):
             return choice
-        return searched(problem, for_any_tree=True, isolated=self.strategy.isolated)
+        return by_estimate(problem, for_any_tree=True, isolated=self.strategy.isolated)
 
     def keep(self, choice: Choice, before: Tree, tree: Tree) -> Choice | None:
         """The choice made for the tree `before`, where it holds for `tree` as well; None where it has to be made."""

@@ -17,9 +17,9 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
-from treegen.search.search import candidates
-from treegen.search.space import between_splits
-from treegen.strategies import cohort
+from treegen.search.weigh import candidates
+from treegen.strategies import cohort, query
+from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
@@ -103,21 +103,21 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 
 def proposals(problem: Problem, most: int) -> list[Strategy]:
-    """What is measured: the model's best `most` strategies, and where they are not among them plain per-row decoding
-    and whole paths in large tiles, so that what is chosen loses to neither; some that merge last in one launch, which
-    are ranked as if it were two; and the best split's neighbours between those that the search takes.
+    """What is measured: the model's best `most` policies, and where they are not among them plain per-row decoding and
+    whole paths in large tiles, so that what is chosen loses to neither; and some that merge last in one launch.
     """
-    found = [strategy for strategy, _ in candidates(problem, 1_000_000)]
-    plain = next(strategy for strategy in found if strategy.name == "query")
-    more = (*_in_one_launch(found, problem), *between_splits(found, problem))
-    return list(dict.fromkeys((*found[:most], plain, cohort(), *more)))
+    found = [strategy for strategy, _ in candidates(problem)]
+    plain = next((strategy for strategy in found if strategy.name == "query"), query())
+    return list(dict.fromkeys((*found[:most], plain, cohort(), *_in_one_launch(found, problem))))
 
 
 def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
-    """The first of these that merge last in one launch, and whole paths of many head rows in halves that do."""
+    """The first of these with cuts, where they merge last in one launch, and whole paths of many head rows in halves
+    that do.
+    """
     shape = problem.shape
-    last = [each for each in found if each.merges_last][:_MOST_LOWERED]
-    made = (Lowered.of(each, problem) for each in last)
+    cut = [each for each in found if isinstance(each, Cohort) and each.apart is not None][:_MOST_LOWERED]
+    made = (Lowered.of(replace(each, merge="final"), problem) for each in cut)
     yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
     for whole in large_cohorts(shape):
         found_half = halved(whole, problem)

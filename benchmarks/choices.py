@@ -1,10 +1,10 @@
-"""How good the search behind `auto` is: its time on one core, and its choices against what is measured to be fastest.
+"""How good the choices of `auto` are: their time on one core, and what they take against the fastest that is measured.
 
-    python benchmarks/search.py                                                  # search times, without a GPU
-    python benchmarks/search.py fasttree_kernel_bench.json --json result.json    # choices, on the current CUDA device
+    python benchmarks/choices.py                                                  # times of choosing, without a GPU
+    python benchmarks/choices.py fasttree_kernel_bench.json --json result.json    # choices, on the current CUDA device
 
 Choices: for every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are
-measured in two rounds; each output is checked against the float64 oracle on up to 64 rows. "searched" is what the
+measured in two rounds; each output is checked against the float64 oracle on up to 64 rows. "chosen" is what the
 model takes, "tuned" the fastest of the model's first few in the first round; both are compared with the fastest of all
 by their times in the second round. Times are medians on a cold L2 (treegen.tuning.timing).
 """
@@ -24,9 +24,9 @@ import torch
 from strategies import Case, cases
 
 from treegen import Shape, Tree
-from treegen.search.auto import searched
+from treegen.search.auto import by_estimate
 from treegen.search.policies import policy_of
-from treegen.search.search import candidates, search
+from treegen.search.weigh import candidates
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -43,16 +43,16 @@ TOP = 32
 ROUNDS = 2
 
 
-def print_search_times(repeats: int = 20) -> None:
-    """Medians of searches that are warm, in milliseconds."""
+def print_times(repeats: int = 20) -> None:
+    """Medians of choices that are warm, in milliseconds."""
     shape, target = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
     for text in TIMED_TREES:
         tree = Tree.parse(text)
-        search(Problem(tree, shape, target))
+        by_estimate(Problem(tree, shape, target))
         seconds = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            found = search(Problem(tree, shape, target))
+            found = by_estimate(Problem(tree, shape, target))
             seconds.append(time.perf_counter() - begin)
         print(f"{text:44}{1e3 * statistics.median(seconds):8.2f} ms  {found.strategy}")
 
@@ -63,9 +63,9 @@ def shape_of(case: Case) -> Shape:
 
 
 def measured_strategies(case: Case) -> list[Strategy]:
-    """The choice of the search, the model's best, and all named strategies, each once."""
+    """The choice of the model, its best, and all named strategies, each once."""
     target = target_from("h200")
-    chosen = [searched(Problem(case.tree, shape_of(case), target)).strategy]
+    chosen = [by_estimate(Problem(case.tree, shape_of(case), target)).strategy]
     chosen += [strategy for strategy, _ in candidates(Problem(case.tree, shape_of(case), target), TOP)]
     chosen += proposals(Problem(case.tree, shape_of(case), target), DEFAULT_CANDIDATES)
     chosen += [strategy_from(name) for name in strategy_names() if name != "medusa"]
@@ -80,7 +80,7 @@ def compile_kernels(case: Case) -> None:
 
 
 def measure(case: Case, repeats: int) -> dict[str, object]:
-    """What the search and tuning choose, and a result of every strategy: its times in both rounds, and its error."""
+    """What the model and tuning choose, and a result of every strategy: its times in both rounds, and its error."""
     # SpecInfer's strategy takes up to a second: one timed call tells enough.
     slow = False
     meter = KernelMeter(repeats, timer=lambda call, repeats: median_us(call, 1 if slow else repeats))
@@ -109,25 +109,25 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
         for name, strategy in chosen.items()
     ]
     best = min((name for name in tuned if times[name][0]), key=lambda name: times[name][0])
-    return {"searched": next(iter(chosen)), "tuned": best, "results": results}
+    return {"chosen": next(iter(chosen)), "tuned": best, "results": results}
 
 
 def report(measured: list[dict]) -> None:
     """Prints a line per case and the ratios over all."""
-    ratios: dict[str, list[float]] = {"searched": [], "tuned": [], "searched/named": [], "tuned/named": []}
+    ratios: dict[str, list[float]] = {"chosen": [], "tuned": [], "chosen/named": [], "tuned/named": []}
     names = set(map(str, map(strategy_from, strategy_names())))
     for entry in measured:
         times = {result["strategy"]: result["microseconds"] for result in entry["results"] if result["passed"]}
         best = min(times, key=times.__getitem__)
         named = min(names & set(times), key=times.__getitem__)
-        for kind in ("searched", "tuned"):
+        for kind in ("chosen", "tuned"):
             ratios[kind].append(times[entry[kind]] / times[best])
             ratios[f"{kind}/named"].append(times[entry[kind]] / times[named])
         first = entry["results"][0]
         print(
-            f"{first['case'][:42]:43}{first['heads']:6} searched {times[entry['searched']]:7.1f} "
-            f"({ratios['searched'][-1]:.2f}) tuned {times[entry['tuned']]:7.1f} ({ratios['tuned'][-1]:.2f}) "
-            f"best {times[best]:7.1f} {best}, named {times[named]:.1f} {named}; searched {entry['searched'][:60]}"
+            f"{first['case'][:42]:43}{first['heads']:6} chosen {times[entry['chosen']]:7.1f} "
+            f"({ratios['chosen'][-1]:.2f}) tuned {times[entry['tuned']]:7.1f} ({ratios['tuned'][-1]:.2f}) "
+            f"best {times[best]:7.1f} {best}, named {times[named]:.1f} {named}; chosen {entry['chosen'][:60]}"
         )
     for kind, values in ratios.items():
         mean, worst = np.exp(np.mean(np.log(values))), max(values)
@@ -138,7 +138,7 @@ def report(measured: list[dict]) -> None:
 
 
 def main() -> None:
-    """Prints search times, or measures choices."""
+    """Prints times of choosing, or measures choices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path)
     parser.add_argument("--json", type=Path, help="write all results here")
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
     arguments = parser.parse_args()
     if not arguments.files:
-        print_search_times()
+        print_times()
         return
     listed = list(cases(arguments.files, 1))
     with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
