@@ -22,6 +22,4 @@ def is_too_large(strategy: Strategy, tree: Tree, shape: Shape) -> bool:
 
 def fits_whole_paths(tree: Tree) -> bool:
     """Whether no plan of whole or cut paths is too large, whatever its cohorts: all rows' paths have few nodes."""
-    spans = tree.topology.spans
-    levels = tree.topology.deepest(spans.node) + 1 if len(spans) else 0
-    return tree.num_rows * (levels + 1) <= _ANY_TREE // 2
+    return tree.num_rows * (tree.topology.levels + 1) <= _ANY_TREE // 2
