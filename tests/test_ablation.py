@@ -9,7 +9,7 @@ from treegen import Shape, Tree
 from treegen.codegen.emit import emit
 from treegen.schedule.pipeline import launch_schedule
 from treegen.search.auto import by_estimate
-from treegen.strategies import cohort
+from treegen.strategies import cohort, deft_node
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -34,11 +34,17 @@ ON_LAUNCH = ("dependent launches",)
 
 
 def made() -> list[object]:
-    """The kernels and arenas of some cases, and of the last one with the policy that is measured as its best."""
+    """The kernels and arenas of some cases, of one where nothing is hidden, and of the last one with the policy that is
+    measured as its best.
+    """
     cases = [(Tree.parse(text), Shape(*heads, 128, dtype="fp16")) for *heads, text in CASES]
     plans = [(tree, shape, by_estimate(Problem(tree, shape, H200)).strategy) for tree, shape in cases]
     found: list[object] = []
-    for tree, shape, strategy in (*plans, (*cases[-1], cohort(head_rows=64, apart=64, merge="final"))):
+    for tree, shape, strategy in (
+        *plans,
+        (*cases[0], deft_node()),
+        (*cases[-1], cohort(head_rows=64, apart=64, merge="final")),
+    ):
         schedule = launch_schedule(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
         found += [[source.digest for source in emit(schedule, shape)], schedule.pack().array.tolist()]
     return found

@@ -60,8 +60,8 @@ def test_what_is_no_policy(policy: dict[str, object]) -> None:
 
 
 def test_plain_decoding_is_always_proposed() -> None:
-    """The model's best in its order, behind them the best plain per-row decoding, whole paths in large tiles, and in
-    halves that one launch merges.
+    """The model's best in its order, behind them the best plain per-row decoding, whole paths in large tiles; and
+    what one launch merges: the best with cuts, others with cuts, and halves.
     """
     expected = [strategy for strategy, _ in candidates(Problem(TREE, SHAPE, H200), 4)]
     found = proposals(Problem(TREE, SHAPE, H200), 4)
@@ -69,7 +69,8 @@ def test_plain_decoding_is_always_proposed() -> None:
     assert found[4].name == "query"
     halves = [cohort(split=1152, merge="final"), cohort(head_rows=32, split=896, merge="final")]
     in_one_launch = [cohort(split=split, apart=64, merge="final") for split in (512, 256)]
-    assert found[5:] == [cohort(), *in_one_launch, *halves]
+    further = [cohort(apart=64, merge="final"), cohort(head_rows=32, apart=64, merge="final")]
+    assert found[5:] == [cohort(), *in_one_launch, *further, *halves]
     flat = Tree.parse("4096*200")
     assert "query" in [strategy.name for strategy in proposals(Problem(flat, Shape(16, 16, 128), H200), 3)]
 
@@ -82,13 +83,13 @@ def test_the_fastest_is_kept_for_the_bucket(policies_folder: Path) -> None:
     assert found.entry is not None
     assert str(strategy_of(found.entry.policy)) == third
     assert found.entry.measured_us == 10.0
-    assert len(seen) == len(found.entry.candidates) == 14
+    assert len(seen) == len(found.entry.candidates) == 16
     assert len(list(policies_folder.glob("*.json"))) == 1
 
     assert key_of(Problem(TREE, SHAPE, H200)) == key_of(Problem(OTHER, SHAPE, H200))
     choice = strategies.auto().choose(Problem(OTHER, SHAPE, H200))
     assert str(choice.strategy) == third
-    assert choice.reason.startswith("measured as the fastest for such trees: 14 candidates, ")
+    assert choice.reason.startswith("measured as the fastest for such trees: 16 candidates, ")
     assert str(explain(OTHER, shape=SHAPE).best) == third
     for shape, target in ((Shape(32, 8, 64, dtype="fp16"), "h200"), (SHAPE, "h100")):
         assert "estimated" in strategies.auto().choose(Problem(OTHER, shape, target_from(target))).reason
@@ -98,9 +99,9 @@ def test_a_known_bucket_is_not_measured_again(tmp_path: Path) -> None:
     meter = Favourite(str(proposals(Problem(TREE, SHAPE, H200), 2)[0]), noted=str(tmp_path / "calls"))
     tuned(Problem(TREE, SHAPE, H200), Tuning(most=2, meter=meter))
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert len(calls) == 8
+    assert len(calls) == 10
     assert tuned(Problem(OTHER, SHAPE, H200), Tuning(meter=meter)).where == "memory"
-    assert len((tmp_path / "calls").read_text().splitlines()) == 8
+    assert len((tmp_path / "calls").read_text().splitlines()) == 10
     best = str(proposals(Problem(OTHER, SHAPE, H200), 2)[2])
     again = tuned(Problem(OTHER, SHAPE, H200), Tuning(most=2, meter=Favourite(best)), again=True)
     assert again.entry is not None

@@ -74,6 +74,14 @@ class Cut(NamedTuple):
     upper: Longs
 
 
+def thresholds_of(tree: Tree) -> list[int]:
+    """Thresholds on rows of which each cuts some paths: the rows of nodes that have more than one below them."""
+    seen, parent = tree.topology.rank_hi - tree.topology.rank_lo, tree.parent
+    above = np.where(parent >= 0, seen[parent], 0)
+    found: list[int] = np.unique(above[(seen < above) & (seen > 0)]).tolist()
+    return found
+
+
 def cuts_of(tree: Tree) -> list[Cut]:
     """Cuts paths at the lowest and at the highest threshold that cuts any; once if both cut alike."""
     topology, spans, parent = tree.topology, tree.topology.spans, tree.parent

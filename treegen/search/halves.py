@@ -24,7 +24,7 @@ from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.problem import Problem
-from treegen.target.tile_config import SMALL_ROWS, resident_blocks, tile_class
+from treegen.target.tile_config import SMALL_ROWS, resident_blocks, rows_per_tile, tile_class
 
 _PARTS = (3 / 4, 1 / 2)
 """Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
@@ -54,8 +54,9 @@ class Lowered(NamedTuple):
 
 
 def large_cohorts(shape: Shape) -> list[Cohort]:
-    """Whole paths of every height that has a large tile."""
-    return [Cohort(max(height, shape.group)) for height in _HEIGHTS]
+    """Whole paths of every height that has a large tile, in cohorts of a power of two of rows."""
+    rows = [1 << rows_per_tile(height, shape.group).bit_length() - 1 for height in _HEIGHTS]
+    return [Cohort(of_each * shape.group) for of_each in dict.fromkeys(rows)]
 
 
 def halved(whole: Cohort, problem: Problem) -> Lowered | None:

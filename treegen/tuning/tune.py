@@ -15,6 +15,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
+from treegen.search.cohort_counts import thresholds_of
 from treegen.search.halves import Lowered, halved, large_cohorts
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.weigh import candidates
@@ -112,13 +113,15 @@ def proposals(problem: Problem, most: int) -> list[Strategy]:
 
 
 def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
-    """The first of these with cuts, where they merge last in one launch, and whole paths of many head rows in halves
-    that do.
+    """The first of these with cuts, and of paths of many head rows cut at any threshold, that merge last in one launch;
+    and whole paths of many head rows in halves that do.
     """
     shape = problem.shape
-    cut = [each for each in found if isinstance(each, Cohort) and each.apart is not None][:_MOST_LOWERED]
-    made = (Lowered.of(replace(each, merge="final"), problem) for each in cut)
-    yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
+    best = [each for each in found if isinstance(each, Cohort) and each.apart is not None]
+    further = [replace(whole, apart=apart) for apart in thresholds_of(problem.tree) for whole in large_cohorts(shape)]
+    for cut in (best, further):
+        made = (Lowered.of(replace(each, merge="final"), problem) for each in cut[:_MOST_LOWERED])
+        yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)
     for whole in large_cohorts(shape):
         found_half = halved(whole, problem)
         if found_half is not None:
