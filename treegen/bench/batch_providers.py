@@ -77,10 +77,10 @@ class TreegenBatches:
         """Makes the kernel for the case's page table."""
         if case.draft:
             raise UnavailableError("drafts that are trees go through treegen.compile or TreeAttentionWrapper, by slots")
-        return _LiveServer(case)
+        return LiveServer(case)
 
 
-class _LiveServer:
+class LiveServer:
     """A BatchKernel whose LiveBatch follows the pages."""
 
     order = None
@@ -88,19 +88,19 @@ class _LiveServer:
     def __init__(self, case: BatchCase) -> None:
         self._case, self._out = case, case.new_out()
         rows, width = case.page_table.shape
-        self._live = LiveBatch(page_size=case.shape.page_size, max_seats=rows)
+        self.live = LiveBatch(page_size=case.shape.page_size, max_seats=rows)
         self._seats: dict[int, int] = {}
         self._pages: BatchPages | None = None
         pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]), qo_indptr=case.qo_indptr)
         most_rows = case.query_rows if case.many_queries else None
         most_tokens = width * case.shape.page_size
-        self._kernel = compile_batch(case.shape, pages, max_tokens=most_tokens, max_rows=most_rows)
+        self.kernel = compile_batch(case.shape, pages, max_tokens=most_tokens, max_rows=most_rows)
 
     def plan(self, pages: BatchPages) -> None:
         if pages is not self._pages:
-            self._live = LiveBatch(page_size=self._live.page_size, max_seats=len(self._live.row))
+            self.live = LiveBatch(page_size=self.live.page_size, max_seats=len(self.live.row))
             self._seats, self._pages = {}, pages
-        live, seats, change = self._live, self._seats, pages.change
+        live, seats, change = self.live, self._seats, pages.change
         for row in change.finished:
             if row in seats:
                 live.finish(seats.pop(row))
@@ -113,16 +113,16 @@ class _LiveServer:
             shared_with = None if shared_row is None else seats[shared_row]
             shared = shared_with, request.shared_tokens
             seats[arrival.row] = live.add(request.tokens, *shared, arrival.row, request.queries)
-        self._kernel.prepare(live)
+        self.kernel.prepare(live)
 
     def behind(self) -> None:
-        self._kernel.refresh(self._live)
+        self.kernel.refresh(self.live)
 
     def begin(self) -> None:
-        self._kernel.step()
+        self.kernel.step()
 
     def attend(self, layer: int) -> torch.Tensor:
-        self._kernel(self._case.q, *self._case.cache(layer), out=self._out)
+        self.kernel(self._case.q, *self._case.cache(layer), out=self._out)
         return self._out
 
 

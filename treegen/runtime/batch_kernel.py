@@ -35,8 +35,7 @@ from treegen.schedule.by_request import ItemRoom, block_of
 from treegen.schedule.pipeline import lowered
 from treegen.schedule.query_runs import lower_requests
 from treegen.scoring.options import Scoring
-from treegen.search.bucket import policy_bucket
-from treegen.search.weigh import weighed
+from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -59,8 +58,6 @@ suite gains from more, and thread blocks without work take 1.1 us a thousand.
 """
 _PARTS_PER_ROW = 3
 """Partial results of every row, on average at most, besides those of the items that fill the GPU."""
-_DRIFT = 1.15
-"""Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
 _CLAIMS_PER_ROW = 8
 """Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
 _PLAN_US = 1000.0
@@ -148,7 +145,7 @@ class BatchKernel:
         self._plan: Plan | None = None
         self._made: RequestSchedule | None = None
         self._choice: Choice | None = None
-        self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, of which there are few; for so many tokens
+        self.choices = BatchChoices(self._tile, self._room.items)
         self._seen: _PlannedBatch | None = None
         self._problem: Problem | None = None
         self._plans, self._layers, self._calls_of_step = 0, _USUAL_LAYERS, 0
@@ -168,8 +165,9 @@ class BatchKernel:
                 self._program = RequestProgram(form) if on_gpu else TorchRequestProgram(form)
         return self._program
 
-    def update(self, batch: LiveBatch) -> None:
-        """Plans for the requests of a batch, with what they share; the next `step` uses the plan.
+    def update(self, batch: LiveBatch, strategy: Strategy | None = None) -> None:
+        """Plans for the requests of a batch, with what they share; the next `step` uses the plan. strategy: makes this
+        plan in place of the kernel's own strategy.
 
         Host work alone, and one copy that is not waited for. Raises InputError for more requests than the page table
         has lengths for, and for other page sizes; the kernel then goes on with the plan that it has.
@@ -178,7 +176,7 @@ class BatchKernel:
         with stage("plan"):
             tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
-            choice, plan, made = self._planned(problem)
+            choice, plan, made = self._planned(problem, strategy or self._options.strategy)
         self.program.load(made)
         self._seat(batch, rows)
         self._choice, self._plan, self._made, self._problem = choice, plan, made, problem
@@ -366,10 +364,11 @@ class BatchKernel:
             raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")
         return total
 
-    def _planned(self, problem: Problem) -> tuple[Choice, Plan, RequestSchedule]:
+    def _planned(self, problem: Problem, given: Strategy) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
         reserve = min(RESERVE, self._most_tokens)
-        room, wanted = ItemRoom(self._tile, self._shape.page_size, reserve), self._chosen(problem)
+        room = ItemRoom(self._tile, self._shape.page_size, reserve)
+        wanted = self.choices.choose(problem) if given.automatic else given.choose(problem)
         for strategy in _with_fewer_parts(wanted.strategy):
             plan = strategy.plan(problem)
             if not strategy.proven:
@@ -383,23 +382,8 @@ class BatchKernel:
                 return Choice(strategy, reason), plan, made
             if len(made.claims) > self._room.claims and problem.tree.requests is not None:
                 parts, topology, requests = shallow(problem.tree.requests, _CLAIMS_PER_ROW)
-                return self._planned(problem._replace(tree=Tree(*parts, topology, requests)))
+                return self._planned(problem._replace(tree=Tree(*parts, topology, requests)), given)
         raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
-
-    def _chosen(self, problem: Problem) -> Choice:
-        """The strategy that was given, or the best of a fixed list of policies, weighed once per bucket, as long as
-        batches have about as many tokens.
-        """
-        strategy = self._options.strategy
-        if not strategy.automatic:
-            return strategy.choose(problem)
-        tree = problem.tree
-        bucket, tokens = policy_bucket(tree), tree.unique_tokens
-        choice, known = self._choices.get(bucket, (None, 0))
-        if choice is None or not known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
-            choice = weighed(problem, most_items=self._room.items, tile=self._tile)
-            self._choices[bucket] = choice, tokens
-        return choice
 
     @property
     def plan(self) -> Plan | None:

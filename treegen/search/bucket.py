@@ -9,6 +9,7 @@ import numpy as np
 from treegen.ir.tree import Tree
 
 _EXACT_LEVELS = 8
+_BATCH_LEVELS = 3
 
 
 def policy_bucket(tree: Tree) -> str:
@@ -19,23 +20,43 @@ def policy_bucket(tree: Tree) -> str:
     private: tokens that exactly one row sees, per row, at least 2^0 where there are any. What there is nothing of is 0.
     Independent of the order of siblings and rows, and of KV locations.
     """
-    topology = tree.topology
-    spans = topology.spans
-    lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
-    tokens = int(np.add.reduce(lengths))
-    levels = topology.levels
-    sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
-    private = int(np.dot(lengths, seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
+    levels, tokens, sharing, private = _figures(tree)
     parts = (
         f"rows {_power(tree.num_rows)}",
         f"levels {levels if levels <= _EXACT_LEVELS else _power(levels)}",
         f"tokens {_power(tokens)}",
         f"sharing {_power(sharing, steps=2)}",
-        f"private {_power(max(private, 1.0) if private else 0.0)}",
+        f"private {_power(private)}",
     )
     return ", ".join(parts)
 
 
-def _power(value: float, steps: int = 1) -> str:
+def batch_bucket(tree: Tree) -> str:
+    """A coarser bucket, for batches that change all the time: levels up to 3, rows in powers of two, all else in powers
+    of four.
+    """
+    levels, tokens, sharing, private = _figures(tree)
+    parts = (
+        f"rows {_power(tree.num_rows)}",
+        f"levels {min(levels, _BATCH_LEVELS)}",
+        f"tokens {_power(tokens, steps=0.5)}",
+        f"sharing {_power(sharing, steps=0.5)}",
+        f"private {_power(private, steps=0.5)}",
+    )
+    return ", ".join(parts)
+
+
+def _figures(tree: Tree) -> tuple[int, int, float, float]:
+    """Levels, unique tokens, path tokens over these, and private tokens per row, at least 1 where there are any."""
+    topology = tree.topology
+    spans = topology.spans
+    lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
+    tokens = int(np.add.reduce(lengths))
+    sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
+    private = int(np.dot(lengths, seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
+    return topology.levels, tokens, sharing, max(private, 1.0) if private else 0.0
+
+
+def _power(value: float, steps: float = 1) -> str:
     """The nearest power of two, in so many steps of the exponent; no whole number lies halfway between two."""
     return f"2^{round(steps * math.log2(value)) / steps:g}" if value else "0"

@@ -1,0 +1,85 @@
+"""What `tune --suite` does: policies measured over the suite of batches, a table of them, and the fastest kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from treegen.cli.arguments import print_table, shape_from
+from treegen.cli.progress_bars import progress_bar
+from treegen.ir.errors import BackendError, InputError
+
+_DEFAULT_HEADS = "32:8,8:1"
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteOptions:
+    """The options of the command. heads: pairs with commas. data: the folder of recorded traces. seed: of the suite."""
+
+    heads: str | None
+    head_dim: int | None
+    dtype: str | None
+    family: str | None
+    data: Path | None
+    seed: int
+    candidates: int
+    repeats: int
+    json: Path | None
+
+
+def tune_suite(options: SuiteOptions) -> None:
+    """Measures, stores what is faster than the weighed choices, and prints a line for each family and stored policy.
+
+    Results are stored, and written to `options.json`, after each setting of heads.
+    """
+    import torch
+
+    from treegen.autotune_cache.entry import policy_text
+    from treegen.autotune_cache.policy_cache import POLICY_CACHE
+    from treegen.backends.devices import current_target, default_device
+    from treegen.bench.batch_runs import BatchSettings
+    from treegen.bench.bench_runs import machine
+    from treegen.bench.suite_tuning import MeasuredBatch, measure_suite, save_suite, suite_entries, suite_table
+    from treegen.tuning.timing import copy_gbps
+    from treegen.workloads.batches import batches, chosen_batches
+
+    heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
+    for text in heads:
+        shape_from(text, options.head_dim, options.dtype, None)  # checks them
+    suite = batches(options.data, options.seed)
+    chosen = [batch for batch in chosen_batches(suite, options.family) if batch.requests[-1].queries == 1]
+    if not chosen:
+        raise InputError("family", options.family, "has no batches that are tuned", "name others")
+    if options.data is None:
+        print("batches of traces are left out: name the folder of recorded traces with --data")
+    if not torch.cuda.is_available():
+        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU")
+    target, settings = current_target(), BatchSettings(repeats=options.repeats)
+    source = f"medians of {options.repeats} launches on a cold L2, {target.name}"
+    found: list[MeasuredBatch] = []
+    latent = [batch for batch in chosen if batch.mla]
+    settings_of_heads = [([text], [batch for batch in chosen if not batch.mla]) for text in heads]
+    if latent:
+        settings_of_heads.append(([], latent))
+    device_facts = machine(copy_gbps())
+    for texts, of_heads in settings_of_heads:
+        with progress_bar(len(of_heads)) as on_batch:
+            found += measure_suite(
+                of_heads,
+                texts,
+                target,
+                settings,
+                default_device(),
+                most=options.candidates,
+                head_dim=options.head_dim or 128,
+                dtype=options.dtype or "bf16",
+                on_batch=on_batch,
+            )
+        entries = suite_entries(found, source)
+        for entry in entries:
+            POLICY_CACHE.store(entry)
+        if options.json is not None:
+            save_suite(options.json, device_facts, found, entries)
+    for entry in entries:
+        print(f"{entry.key.shape}, {entry.key.bucket}: {policy_text(entry.policy)}, {entry.source.partition(': ')[2]}")
+    print_table(suite_table(found, entries))

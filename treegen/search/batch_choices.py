@@ -1,0 +1,108 @@
+"""Choices for running batches: what was measured for such batches, else what takes least by estimates.
+
+A policy for batches says which walk of treegen.search.weigh is taken, and how finely it is split, so that it fits a
+batch of any length:
+
+    {"strategy": "cohort", "head_rows": 64, "cut": "highest", "waves": "2"}
+
+head_rows: query head rows of a cohort. cut: paths are cut at the lowest or at the highest threshold on rows. waves:
+thread blocks per SM that the split makes; without it nothing is split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
+from treegen.autotune_cache.key import PolicyKey, key_for
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
+from treegen.ir.schedule import TileClass
+from treegen.search.bucket import batch_bucket, policy_bucket
+from treegen.search.weigh import WAVES, Weights, as_named, weighed, weights_of
+from treegen.strategies.strategy import Choice
+from treegen.target.problem import Problem
+
+_DRIFT = 1.15
+"""Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
+_CUTS = ("lowest", "highest")
+_WAVES = tuple(f"{waves:g}" for waves in WAVES)
+
+
+def batch_key(problem: Problem) -> PolicyKey:
+    """The cache key of a batch's bucket. Page sizes share policies, as do bf16 and fp16."""
+    tree, shape, target = problem
+    shape = replace(shape, page_size=16)
+    if shape.dtype == shape.kv_dtype == "fp16":
+        shape = replace(shape, dtype="bf16", kv_dtype="bf16")
+    return key_for(f"batch of {batch_bucket(tree)}", shape, target)
+
+
+def accepts_for_batches(policy: Mapping[str, object]) -> bool:
+    """Whether a policy from outside is one for batches."""
+    rows, cut, waves = policy.get("head_rows"), policy.get("cut", _CUTS[0]), policy.get("waves", _WAVES[0])
+    known = set(policy) <= {"strategy", "head_rows", "cut", "waves"} and policy.get("strategy") == "cohort"
+    return known and type(rows) is int and rows > 0 and cut in _CUTS and waves in _WAVES
+
+
+def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
+    """The policy at a place of weighed ones, for batches of the same bucket."""
+    split, walk = place
+    policy: dict[str, PolicyValue] = {"strategy": "cohort", "head_rows": weights.walks[walk].head_rows}
+    if weights.walks[walk].apart is not None:
+        policy["cut"] = _CUTS[walk == len(weights.walks) - 1]
+    if split:
+        policy["waves"] = _WAVES[split - 1]
+    return policy
+
+
+def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
+    """The place of a policy among those that are weighed for a batch; None where the batch has no such walk."""
+    cut = policy.get("cut")
+    walks = [walk for walk, each in enumerate(weights.walks) if (each.apart is None) == (cut is None)]
+    if cut is not None:
+        walks = walks[-1:] if cut == _CUTS[1] else walks[:1]
+    waves = policy.get("waves")
+    split = 0 if waves is None else 1 + _WAVES.index(str(waves))
+    return next(((split, walk) for walk in walks if weights.walks[walk].head_rows == policy["head_rows"]), None)
+
+
+class BatchChoices:
+    """Choices for the batches of one shape and target, remembered by bucket, of which a server has few.
+
+    tile: the tile class of all launches. most_items: work items that a plan may have. Files are read once for each
+    bucket of the policy cache.
+    """
+
+    def __init__(self, tile: TileClass, most_items: int) -> None:
+        self.tile, self.most_items = tile, most_items
+        self._choices: dict[str, tuple[Choice, int]] = {}  # each for so many tokens
+        self._entries: dict[str, Entry | None] = {}
+
+    def choose(self, problem: Problem) -> Choice:
+        """The choice for a batch: that of an earlier batch of its bucket with about as many tokens, else a new one."""
+        tree = problem.tree
+        bucket, tokens = policy_bucket(tree), tree.unique_tokens
+        choice, known = self._choices.get(bucket, (None, 0))
+        if choice is None or not known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
+            choice = self._measured(problem) or weighed(problem, most_items=self.most_items, tile=self.tile)
+            self._choices[bucket] = choice, tokens
+        return choice
+
+    def _measured(self, problem: Problem) -> Choice | None:
+        """What was measured for such batches, where the policy cache has it and its plan is not too large."""
+        entry = self._entry(problem)
+        weights = None if entry is None else weights_of(problem, self.tile)
+        if entry is None or weights is None:
+            return None
+        place = place_of(weights, entry.policy)
+        if place is None or weights.items(place) > self.most_items:
+            return None
+        reason = f"measured as the fastest for such batches: {entry.source}"
+        return Choice(as_named(weights.policy(place), problem.tree), reason)
+
+    def _entry(self, problem: Problem) -> Entry | None:
+        bucket = batch_bucket(problem.tree)
+        if bucket not in self._entries:
+            self._entries[bucket] = POLICY_CACHE.lookup(batch_key(problem), accepts_for_batches).entry
+        return self._entries[bucket]
