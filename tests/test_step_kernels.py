@@ -349,7 +349,7 @@ def test_more_seats_than_a_program_lists_at_a_time() -> None:
         kernel.step()
         step = check(kernel, server, case, lengths, positions=False)
         assert (INVALID in step.states) is impossible
-        assert len({*step.states}) > 3
+        assert {PLANNED, NEW, REFUTED} <= {*step.states}
 
 
 def test_every_page_of_a_long_request_is_checked() -> None:
