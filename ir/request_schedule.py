@@ -110,7 +110,7 @@ class RequestRoom:
     slots, merge_slots: of partial results, and entries of merge lists. tiles, blocks: entries of the tables that the
     plan's items read. lone_items: items for requests that are walked alone, lone_rows of them each; lone_tiles,
     lone_blocks: entries that each of these items has room for. tile_width, run_width: words of an entry of tiles and of
-    blocks. queries: whether requests may have several query rows, of which all together have `rows`.
+    blocks. queries: whether requests may have several query rows; `rows` counts those of all requests then.
 
     Of launches, the lone items are the first. Where few requests are alone, several lone items share one: each has a
     slot for a partial result behind those of the plan, and `lone_merges` rows behind those of the plan are merged.

@@ -21,8 +21,8 @@ TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class Server:
     """Pages of a cache with reference counts, a page table in one of three forms, and the requests of a batch.
 
-    `say` is what the kernel is told (a LiveBatch); the page table is the truth. queries: query rows of a request at
-    most; None where each has one, and the page table no qo_indptr.
+    The kernel learns about requests from a LiveBatch, `say`, and the page table is the truth. queries: the most query
+    rows of a request; None where each has one, and the page table has no qo_indptr.
     """
 
     def __init__(

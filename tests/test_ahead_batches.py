@@ -21,7 +21,7 @@ from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.emit import KernelOptions, kernel_key
 from treegen.codegen.kernel_usage import usage
 from treegen.ir.keys import KernelKey
-from treegen.runtime.batch_kernel import _tile_of, room_of
+from treegen.runtime.batch_room import room_of, tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
 
 PAGE_SIZES = (1, 16, 64, 128)
@@ -46,7 +46,7 @@ def attention_key(architecture: int, page_size: int, window: int, layout: str, h
     shape = Shape(*heads, 128, dtype="bf16", page_size=page_size, kv_layout=layout)
     scoring = windowed(window)
     options = KernelOptions(request_page=page_size, scoring=None if scoring is None else scoring.code)
-    return kernel_key(_tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
+    return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
 
 def compile_steps(job: StepJob) -> list[Resources]:
@@ -56,7 +56,7 @@ def compile_steps(job: StepJob) -> list[Resources]:
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
     target, scoring = target_of(architecture), windowed(window)
-    tile = _tile_of(shape, target)
+    tile = tile_of(shape, target)
     most = 8 * ROWS if form == "queries" else None
     room = room_of(shape, tile, ROWS, TOKENS, target.sms, most, positions=scoring is not None)
     width, ints = TOKENS // page_size, torch.int32

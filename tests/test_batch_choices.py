@@ -24,7 +24,7 @@ from treegen.bench.suite_tuning import (
     suite_entries,
     suite_table,
 )
-from treegen.runtime.batch_kernel import _tile_of
+from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at
 from treegen.search.weigh import weighed, weights_of
 from treegen.strategies import query
@@ -33,7 +33,7 @@ from treegen.target.targets import target_from
 
 H200 = target_from("h200")
 SHAPE = Shape(32, 8, 128, page_size=16)
-TILE = _tile_of(SHAPE, H200)
+TILE = tile_of(SHAPE, H200)
 pytestmark = pytest.mark.usefixtures("policies_folder")
 
 

@@ -310,7 +310,7 @@ def counted(kernel: treegen.BatchKernel) -> dict[str, int]:
 
 def test_counters_tell_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each state once: planned, new, refuted, outgrown and invalid."""
-    monkeypatch.setattr("treegen.runtime.batch_kernel.RESERVE", 256)
+    monkeypatch.setattr("treegen.runtime.batch_room.RESERVE", 256)
     shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
     table = torch.arange(5 * 40, dtype=torch.int32).view(5, 40)
     table[2, :2] = table[0, :2]

@@ -204,7 +204,7 @@ def test_the_live_kernel_follows_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_live_kernel_serves_chunks_and_chains() -> None:
-    """A chunk beside decoding, and drafts of which some are accepted in each step."""
+    """One request reads a chunk of its prompt while others decode, and requests accept some of their drafts."""
     chains = replace(
         CHUNKS, requests=(BatchRequest(12, 99, queries=4, grows=2), BatchRequest(9, 3, queries=4, grows=3))
     )

@@ -29,7 +29,7 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
     assert kernel._made is not None
     assert kernel._problem is not None
-    return late_cost(batch, kernel._made, kernel._room, kernel._tile, kernel._problem).late_us
+    return late_cost(batch, kernel._made, kernel.form.room, kernel.form.tile, kernel._problem).late_us
 
 
 def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> None:

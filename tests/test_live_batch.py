@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from forests import examples
 from treegen import LiveBatch, Shape, Tree
 from treegen.ir.errors import TreeError
-from treegen.ir.tree.requests import RequestKV, from_requests, shallow
+from treegen.ir.tree.request_kv import RequestKV
+from treegen.ir.tree.requests import from_requests, shallow
 from treegen.ir.tree.topology import derive
 from treegen.ir.verify import verify
 from treegen.strategies import cohort
@@ -619,7 +620,9 @@ def test_trees_of_several_query_rows() -> None:
     tree = batch.tree()
     rows = [(0, 62 + number) for number in range(5)] + [(1, 41 + number) for number in range(30)] + [(2, 70), (3, 70)]
     sees = tree.topology.prefix[tree.row_node] + tree.row_sees
-    assert list(zip(by_request(tree).seat_of_rows.tolist(), sees.tolist(), strict=True)) == rows
+    requests = by_request(tree)
+    assert requests.queries is not None
+    assert list(zip(requests.seat.repeat(requests.queries).tolist(), sees.tolist(), strict=True)) == rows
     verify(cohort(64).plan(Problem(tree, SHAPE, TARGET)), tree)
     # Seat 0 has 61 tokens before its rows, and seat 1 has 40.
     assert by_request(tree).shared_with.tolist() == [-1, 0, 0, 0]

@@ -214,7 +214,7 @@ def test_tuning_measures_the_best_of_them() -> None:
 
 
 def test_tuning_measures_long_paths_in_halves() -> None:
-    """Longer than any split of the search space lets them be in two parts."""
+    """No policy that is weighed has a split so long that these paths are in two parts."""
     tree, shape = Tree.parse("1,16,64,256/2048,1024,1024,1024"), Shape(28, 4, 128, dtype="fp16")
     halves = cohort(head_rows=56, split=9984, merge="final")  # of paths of 13,312 tokens
     assert halves in proposals(Problem(tree, shape, H200), 4)

@@ -23,7 +23,7 @@ from treegen.ir.arrays import frozen
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import from_requests, of_queries
-from treegen.runtime.batch_kernel import RESERVE, _tile_of
+from treegen.runtime.batch_room import RESERVE, tile_of
 from treegen.schedule.by_request import ItemRoom, block_of
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, query
@@ -114,7 +114,7 @@ def plan_of(seed: int) -> Plan:
         parts, topology, requests = of_queries(queries, *given, page_size)
     tree = Tree(*parts, topology, requests)
     problem = Problem(tree, shape, TARGET)
-    tile = _tile_of(shape, TARGET)
+    tile = tile_of(shape, TARGET)
     made = lower_requests(source.choice(STRATEGIES).plan(problem), problem, ItemRoom(tile, page_size, RESERVE))
     return Plan(tree, made, page_size, tile.tokens)
 

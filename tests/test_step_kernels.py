@@ -31,7 +31,7 @@ STATES = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
 
 @pytest.fixture(autouse=True)
 def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.runtime.batch_kernel.RESERVE", RESERVE)
+    monkeypatch.setattr("treegen.runtime.batch_room.RESERVE", RESERVE)
     monkeypatch.setattr(step_kernels, "LEAST_PART", tl.constexpr(PART))
 
 
@@ -58,7 +58,7 @@ def visible(server: Server, row: int, length: int, window: int) -> tuple[set[int
 
 def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, int], *, positions: bool) -> Step:
     """Compares a step with what the page table says, and with NumPy."""
-    program, tile, window = kernel.program, kernel._tile, case.window
+    program, tile, window = kernel.program, kernel.form.tile, case.window
     assert isinstance(program, RequestProgram)
     assert kernel._made is not None
     requests = running(kernel, server)
@@ -115,7 +115,7 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     for item, tile_end, block_end in zip(step.planned, tile_ends, block_ends, strict=True):
         assert item.tiles.stop <= tile_end
         assert item.blocks.stop <= block_end
-    room = kernel._room
+    room = kernel.form.room
     for number, item in enumerate(step.alone):
         assert item.tiles.start == room.tiles + number * room.lone_tiles
         assert item.tiles.stop <= room.tiles + (number + 1) * room.lone_tiles
@@ -199,7 +199,7 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
         assert set(step.merged) == (set(lengths) if number < 3 else set())
         parts.append(len(step.alone))
         if window < 0:
-            whole = tokens // max(PART, page_size, kernel._tile.tokens)
+            whole = tokens // max(PART, page_size, kernel.form.tile.tokens)
             busy = sum(any(item.tokens) for item in step.alone if item.rows == [seat])
             assert busy >= min(max(1, 7 // (number + 1)), whole)
     assert parts == [7, 6, 6, 4, 5, 6]
@@ -317,7 +317,7 @@ def test_full_tiles_and_blocks_at_every_length() -> None:
     seat = server.batch.add(300)
     server.of_seat[seat] = [server.take() for _ in range(19)]
     kernel.update(server.batch)
-    tokens, block = kernel._tile.tokens, block_of(16)
+    tokens, block = kernel.form.tile.tokens, block_of(16)
     packed = tokens // block
     for length in (0, 1, 15, 16, 17, tokens - 1, tokens, tokens + 1, 2 * tokens, 299, 300):
         server.length[seat] = length
@@ -376,7 +376,7 @@ def test_every_page_of_a_long_request_is_checked() -> None:
         program = kernel.program
         assert isinstance(program, RequestProgram)
         assert kernel._made is not None
-        found = step_of(program, kernel._tile, 1, positions=False).states
+        found = step_of(program, kernel.form.tile, 1, positions=False).states
         assert found == states_of(kernel._made, running(kernel, server)).tolist(), (change, length)
         return found
 
@@ -402,5 +402,5 @@ def test_regions_follow_one_another() -> None:
         starts = [*items[:, column].tolist(), room]
         assert starts[0] == 0
         assert all(begin <= end for begin, end in pairwise(starts))
-    assert made_plan.tile_room <= kernel._room.tiles
-    assert made_plan.block_room <= kernel._room.blocks
+    assert made_plan.tile_room <= kernel.form.room.tiles
+    assert made_plan.block_room <= kernel.form.room.blocks

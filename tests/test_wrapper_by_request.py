@@ -303,7 +303,7 @@ def test_rows_are_looked_at_every_so_many_plans(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_growth_beyond_what_a_plan_has_room_for_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treegen.runtime.batch_kernel.RESERVE", 256)
+    monkeypatch.setattr("treegen.runtime.batch_room.RESERVE", 256)
     engine, wrapper = shared(), TreeAttentionWrapper(None, "NHD", True, False, *buffers(4, 800), by_request=True)
     for _ in range(request_batches.READ_EVERY):
         for name in engine.batch:

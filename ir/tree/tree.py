@@ -21,7 +21,7 @@ import treegen.ir.tree.tree_text as tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
-from treegen.ir.tree.requests import RequestKV
+from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.signature import signature
 from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
 

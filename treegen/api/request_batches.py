@@ -18,7 +18,8 @@ from treegen.ir.errors import InputError, PerformanceWarning, PlanError, Strateg
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.runtime.batch_kernel import GROWN, BatchKernel, is_served
+from treegen.runtime.batch_kernel import GROWN, BatchKernel
+from treegen.runtime.batch_room import is_served
 from treegen.scoring.options import ScoreOptions
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem

@@ -206,7 +206,7 @@ class TorchRequestProgram:
         self._form = form
         self._made, self._seats = _no_plan(), np.full((2, form.room.seats), -1, np.int32)
         self._program: TorchProgram | None = None
-        self.counters = torch.zeros(6, dtype=torch.int32)
+        self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: RequestSchedule | None) -> None:
         """See RequestProgram."""
@@ -234,7 +234,7 @@ class TorchRequestProgram:
             self._program.load(schedule)
         counts = np.bincount(states, minlength=6)
         counts[0] = 1
-        self.counters += torch.from_numpy(counts).to(torch.int32)
+        self.counters += torch.from_numpy(counts)
 
     def bind(
         self,

@@ -13,7 +13,7 @@ Sizes: P tokens of a page, BLOCK pages at a time, ROWS rows at a time.
 import triton
 import triton.language as tl
 
-from treegen.backends.step_kernels import entries_of
+from treegen.backends.page_expansion import entries_of
 
 
 @triton.jit

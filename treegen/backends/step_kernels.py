@@ -17,17 +17,10 @@ Sizes: N tokens of a full tile, P of a page, B of a block. Tables are as in tree
 import triton
 import triton.language as tl
 
+from treegen.backends.claim_checks import INVALID, NEW, PLANNED, SEAT_WORDS, SURPLUS, settle_seat
+from treegen.backends.page_expansion import entries_of, expand, fill_up, queries_of, row_of
 from treegen.ir.request_schedule import LONE_PARTS
 
-FREE = tl.constexpr(0)
-PLANNED = tl.constexpr(1)
-NEW = tl.constexpr(2)
-OUTGROWN = tl.constexpr(3)
-REFUTED = tl.constexpr(4)
-INVALID = tl.constexpr(5)
-SURPLUS = tl.constexpr(-(2**31))
-SEAT_WORDS = tl.constexpr(9)
-QUERY_WORDS = tl.constexpr(3)
 MOST_PARTS = tl.constexpr(LONE_PARTS)
 LEAST_PART = tl.constexpr(512)
 SIZES = [
@@ -35,243 +28,6 @@ SIZES = [
     "lone_slot0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
 ]  # fmt: skip
 """Parameters that differ between batches: machine code is made for none of their values."""
-
-
-@triton.jit
-def row_of(seats, seat, known, batch_rows):
-    """The rows of the batch that sit in these seats, -1 where there is none."""
-    row = tl.load(seats + seat, mask=known, other=-1)
-    return tl.where(row < batch_rows, row, -1)
-
-
-@triton.jit
-def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.constexpr, RAGGED: tl.constexpr):
-    """Where the page ids of these rows begin in the table, and how many there may be."""
-    if RAGGED:
-        begin = tl.load(indptr + row, mask=there, other=0).to(tl.int64)
-        room = tl.load(indptr + row + 1, mask=there, other=0) - begin.to(tl.int32)
-    else:
-        if NAMED:
-            named = tl.load(table_rows + row, mask=there, other=0)
-        else:
-            named = row
-        begin = named.to(tl.int64) * table_stride
-        room = width + 0 * row
-    return begin, room
-
-
-@triton.jit
-def queries_of(qo_indptr, row, there):
-    """The first row of q of these rows of the batch, and how many there are."""
-    begin = tl.load(qo_indptr + row, mask=there, other=0)
-    return begin, tl.load(qo_indptr + row + 1, mask=there, other=0) - begin
-
-
-@triton.jit
-def check(
-    seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
-    possible, as_planned, least,
-    num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
-    P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, QUERIES: tl.constexpr,
-):  # fmt: skip
-    """The state of the request of a seat, whose row is `row`, and its length. known [seats, SEAT_WORDS]. With QUERIES:
-    whether its query rows are possible, and as many as planned; the tokens from which on its plan is right.
-    """
-    present_epoch = tl.load(seats + num_seats + seat)
-    owner = tl.load(known + seat * SEAT_WORDS + 4)
-    first = tl.load(known + seat * SEAT_WORDS + 5)
-    end = tl.load(known + seat * SEAT_WORDS + 6)
-    claim0 = tl.load(known + seat * SEAT_WORDS + 7)
-    claim1 = tl.load(known + seat * SEAT_WORDS + 8)
-    there = row >= 0
-    length = tl.load(seq_lens + row, mask=there, other=0)
-    begin, room = entries_of(table_rows, indptr, row, there, table_stride, width, NAMED, RAGGED)
-    is_known = there & (planned_epoch == present_epoch)
-    if QUERIES:
-        is_known &= as_planned
-    shares = is_known & (owner >= 0)
-    owner_row = row_of(seats, owner, shares, batch_rows)
-    owner_length = tl.load(seq_lens + owner_row, mask=owner_row >= 0, other=-1)
-    owner_begin, owner_room = entries_of(
-        table_rows, indptr, owner_row, owner_row >= 0, table_stride, width, NAMED, RAGGED
-    )
-    fits = (length >= 0) & (length <= max_tokens) & ((length + P - 1) // P <= room)
-    if QUERIES:
-        fits &= possible
-    holds = fits & ((owner < 0) | ((length >= end * P) & (owner_length >= end * P) & (end <= owner_room)))
-    if QUERIES:
-        holds &= length >= least
-    pages = tl.where(fits, (length + P - 1) // P, 0)
-    end = tl.where(shares & holds, end, first)
-    page = tl.arange(0, BLOCK)
-    wrong = tl.zeros([BLOCK], tl.int32)
-    differs = tl.zeros([BLOCK], tl.int32)
-    for p in range(0, pages, BLOCK):
-        live = p + page < pages
-        claimed = (p + page >= first) & (p + page < end)
-        own = tl.load(table + begin + p + page, mask=live, other=0)
-        other = tl.load(table + owner_begin + p + page, mask=claimed, other=0)
-        wrong |= ((own < 0) | (own >= num_pages)).to(tl.int32)
-        differs |= (claimed & (own != other)).to(tl.int32)
-    for c in range(claim0, tl.where(is_known & holds, claim1, claim0)):
-        owner = tl.load(claims + 3 * c)
-        first = tl.load(claims + 3 * c + 1)
-        end = tl.load(claims + 3 * c + 2)
-        owner_row = row_of(seats, owner, True, batch_rows)
-        owned = owner_row >= 0
-        owner_length = tl.load(seq_lens + owner_row, mask=owned, other=-1)
-        owner_begin, owner_room = entries_of(table_rows, indptr, owner_row, owned, table_stride, width, NAMED, RAGGED)
-        holds &= (length >= end * P) & (owner_length >= end * P) & (end <= owner_room)
-        for p in range(first, tl.where(holds, end, first), BLOCK):
-            live = p + page < end
-            own = tl.load(table + begin + p + page, mask=live, other=0)
-            differs |= (own != tl.load(table + owner_begin + p + page, mask=live, other=0)).to(tl.int32)
-    state = tl.where(length > most_tokens, OUTGROWN, PLANNED)
-    state = tl.where(holds & (tl.max(differs, 0) == 0), state, REFUTED)
-    state = tl.where(is_known, state, NEW)
-    state = tl.where(fits & (tl.max(wrong, 0) == 0), state, INVALID)
-    return tl.where(there, state, FREE), length
-
-
-@triton.jit
-def settle_seat(
-    seats, seq_lens, table_rows, table, indptr, qo_indptr, known, claims, queries, merge_number, counts, rows,
-    merge_rows, positions, states, counters, flags, seat,
-    num_seats, num_rows, batch_rows, table_stride, width, num_pages, max_tokens,
-    P: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
-    QUERIES: tl.constexpr,
-):  # fmt: skip
-    """Checks the request of a seat; says where its rows are written, if by the plan, and what its state is."""
-    row = row_of(seats, seat, True, batch_rows)
-    planned_epoch = tl.load(known + seat * SEAT_WORDS)
-    most_tokens = tl.load(known + seat * SEAT_WORDS + 1)
-    place = tl.load(known + seat * SEAT_WORDS + 2)
-    merge_place = tl.load(known + seat * SEAT_WORDS + 3)
-    num_merges = tl.load(counts)
-    present_step = tl.load(counters).to(tl.int32) + 1
-    possible = True
-    as_planned = True
-    least = 0
-    if QUERIES:
-        planned_count = tl.load(queries + seat * QUERY_WORDS)
-        least = tl.load(queries + seat * QUERY_WORDS + 1)
-        seat_merges = tl.load(queries + seat * QUERY_WORDS + 2)
-        query, count = queries_of(qo_indptr, row, row >= 0)
-        possible = (query >= 0) & (count >= 0) & (query <= num_rows) & (count <= num_rows - query)
-        count = tl.where(possible, count, 0)
-        as_planned = count == planned_count
-    state, length = check(
-        seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
-        possible, as_planned, least,
-        num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED, QUERIES,
-    )  # fmt: skip
-    tl.store(states + seat, state)
-    if QUERIES:
-        tl.store(states + num_seats + seat, count)
-        r = tl.arange(0, BLOCK)
-        for j in range(0, tl.where(place >= 0, planned_count, 0), BLOCK):
-            written = tl.where(state == PLANNED, query + j + r, -1)
-            tl.store(rows + place + j + r, written, mask=j + r < planned_count)
-        for j in range(0, tl.where(merge_place >= 0, seat_merges, 0), BLOCK):
-            live = j + r < seat_merges
-            number = tl.load(merge_number + merge_place + j + r, mask=live, other=0)
-            merged = tl.where(state == PLANNED, query + number, SURPLUS)
-            tl.store(merge_rows + merge_place + j + r, merged, mask=live)
-        for j in range(seat, num_rows, BLOCK * num_seats):
-            merge = j + r * num_seats
-            tl.store(merge_rows + merge, SURPLUS, mask=(merge >= num_merges) & (merge < num_rows))
-        if POSITIONS:
-            for j in range(0, count, BLOCK):
-                tl.store(positions + query + j + r, length - count + j + r, mask=(j + r < count) & (row >= 0))
-        any_alone = ((state > PLANNED) & (count > 0)) | (state == INVALID)
-    else:
-        tl.store(rows + place, tl.where(state == PLANNED, row, -1), mask=place >= 0)
-        tl.store(merge_rows + merge_place, tl.where(state == PLANNED, row, SURPLUS), mask=merge_place >= 0)
-        tl.store(merge_rows + seat, SURPLUS, mask=seat >= num_merges)
-        if POSITIONS:
-            tl.store(positions + row, length - 1, mask=row >= 0)
-        any_alone = state > PLANNED
-    if state > FREE:
-        tl.atomic_add(counters + state, 1, sem="relaxed")
-    tl.store(flags, present_step, mask=any_alone)
-    tl.store(flags + 1, present_step, mask=state == INVALID)
-    tl.store(flags + 2, present_step, mask=seat == 0)
-
-
-@triton.jit
-def picked(values, pick):
-    """values [E] at the one place of each line of pick [T, E] that is true."""
-    return tl.sum(tl.where(pick, values[None, :], 0), 1)
-
-
-@triton.jit
-def expand(
-    table, tiles, blocks, tile0, block0, begin, first, tokens, lo, hi, part, num_pages,
-    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
-    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Writes the full tiles and blocks of E entries from tile0 and block0 on; returns how many these are. begin [E]:
-    where the page ids of an entry's request begin; first, tokens [E]: which of its tokens. Part 0 of PARTS writes the
-    blocks, and the others take turns with groups of T tiles. A single part does both.
-    """
-    e = tl.arange(0, E)
-    t = tl.arange(0, T)
-    full = tokens // N
-    ends = tl.cumsum(full, 0)
-    num_tiles = tl.sum(full, 0)
-    rest = (tokens % N + B - 1) // B
-    block_ends = tl.cumsum(rest, 0)
-    num_blocks = tl.sum(rest, 0)
-    if (PARTS == 1) | (part == 0):
-        origin = first + full * N - (block_ends - rest) * B
-        for t0 in range(0, num_blocks, T):
-            block = t0 + t
-            live = block < num_blocks
-            pick = e[None, :] == tl.sum((block_ends[None, :] <= block[:, None]).to(tl.int32), 1)[:, None]
-            position = picked(origin, pick) + block * B
-            found = tl.load(table + picked(begin, pick) + position // P, mask=live, other=0)
-            found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
-            entry = blocks + (block0 + block) * RUN_WIDTH
-            tl.store(entry, found * P + position % P, mask=live)
-            tl.store(entry + 1, tl.minimum(picked(first + tokens, pick) - position, B), mask=live)
-            tl.store(entry + 2, picked(lo, pick), mask=live)
-            tl.store(entry + 3, picked(hi, pick), mask=live)
-            if POSITIONS:
-                tl.store(entry + 4, position, mask=live)
-    if (PARTS == 1) | (part > 0):
-        origin = first - (ends - full) * N
-        s = tl.arange(0, S)
-        begin_tile = 0 if PARTS == 1 else (part - 1) * T
-        step: tl.constexpr = T if PARTS == 1 else (PARTS - 1) * T
-        for t0 in range(begin_tile, num_tiles, step):
-            tile = t0 + t
-            live = tile < num_tiles
-            pick = e[None, :] == tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)[:, None]
-            position = picked(origin, pick) + tile * N
-            place = position[:, None] + s[None, :] * P
-            found = tl.load(table + picked(begin, pick)[:, None] + place // P, mask=live[:, None], other=0)
-            found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
-            entry = tiles + (tile0 + tile) * TILE_WIDTH
-            tl.store(entry[:, None] + s[None, :], found * P + place % P, mask=live[:, None])
-            seen_at: tl.constexpr = TILE_WIDTH - 2 - POSITIONS
-            if S == 1:
-                tl.store(entry + 1, tl.full([T], N, tl.int32), mask=live)
-            tl.store(entry + seen_at, picked(lo, pick), mask=live)
-            tl.store(entry + seen_at + 1, picked(hi, pick), mask=live)
-            if POSITIONS:
-                tl.store(entry + seen_at + 2, position, mask=live)
-    return num_tiles, num_blocks
-
-
-@triton.jit
-def fill_up(blocks, block0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr):
-    """Empties the rest of the last tile that `count` blocks are packed into; returns the tiles."""
-    packed = (count + PACKED - 1) // PACKED
-    b = count + tl.arange(0, PACKED)
-    for column in tl.static_range(RUN_WIDTH):
-        tl.store(blocks + (block0 + b) * RUN_WIDTH + column, tl.zeros([PACKED], tl.int32), mask=b < packed * PACKED)
-    return packed
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -361,6 +117,15 @@ def read_requests(
         tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
 
 
+@triton.jit
+def rows_alone(states, seat, num_seats, least, QUERIES: tl.constexpr):
+    """How many query rows of each of these seats are alone. least: the state from which on a request is."""
+    alone = (tl.load(states + seat, mask=seat < num_seats, other=0) >= least).to(tl.int32)
+    if QUERIES:
+        alone *= tl.load(states + num_seats + seat, mask=seat < num_seats, other=0)
+    return alone
+
+
 @triton.jit(do_not_specialize=SIZES)
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
@@ -403,12 +168,7 @@ def settle_requests(
             tl.store(merge_rows - 1 - num_rows + place, SURPLUS, mask=place < num_rows)
     alone = 0
     for s0 in range(0, num_seats, BLOCK):
-        seat = s0 + tl.arange(0, BLOCK)
-        state = tl.load(states + seat, mask=seat < num_seats, other=0)
-        is_alone = (state >= least).to(tl.int32)
-        if QUERIES:
-            is_alone *= tl.load(states + num_seats + seat, mask=seat < num_seats, other=0)
-        alone += tl.sum(is_alone, 0)
+        alone += tl.sum(rows_alone(states, s0 + tl.arange(0, BLOCK), num_seats, least, QUERIES), 0)
     alone = tl.maximum(alone, 1) if QUERIES else alone
     parts = tl.maximum(tl.minimum(lone_items // alone, MOST_PARTS), 1)
     divided = parts > 1
@@ -421,10 +181,8 @@ def settle_requests(
     before = 0
     for s0 in range(0, num_seats, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
-        state = tl.load(states + seat, mask=seat < num_seats, other=0)
-        is_alone = (state >= least).to(tl.int32)
+        is_alone = rows_alone(states, seat, num_seats, least, QUERIES)
         if QUERIES:
-            is_alone *= tl.load(states + num_seats + seat, mask=seat < num_seats, other=0)
             number = wanted[None, :] - (before + tl.cumsum(is_alone, 0) - is_alone)[:, None]
             here = (number >= 0) & (number < is_alone[:, None])
             number_r = tl.maximum(number_r, tl.max(tl.where(here, number, 0), 0))

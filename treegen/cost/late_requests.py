@@ -63,9 +63,10 @@ def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
     known[: len(runs)] &= runs
     if len(made.claims):
         gone = offsets(~known.take(made.claims[:, 0]))
-        claiming = (made.seats[4] >= 0).nonzero()[0]
-        further, end = made.seats[7:].take(claiming, 1)
-        known[claiming.compress(gone.take(end) > gone.take(further - 1))] = False
+        owner, _, _, further, end = made.seats[4:]
+        claiming = (owner >= 0).nonzero()[0]
+        has_gone = gone.take(end.take(claiming)) > gone.take(further.take(claiming) - 1)
+        known[claiming.compress(has_gone)] = False
     if made.queries is not None or np.count_nonzero(batch.rows > 1):
         planned = np.ones(len(known), np.int32)
         if made.queries is not None:

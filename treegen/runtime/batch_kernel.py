@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,50 +14,36 @@ from treegen.backends.devices import backend_for
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import BatchForm, RequestProgram, TorchRequestProgram
-from treegen.codegen.emit import tile_form
-from treegen.codegen.kernel_signature import in_same_place
 from treegen.cost.late_requests import LateCost, late_cost
 from treegen.environment import shares
-from treegen.ir.arrays import INT32_MAX, Ints, largest
+from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
-from treegen.ir.request_schedule import RequestRoom, RequestSchedule, RequestTables
-from treegen.ir.schedule import TileClass
+from treegen.ir.request_schedule import RequestSchedule, RequestTables
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
 from treegen.report.explain import ExplainedPlan, Explanation
-from treegen.schedule.by_request import ItemRoom, block_of
+from treegen.runtime.batch_checks import check_batch, check_tensors
+from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of, room_of, tile_of
+from treegen.schedule.by_request import ItemRoom
 from treegen.schedule.pipeline import lowered
 from treegen.schedule.query_runs import lower_requests
 from treegen.scoring.options import Scoring
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
-from treegen.strategies.baselines import query
-from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class
 from treegen.timed import stage
 
 Program: TypeAlias = "RequestProgram | TorchRequestProgram"
 
-RESERVE = 2048
-"""Tokens that every request may gain until it is walked alone, if there is no new plan."""
 GROWN = 128
 """Tokens that a request gains until `refresh` makes a new plan. On an H200 64 requests of 4,096 tokens take 1.04 times
 as long with a plan made so much earlier as with a fresh one.
 """
-_WAVES = 1.5
-"""Times that the work items of a plan fill the GPU, at most, besides one for every request. On an H200 no batch of the
-suite gains from more, and thread blocks without work take 1.1 us a thousand.
-"""
-_PARTS_PER_ROW = 3
-"""Partial results of every row, on average at most, besides those of the items that fill the GPU."""
-_CLAIMS_PER_ROW = 8
-"""Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
 _PLAN_US = 1000.0
 """Microseconds that a plan takes the host, about."""
 _ALONE_US = 1.0
@@ -128,24 +112,24 @@ class BatchKernel:
         most_tokens: int,
         most_rows: int | None = None,
     ) -> None:
-        self._shape, self._pages, self._target, self._options = shape, pages, target, options
-        self._most_tokens = most_tokens
+        self._shape, self._target, self._options = shape, target, options
         self._backend = backend_for(pages.table.device, options.backend)
-        self._tile = _tile_of(shape, target)
+        tile = tile_of(shape, target)
         positions = options.scoring is not None and options.scoring.positions
         requests = len(pages.seq_lens)
         if most_rows is None and pages.qo_indptr is not None:
             most_rows = requests
-        self._room = room_of(shape, self._tile, requests, most_tokens, target.sms, most_rows, positions=positions)
-        if RequestTables.of(self._room).words > INT32_MAX:
-            found = f"{most_tokens} for {self._room.rows} rows"
+        room = room_of(shape, tile, requests, most_tokens, target.sms, most_rows, positions=positions)
+        if RequestTables.of(room).words > INT32_MAX:
+            found = f"{most_tokens} for {room.rows} rows"
             raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
+        self.form = BatchForm(tile, room, shape, pages, most_tokens, options.scales, options.scoring)
         self._calls: dict[tuple[object, str], Call] = {}
         self._program: Program | None = None
         self._plan: Plan | None = None
         self._made: RequestSchedule | None = None
         self._choice: Choice | None = None
-        self.choices = BatchChoices(self._tile, self._room.items)
+        self.choices = BatchChoices(tile, room.items)
         self._seen: _PlannedBatch | None = None
         self._problem: Problem | None = None
         self._plans, self._layers, self._calls_of_step = 0, _USUAL_LAYERS, 0
@@ -157,22 +141,23 @@ class BatchKernel:
         """What runs on the device; made when it is first asked for."""
         if self._program is None:
             with stage(f"prepare {self._backend}"):
-                options = self._options
-                form = BatchForm(
-                    self._tile, self._room, self._shape, self._pages, self._most_tokens, options.scales, options.scoring
-                )
                 on_gpu = self._backend == "triton"
-                self._program = RequestProgram(form) if on_gpu else TorchRequestProgram(form)
+                self._program = RequestProgram(self.form) if on_gpu else TorchRequestProgram(self.form)
         return self._program
 
     def update(self, batch: LiveBatch, strategy: Strategy | None = None) -> None:
-        """Plans for the requests of a batch, with what they share; the next `step` uses the plan. strategy: makes this
-        plan in place of the kernel's own strategy.
+        """Plans for the requests of a batch and what they share; the next `step` uses the plan. Host work, and one
+        copy to the device that is not waited for.
 
-        Host work alone, and one copy that is not waited for. Raises InputError for more requests than the page table
-        has lengths for, and for other page sizes; the kernel then goes on with the plan that it has.
+        Args:
+            batch: The running requests.
+            strategy: Makes this plan in place of the kernel's own strategy.
+
+        Raises:
+            InputError: if there are more requests than the page table has lengths for, more query rows than max_rows,
+                or pages of another size. The kernel then goes on with the plan that it has.
         """
-        rows = self._check(batch)
+        rows = self._checked(batch)
         with stage("plan"):
             tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
@@ -198,7 +183,7 @@ class BatchKernel:
             return True
         if seen.moves == batch.moves:
             return False
-        rows = self._check(batch)
+        rows = self._checked(batch)
         if self._late(batch).late_us * self._layers > _PLAN_US:
             self.update(batch)
             return True
@@ -240,13 +225,13 @@ class BatchKernel:
         """What it costs that the plan is the one before."""
         assert self._made is not None
         assert self._problem is not None
-        return late_cost(batch, self._made, self._room, self._tile, self._problem)
+        return late_cost(batch, self._made, self.form.room, self.form.tile, self._problem)
 
     def seat(self, batch: LiveBatch) -> None:
         """Takes who is running, and in which rows, without a new plan: requests that came, moved or were forked since
         the last `update` are walked alone. Some microseconds of host work, and one copy that is not waited for.
         """
-        self._seat(batch, self._check(batch))
+        self._seat(batch, self._checked(batch))
 
     def _seat(self, batch: LiveBatch, rows: int) -> None:
         self.program.seat(batch.rows_and_epochs)
@@ -275,7 +260,7 @@ class BatchKernel:
         form = check_inputs.form_of(q, k_cache, v_cache, out, self._options.read)
         call = self._calls.get((form, lse_base)) if form is not None and isinstance(lse_base, str) else None
         if call is None:
-            self._check_tensors(q, k_cache, v_cache, out)
+            check_tensors(self.form, q, k_cache, v_cache, out, self._options.read)
         if out is None:
             out = torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
         if call is None:
@@ -306,70 +291,15 @@ class BatchKernel:
                 del self._calls[next(iter(self._calls))]
         return call
 
-    def _check_tensors(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, out: torch.Tensor | None
-    ) -> None:
-        """Raises InputError unless tensors fit the shape, the page table and one another."""
-        shape, pages = self._shape, self._pages
-        found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
-        if shape.shared_kv and not in_same_place(k_cache, v_cache):
-            fix = f"give k_cache[..., :{shape.head_dim_v}], or a shape without shared_kv"
-            raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
-        # Tensors do not show these two.
-        found = replace(found, partial_dtype=shape.partial_dtype, shared_kv=shape.shared_kv)
-        check_inputs.check_shape(shape, found)
-        if q.device != pages.table.device:
-            raise InputError("q", q.device, f"is not on the page table's device {pages.table.device}", "move it there")
-        if len(q) > self._room.rows:
-            fix = "give at most a row for each"
-            reason = f"the page table has {self._room.rows} lengths"
-            if pages.qo_indptr is not None:
-                reason, fix = f"is more than max_rows, {self._room.rows}", "give fewer, or a larger max_rows"
-            raise InputError("q", f"{len(q)} rows", reason, fix)
-        if len(k_cache) < pages.num_pages:
-            reason = f"the page table says {pages.num_pages}"
-            raise InputError("k_cache", f"{len(k_cache)} pages", reason, "give the whole cache, or a smaller num_pages")
-        if self._options.scoring is not None:
-            self._options.scoring.check(found, q.device)
-        if out is not None:
-            check_inputs.check_output(out, q, found.head_dim_v)
-        named = (("q", q), ("k_cache", k_cache), ("v_cache", v_cache), ("out", out), *self._options.read)
-        check_inputs.refuse_gradients(check_inputs.needing_gradients(named))
-        check_inputs.check_strides(self._tile.tokens, k_cache, v_cache, shape.kv_layout)
-
-    def _check(self, batch: LiveBatch) -> int:
-        """How many rows the batch needs. Raises InputError unless the kernel serves such a batch."""
-        if not isinstance(batch, LiveBatch):
-            raise InputError("batch", type(batch).__name__, "is not a LiveBatch", "give treegen.LiveBatch")
-        if batch.page_size != self._shape.page_size:
-            reason = f"differs from the shape's {self._shape.page_size}"
-            raise InputError("batch.page_size", batch.page_size, reason, "give both the same")
-        most, seats = largest(batch.row), self._room.seats
-        if most >= seats or (len(batch.row) > seats and largest(batch.row[seats:]) >= 0):
-            raise InputError(
-                "batch",
-                f"{len(batch)} requests, row {most}",
-                f"the page table has {seats} lengths",
-                "make a kernel for more",
-            )
-        if self._pages.qo_indptr is None:
-            if (rows := largest(batch.rows)) > 1:
-                seat = int(batch.rows.argmax())
-                fix = "give PageTable a qo_indptr, or each request one row"
-                raise InputError(f"batch.rows[{seat}]", rows, "needs to know where the request's rows are in q", fix)
-            return most + 1
-        total = int(batch.rows.dot(batch.row >= 0))
-        if total > self._room.rows:
-            reason = f"have more than max_rows, {self._room.rows}, query rows: {total}"
-            raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")
-        return total
+    def _checked(self, batch: LiveBatch) -> int:
+        return check_batch(batch, self.form.pages, self._shape.page_size, self.form.room)
 
     def _planned(self, problem: Problem, given: Strategy) -> tuple[Choice, Plan, RequestSchedule]:
         """A choice, its plan and schedule; a plan that has more parts than there is room for is made in fewer."""
-        reserve = min(RESERVE, self._most_tokens)
-        room = ItemRoom(self._tile, self._shape.page_size, reserve)
+        form = self.form
+        room = ItemRoom(form.tile, self._shape.page_size, reserve_of(form.most_tokens))
         wanted = self.choices.choose(problem) if given.automatic else given.choose(problem)
-        for strategy in _with_fewer_parts(wanted.strategy):
+        for strategy in in_fewer_parts(wanted.strategy):
             plan = strategy.plan(problem)
             if not strategy.proven:
                 verify(plan, problem.tree)
@@ -377,11 +307,11 @@ class BatchKernel:
                 fix = "use query or cohort, or a strategy whose plans have one stage and row intervals"
                 raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
             made = lower_requests(plan, problem, room)
-            if self._room.holds(made):
+            if form.room.holds(made):
                 reason = wanted.reason if strategy is wanted.strategy else f"{wanted.strategy} needs more room"
                 return Choice(strategy, reason), plan, made
-            if len(made.claims) > self._room.claims and problem.tree.requests is not None:
-                parts, topology, requests = shallow(problem.tree.requests, _CLAIMS_PER_ROW)
+            if len(made.claims) > form.room.claims and problem.tree.requests is not None:
+                parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
                 return self._planned(problem._replace(tree=Tree(*parts, topology, requests)), given)
         raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
@@ -398,10 +328,13 @@ class BatchKernel:
     def counters(self) -> dict[str, int]:
         """What has happened so far. Waits for the device.
 
-        steps: calls of `step`, replays included. Of all requests in all of them: planned, served by the plan; new,
-        alone as the plan did not know them; refuted, alone as a claim about their pages did not hold; outgrown, alone
-        as they had outgrown the plan; invalid, with an impossible length or page id. plans: calls of `update`, of
-        `refresh` as well. saved_bytes: K and V of one layer that the present plan does not read from memory again.
+        - steps: calls of `step`, replays of graphs included.
+        - planned, new, refuted, outgrown, invalid: requests, summed over all steps. The plan served the planned ones.
+          The others were walked alone: the plan did not know the new ones, a claim about the pages of the refuted ones
+          did not hold, and the outgrown ones had more tokens than the plan has room for. The invalid ones had an
+          impossible length, page id or number of query rows.
+        - plans: calls of `update`, those of `prepare` and `refresh` included.
+        - saved_bytes: K and V of one layer that the present plan saves, compared with each request reading its own.
         """
         names = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
         counts = dict(zip(names, self.program.counters.tolist(), strict=True))
@@ -426,70 +359,5 @@ class BatchKernel:
 
     def workspace_size(self) -> int:
         """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
-        shape = self._shape
-        return RequestTables.of(self._room).words * 4 + (self._room.slots + self._room.lone_items) * shape.partial_bytes
-
-
-def is_served(plan: Plan) -> bool:
-    """Whether a plan is of the form that the tables of kernels for batches have room for."""
-    plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block
-    return plain and not np.count_nonzero(plan.stage)
-
-
-def room_of(
-    shape: Shape,
-    tile: TileClass,
-    requests: int,
-    most_tokens: int,
-    sms: int,
-    max_rows: int | None = None,
-    *,
-    positions: bool = False,
-) -> RequestRoom:
-    """What any plan for so many requests of so many tokens may take, which follows from nothing else. max_rows: query
-    rows of all requests together, where these may have several; None where each has one.
-    """
-    rows = requests if max_rows is None else max_rows
-    lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
-    filling = math.ceil(_WAVES * 2 * sms / lanes)
-    items = rows + filling
-    slots = _PARTS_PER_ROW * rows + 2 * filling * per_tile
-    entries = 8 * items + 4 * rows
-    page_size, packed = shape.page_size, tile.tokens // block_of(shape.page_size)
-    tiles = -(-(most_tokens + min(RESERVE, most_tokens)) // tile.tokens)
-    lone_items = max(-(-rows // per_tile), math.ceil(sms / lanes))
-    lone_rows = 1 << (-(-rows // lone_items) - 1).bit_length()
-    _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
-    return RequestRoom(
-        seats=requests,
-        items=items,
-        rows=rows,
-        entries=entries,
-        claims=_CLAIMS_PER_ROW * requests,
-        slots=slots,
-        merge_slots=slots,
-        tiles=rows * tiles,
-        blocks=entries * packed,
-        lone_items=lone_items,
-        lone_rows=lone_rows,
-        lone_tiles=lone_rows * tiles,
-        lone_blocks=lone_rows * packed,
-        tile_width=tile_width,
-        run_width=5 if positions else 4,
-        queries=max_rows is not None,
-    )
-
-
-def _with_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:
-    """The strategy, then with longer and longer parts, and at last one item for every request, which always fits."""
-    yield strategy
-    split = strategy.options.get("split")
-    if isinstance(split, int):
-        for longer in (2 * split, 4 * split, 8 * split):
-            yield replace(strategy, split=longer) if isinstance(strategy, Cohort) else query(longer)
-    yield query()
-
-
-def _tile_of(shape: Shape, target: Target) -> TileClass:
-    """The one tile class of all plans: the large one, with masks."""
-    return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block_of(shape.page_size))
+        room = self.form.room
+        return RequestTables.of(room).words * 4 + (room.slots + room.lone_items) * self._shape.partial_bytes

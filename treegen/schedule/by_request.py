@@ -17,7 +17,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import ENTRY_FIELDS, UNKNOWN, RequestSchedule
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import RequestKV
+from treegen.ir.tree.request_kv import RequestKV
 from treegen.schedule.lower import class_offsets, cut_rows, row_table_of
 from treegen.schedule.merge_lists import NO_EPILOGUE, Merges, no_merges, single_stage_merges
 from treegen.schedule.segment_runs import Runs
@@ -69,7 +69,7 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     row_table, first_row = row_table_of(plan, tree)
     items = _items(plan, tree, first_row, rows_per_tile(room.tile.rows, problem.shape.group))
     entries, most_tokens = _entries(items.segments, tree, requests, room)
-    (tile0, block0), (tile_room, block_room) = _regions(most_tokens, items.indptr[:-1], room)
+    (tile0, block0), (tile_room, block_room) = regions(most_tokens, items.indptr[:-1], room)
     slot0, merges = _merges(items, row_table, tree.num_rows)
 
     table = np.zeros((len(items.rows), len(ITEM_FIELDS)), np.int32)
@@ -143,7 +143,7 @@ def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) ->
     return frozen(entries), stop - begin + opened * number(room.reserve)
 
 
-def _regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Longs, list[int]]:
+def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Longs, list[int]]:
     """Where every item's room for tiles and for blocks begins [2, items], and how much all have. items: the first entry
     of each.
     """

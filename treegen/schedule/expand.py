@@ -68,7 +68,7 @@ class RunningRequests(NamedTuple):
 
 
 def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
-    """The state of every seat, as treegen.backends.step_kernels.check gives it."""
+    """The state of every seat, as treegen.backends.claim_checks.check gives it."""
     rows, epochs = requests.seats
     states = np.zeros(len(rows), np.int32)
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():

@@ -18,8 +18,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import ENTRY_FIELDS, Queries, RequestSchedule
 from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import RequestKV
-from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request, of_seats
+from treegen.ir.tree.request_kv import RequestKV
+from treegen.schedule.by_request import ItemRoom, lower_by_request, of_seats, regions
 from treegen.schedule.lower import Arranged, Frame, arrange, row_table_of, scheduled
 from treegen.schedule.pack_runs import PackedTables
 from treegen.schedule.segment_runs import Runs
@@ -43,7 +43,9 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     arranged = arrange(plan, problem, Frame((room.tile,), 1))
     arranged = arranged._replace(runs=joined_runs(arranged.runs, tree))
     entries, most_tokens, least = _entries(plan, arranged, tree, requests, room)
-    tables, tile_room, block_room = _regions(arranged, most_tokens, room)
+    (tile0, block0), (tile_room, block_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
+    nothing = np.zeros(len(tile0), np.int64)
+    tables = PackedTables(_NO_RUNS, _NO_RUNS, (tile0, nothing, block0, nothing))
     made = scheduled(plan, problem, arranged, (room.tile,), tables, framed=True)
     request = ramp(len(requests.seat)).repeat(requests.queries)
     listed, merged = request.take(made.rows), request.take(made.merge_rows)
@@ -128,20 +130,6 @@ def _entries(
     entries[(end == first) & ~opened, 1:3] = unit  # nothing, wherever it was: an end of 0 would be an open one
     most_tokens = np.where(first < 0, runs[:, 1], end - first + opened * room.reserve).astype(np.int64)
     return frozen(entries), most_tokens, least_tokens(entries, own, tokens, tree, requests)
-
-
-def _regions(arranged: Arranged, most_tokens: Longs, room: ItemRoom) -> tuple[PackedTables, int, int]:
-    """Where every item's room for tiles and blocks begins, and how much all have."""
-    tokens, block = room.tile.tokens, block_of(room.page_size)
-    packed = tokens // block
-    rest = np.minimum(most_tokens, tokens - 1)  # a request may have fewer tokens by now than when this was planned
-    first = arranged.runs.indptr[:-1]
-    tiles = offsets(np.add.reduceat(most_tokens // tokens, first))
-    blocks = np.add.reduceat(-(-rest // block), first)
-    blocks = offsets(-(-blocks // packed) * packed)
-    nothing = np.zeros(len(first), np.int64)
-    walk = (tiles[:-1], nothing, blocks[:-1], nothing)
-    return PackedTables(_NO_RUNS, _NO_RUNS, walk), int(tiles[-1]), int(blocks[-1])
 
 
 def queries_of(made: Schedule, requests: RequestKV, least: Longs, seats: int) -> Queries:

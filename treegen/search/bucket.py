@@ -21,14 +21,8 @@ def policy_bucket(tree: Tree) -> str:
     Independent of the order of siblings and rows, and of KV locations.
     """
     levels, tokens, sharing, private = _figures(tree)
-    parts = (
-        f"rows {_power(tree.num_rows)}",
-        f"levels {levels if levels <= _EXACT_LEVELS else _power(levels)}",
-        f"tokens {_power(tokens)}",
-        f"sharing {_power(sharing, steps=2)}",
-        f"private {_power(private)}",
-    )
-    return ", ".join(parts)
+    counted = str(levels) if levels <= _EXACT_LEVELS else _power(levels)
+    return _text(tree.num_rows, counted, _power(tokens), _power(sharing, steps=2), _power(private))
 
 
 def batch_bucket(tree: Tree) -> str:
@@ -36,14 +30,13 @@ def batch_bucket(tree: Tree) -> str:
     of four.
     """
     levels, tokens, sharing, private = _figures(tree)
-    parts = (
-        f"rows {_power(tree.num_rows)}",
-        f"levels {min(levels, _BATCH_LEVELS)}",
-        f"tokens {_power(tokens, steps=0.5)}",
-        f"sharing {_power(sharing, steps=0.5)}",
-        f"private {_power(private, steps=0.5)}",
-    )
-    return ", ".join(parts)
+    rounded = (_power(value, steps=0.5) for value in (tokens, sharing, private))
+    return _text(tree.num_rows, str(min(levels, _BATCH_LEVELS)), *rounded)
+
+
+def _text(rows: int, levels: str, tokens: str, sharing: str, private: str) -> str:
+    parts = {"rows": _power(rows), "levels": levels, "tokens": tokens, "sharing": sharing, "private": private}
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
 
 
 def _figures(tree: Tree) -> tuple[int, int, float, float]:
