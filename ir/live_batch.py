@@ -337,7 +337,7 @@ class LiveBatch:
         return chosen
 
     def _numbers(self, argument: str, values: int | IntsLike, seats: int, low: int = 0) -> Ints:
-        """Returns one number for each of `seats` seats. Raises TreeError for numbers below `low`, or not one for each."""
+        """Returns one number for each of `seats` seats. Raises TreeError for any below `low`, or not one for each."""
         if isinstance(values, (int, np.integer)):
             return np.full(seats, _count(argument, values, low), np.int32)
         numbers = int32_array(argument, values, low=low)

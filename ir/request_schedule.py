@@ -52,6 +52,18 @@ class Queries(NamedTuple):
     merge_number: Ints
 
 
+class SharedChunks(NamedTuple):
+    """Where a plan in batch-invariant mode has the partial results of chunks that requests read together.
+
+    Chunk c of the request in seat s is in the partial slot `slots[first[s] + c]`, where `c < counts[s]` and that is not
+    -1; the request walks all its other chunks by itself.
+    """
+
+    first: Ints
+    counts: Ints
+    slots: Ints
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestSchedule:
     """Work items over requests, whatever their lengths are.
@@ -63,7 +75,8 @@ class RequestSchedule:
 
     seats [SEAT_FIELDS, seats]: what is known of each seat, UNKNOWN where the plan knows no request. claims [claims,
     CLAIM_FIELDS]: what the plan takes for granted and a step kernel checks, those of a seat one after another. queries:
-    None where each request has one row.
+    None where each request has one row. chunks: None but in batch-invariant mode, where the schedule has items only for
+    chunks that requests read together, and no merges.
     """
 
     schedule: Schedule
@@ -74,6 +87,7 @@ class RequestSchedule:
     seats: Ints
     claims: Ints
     queries: Queries | None = None
+    chunks: SharedChunks | None = None
 
     def row_number(self, entry: int) -> int:
         """Which of its request's rows an entry of the row table is."""
@@ -114,6 +128,9 @@ class RequestRoom:
 
     Of launches, the lone items are the first. Where few requests are alone, several lone items share one: each has a
     slot for a partial result behind those of the plan, and `lone_merges` rows behind those of the plan are merged.
+
+    chunk: tokens of a chunk in batch-invariant mode, else 0. In that mode lone items walk chunks, `lone_rows` of them
+    each, and each has as many slots.
     """
 
     seats: int
@@ -132,11 +149,17 @@ class RequestRoom:
     tile_width: int
     run_width: int
     queries: bool = False
+    chunk: int = 0
 
     @property
     def lone_merges(self) -> int:
         """Requests at most that several lone items share."""
-        return self.lone_items // 2
+        return 0 if self.chunk else self.lone_items // 2
+
+    @property
+    def lone_slots(self) -> int:
+        """Partial slots of all lone items."""
+        return self.lone_items * (self.lone_rows if self.chunk else 1)
 
     @property
     def lone_parts(self) -> int:
@@ -154,6 +177,7 @@ class RequestRoom:
         return (
             made.seats.shape[1] <= self.seats
             and (self.queries or made.queries is None)
+            and (self.chunk > 0) == (made.chunks is not None)
             and len(schedule.items) <= self.items
             and len(schedule.rows) <= self.rows
             and len(made.entries) <= self.entries
@@ -173,7 +197,9 @@ class RequestTables(NamedTuple):
         copied     the rest of merge_indptr, for lone items; rows, ...        step kernels write these, and lone items
 
     read_rows are the seats of `rows`; queries (by seat, QUERY_FIELDS), row_number and merge_number are empty where each
-    request has one row; counts holds how many rows the plan merges. lone_slots are lists of slots, as merge_slots.
+    request has one row; counts holds how many rows the plan merges. lone_slots are lists of slots, as merge_slots; in
+    batch-invariant mode those of all rows. shared (by seat, first and counts) and shared_slots: see SharedChunks; empty
+    in other modes.
     """
 
     items: int
@@ -186,6 +212,8 @@ class RequestTables(NamedTuple):
     queries: int
     row_number: int
     merge_number: int
+    shared: int
+    shared_slots: int
     counts: int
     merge_slots: int
     merge_indptr: int
@@ -216,6 +244,8 @@ class RequestTables(NamedTuple):
             "queries": room.queries * room.seats * len(QUERY_FIELDS),
             "row_number": room.queries * room.rows,
             "merge_number": room.queries * room.rows,
+            "shared": 2 * room.seats if room.chunk else 0,
+            "shared_slots": room.lone_slots if room.chunk else 0,
             "counts": 1,
             "merge_slots": room.merge_slots + 1,
         }
@@ -226,7 +256,7 @@ class RequestTables(NamedTuple):
         on_device = {
             "rows": room.rows + room.lone_items * room.lone_rows,
             "merge_rows": room.merges,
-            "lone_slots": room.lone_items,
+            "lone_slots": room.lone_slots,
             "states": room.seats * (1 + room.queries),
             "counters": 2 * 6,
             "flags": 3,
@@ -247,6 +277,8 @@ class RequestTables(NamedTuple):
         lines[:known], lines[known:] = made.seats.T, UNKNOWN
         if room.queries:
             self._write_queries(made, room, head)
+        if made.chunks is not None:
+            self._write_chunks(made.chunks, room, head)
         head[self.counts - begin] = len(schedule.merge_rows)
         for place, table in (
             (self.planned, schedule.items.ravel()),
@@ -274,6 +306,13 @@ class RequestTables(NamedTuple):
             lines[:seats, 0], lines[:seats, 1], *numbers = made.queries
         for place, table in zip((self.row_number, self.merge_number), numbers, strict=True):
             head[place - begin : place - begin + len(table)] = table
+
+    def _write_chunks(self, chunks: SharedChunks, room: RequestRoom, head: Ints) -> None:
+        """Writes which chunks requests read together."""
+        begin, seats = self.planned, len(chunks.first)
+        lines = head[self.shared - begin :][: 2 * room.seats].reshape(room.seats, 2)
+        lines[:seats, 0], lines[:seats, 1], lines[seats:] = chunks.first, chunks.counts, 0
+        head[self.shared_slots - begin :][: len(chunks.slots)] = chunks.slots
 
 
 def _aligned(words: int) -> int:

@@ -64,7 +64,7 @@ def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positio
     words = {name: program._at[name].cpu().numpy() for name in program._at}
     items = words["items"][: (room.lone_items + room.items) * 8].reshape(-1, 8).tolist()
     read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
-    indptr, slots = words["merge_indptr"].tolist(), words["merge_slots"].tolist()
+    indptr, slots = words["merge_indptr"].tolist(), words["lone_slots" if room.chunk else "merge_slots"].tolist()
     merged: dict[int, list[int]] = {}
     for number, row in enumerate(words["merge_rows"][: room.merges].tolist()):
         if row >= 0:

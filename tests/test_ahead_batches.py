@@ -21,12 +21,14 @@ from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.emit import KernelOptions, kernel_key
 from treegen.codegen.kernel_usage import usage
 from treegen.ir.keys import KernelKey
-from treegen.runtime.batch_room import room_of, tile_of
+from treegen.runtime.batch_room import chunk_room_of, room_of, tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
 
 PAGE_SIZES = (1, 16, 64, 128)
-FORMS = ("block", "named", "ragged", "queries")
-"""Forms of page tables; "queries" is a block table with requests of several query rows."""
+FORMS = ("block", "named", "ragged", "queries", "chunks")
+"""Forms of page tables; "queries" is a block table with requests of several query rows, and "chunks" one in
+batch-invariant mode.
+"""
 WINDOWS = (-1, 37)
 ROWS, TOKENS = 12, 4096
 _MOST_STACK = 64
@@ -59,6 +61,8 @@ def compile_steps(job: StepJob) -> list[Resources]:
     tile = tile_of(shape, target)
     most = 8 * ROWS if form == "queries" else None
     room = room_of(shape, tile, ROWS, TOKENS, target.sms, most, positions=scoring is not None)
+    if form == "chunks":
+        room = chunk_room_of(shape, tile, ROWS, TOKENS, 512, target.sms, positions=scoring is not None)
     width, ints = TOKENS // page_size, torch.int32
     table = torch.zeros(ROWS * width if form == "ragged" else (ROWS, width), dtype=ints)
     named = torch.zeros(ROWS, dtype=ints) if form == "named" else None
@@ -114,6 +118,8 @@ def test_the_usual_step_kernels_compile() -> None:
             (90, 16, -1, "named"),
             (100, 128, 37, "block"),
             (90, 16, 37, "queries"),
+            (90, 16, -1, "chunks"),
+            (100, 1, 37, "chunks"),
         ]
     )
 

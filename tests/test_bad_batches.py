@@ -105,11 +105,22 @@ ARGUMENTS: dict[str, tuple[Callable[[], object], type[TreegenError], tuple[str, 
     "strategy": (lambda: kernel(strategy="fastest"), StrategyError, ("strategy = fastest", "is not registered")),
     "backend": (lambda: kernel(backend="cuda"), BackendError, ("backend = cuda", "is unknown")),
     "target": (lambda: kernel(target="h2"), BackendError, ("target = h2",)),
-    "batch-invariant": (
-        lambda: kernel(strategy=treegen.strategies.batch_invariant()),
+    "batch-invariant in blocks": (
+        lambda: kernel(strategy=treegen.strategies.batch_invariant(block=16)),
         StrategyError,
-        ("batch-invariant", "not served", "treegen.compile"),
+        ("batch-invariant", "trees by slot", "batch_invariant(chunk=...)"),
     ),
+    "batch-invariant, of several rows": (
+        lambda: kernel(table=several(), batch_invariant=True),
+        InputError,
+        ("pages.qo_indptr", "batch-invariant mode does not serve"),
+    ),
+    "batch-invariant cohorts": (
+        lambda: kernel(strategy="cohort", batch_invariant=True),
+        StrategyError,
+        ("cohort", "divides rows' work"),
+    ),
+    "batch-invariant in words": (lambda: kernel(batch_invariant="yes"), InputError, ("batch_invariant = yes",)),
     "a large head": (
         lambda: kernel(Shape(4, 2, 576, 512, dtype="fp32", page_size=16), target=TINY),
         ShapeError,

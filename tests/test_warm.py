@@ -14,7 +14,6 @@ from processes import in_background, started
 from treegen import Shape, Tree, cli, strategies
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.backends.page_table import PageTable
 from treegen.codegen.emit import Source
 from treegen.ir.errors import InputError
 from treegen.runtime import warm_batches
@@ -209,11 +208,13 @@ def test_the_command_s_summary_and_exit_code(
 
 
 def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[PageTable] = []
+    served: list[tuple[bool, bool, bool, int]] = []
 
     class Kernel(BatchKernel):
         def step(self) -> None:
-            served.append(self._pages)
+            pages = self.form.pages
+            given = (part is not None for part in (pages.table_rows, pages.indptr, pages.qo_indptr))
+            served.append((*given, self.form.room.chunk))
             super().step()
 
     monkeypatch.setattr(warm_batches, "_ROWS", (1,))
@@ -221,8 +222,9 @@ def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pyte
     shapes = [Shape(4, 2, 16, dtype="fp32", page_size=16), Shape(4, 1, 32, 16, dtype="fp32", shared_kv=True)]
     done = list(warm_batches.warm_batches([*shapes, shapes[0]], H200, torch.device("cpu")))
     assert done == [(shape, 0) for shape in shapes]  # the interpreter compiles nothing
-    forms = [(pages.table_rows is not None, pages.indptr is not None) for pages in served]
-    assert forms == [(False, False), (True, False), (False, True)] * 2
+    forms = [(False, False), (True, False), (False, True)]
+    modes = [(False, 0), (True, 0), (False, 512)]  # one query row for each request, several, and batch-invariant
+    assert served == [(*form, *mode) for mode in modes for form in forms] * 2
 
 
 @pytest.mark.parametrize("arguments", [["warm"], ["warm", "1,4/100,10", "--serving"]])

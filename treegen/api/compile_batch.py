@@ -17,6 +17,7 @@ from treegen.ir.shape import Shape
 from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
+from treegen.strategies.batch_invariant import BatchInvariant, chunk_for, invariant_strategy
 from treegen.target.targets import Target
 
 
@@ -27,6 +28,7 @@ def compile_batch(
     max_tokens: int,
     max_rows: int | None = None,
     strategy: str | Strategy = "auto",
+    batch_invariant: bool = False,
     target: str | Target | None = None,
     backend: str | None = None,
     sm_scale: float | None = None,
@@ -50,6 +52,10 @@ def compile_batch(
             there are lengths. Tables and partial results take memory in proportion.
         strategy: "auto", which weighs a fixed list of policies, or a strategy whose plans have one stage and row
             intervals, such as `query`, which shares nothing, and `cohort`.
+        batch_invariant: Whether the bits of a row of out and lse follow from its own request alone, whatever else is in
+            the batch and however old the plan is. Requests then share what they read by chunks: `max_tokens` decides
+            their size, or `strategy=treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all
+            chunks of all requests. Not with a qo_indptr.
         target, backend, sm_scale, score_mod, mask_mod, logits_soft_cap, window_left, alibi_slopes, sinks, k_scale,
             v_scale: As of treegen.compile; `b` is the row of q.
 
@@ -77,11 +83,26 @@ def compile_batch(
         raise InputError("max_rows", max_rows, "is not a number of query rows", "give those of all requests together")
     if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
         raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
+    if not isinstance(batch_invariant, bool):
+        raise InputError("batch_invariant", batch_invariant, "is not a bool", "give True or False")
     scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
     scores.check(shape)
     chosen = strategy_from(strategy)
-    if chosen.batch_invariant:
-        reason = "is not served for batches that live"
-        raise StrategyError("strategy", str(chosen), reason, "use treegen.compile with it, or query or cohort here")
+    if batch_invariant:
+        chosen = (
+            BatchInvariant(chunk_for(max_tokens)) if chosen.automatic else invariant_strategy(chosen, autotune=False)
+        )
+    if isinstance(chosen, BatchInvariant):
+        _check_invariant(chosen, pages)
     options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
     return BatchKernel(shape, pages, resolve_target(target), options, max_tokens, max_rows)
+
+
+def _check_invariant(strategy: BatchInvariant, pages: PageTable) -> None:
+    """Raises StrategyError or InputError for what batch-invariant mode does not serve."""
+    if strategy.block != 1 or strategy.isolated:
+        reason = "has options for trees by slot"
+        raise StrategyError("strategy", str(strategy), reason, "give batch_invariant(chunk=...)")
+    if pages.qo_indptr is not None:
+        reason = "says that requests have several query rows, which batch-invariant mode does not serve"
+        raise InputError("pages.qo_indptr", "a tensor", reason, "leave one of them out")

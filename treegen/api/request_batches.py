@@ -300,7 +300,9 @@ def obstacle(
     chosen = strategy_from(strategy)
     if chosen.automatic:
         return None
-    if not chosen.serves_any_tree or chosen.batch_invariant or not is_served(_sample_plan(chosen, shape)):
+    if chosen.batch_invariant:
+        return f"{chosen} has no plans by request here", "use treegen.compile_batch, or another strategy"
+    if not chosen.serves_any_tree or not is_served(_sample_plan(chosen, shape)):
         return f"{chosen} has no plans by request", "use auto, query or cohort"
     return None
 

@@ -49,18 +49,19 @@ def expand(
     table, tiles, blocks, tile0, block0, begin, first, tokens, lo, hi, part, num_pages,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr,
+    POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """Writes the full tiles and blocks of E entries from tile0 and block0 on; returns how many these are. begin [E]:
     where the page ids of an entry's request begin; first, tokens [E]: which of its tokens. Part 0 of PARTS writes the
-    blocks, and the others take turns with groups of T tiles. A single part does both.
+    blocks, and the others take turns with groups of T tiles. A single part does both. APART: each entry's blocks begin
+    a packed tile, and the others of that tile are empty.
     """
     e = tl.arange(0, E)
     t = tl.arange(0, T)
     full = tokens // N
     ends = tl.cumsum(full, 0)
     num_tiles = tl.sum(full, 0)
-    rest = (tokens % N + B - 1) // B
+    rest = (tokens % N + N - 1) // N * (N // B) if APART else (tokens % N + B - 1) // B
     block_ends = tl.cumsum(rest, 0)
     num_blocks = tl.sum(rest, 0)
     if (PARTS == 1) | (part == 0):
@@ -70,11 +71,16 @@ def expand(
             live = block < num_blocks
             pick = e[None, :] == tl.sum((block_ends[None, :] <= block[:, None]).to(tl.int32), 1)[:, None]
             position = picked(origin, pick) + block * B
-            found = tl.load(table + picked(begin, pick) + position // P, mask=live, other=0)
+            length = tl.minimum(picked(first + tokens, pick) - position, B)
+            filled = live
+            if APART:
+                length = tl.maximum(length, 0)
+                filled = live & (length > 0)
+            found = tl.load(table + picked(begin, pick) + position // P, mask=filled, other=0)
             found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
             entry = blocks + (block0 + block) * RUN_WIDTH
             tl.store(entry, found * P + position % P, mask=live)
-            tl.store(entry + 1, tl.minimum(picked(first + tokens, pick) - position, B), mask=live)
+            tl.store(entry + 1, length, mask=live)
             tl.store(entry + 2, picked(lo, pick), mask=live)
             tl.store(entry + 3, picked(hi, pick), mask=live)
             if POSITIONS:

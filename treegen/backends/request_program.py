@@ -17,7 +17,7 @@ from treegen.codegen.kernel_signature import ItemTables, MergeTables, depends_on
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.arrays import Ints, frozen
 from treegen.ir.errors import InputError
-from treegen.ir.request_schedule import SEAT_FIELDS, RequestRoom, RequestSchedule, RequestTables
+from treegen.ir.request_schedule import SEAT_FIELDS, RequestRoom, RequestSchedule, RequestTables, SharedChunks
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.schedule.by_request import block_of
@@ -91,14 +91,14 @@ class RequestProgram:
         items = ItemTables(
             at["items"], at["rows"], at["tiles"], at["blocks"], unused, unused, unused, unused, at["positions"]
         )
-        merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["merge_slots"])
+        merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["lone_slots" if room.chunk else "merge_slots"])
         capacity = Capacity(
             items=(room.lone_items + room.items,), rows=0, tiles=0, blocks=0, merges=(room.merges,),
-            merge_slots=room.merge_slots, slots=room.slots + room.lone_items,
+            merge_slots=room.merge_slots, slots=room.slots + room.lone_slots,
         )  # fmt: skip
         self._attention = TritonProgram(
-            _empty_schedule((form.tile,)), shape, device, capacity, room.rows, form.scales, form.scoring,
-            LaunchTables(table, [items], [merges]), shape.page_size,
+            _empty_schedule((form.tile,), fixed=room.chunk > 0), shape, device, capacity, room.rows,
+            form.scales, form.scoring, LaunchTables(table, [items], [merges]), shape.page_size,
         )  # fmt: skip
         self.bind = self._attention.bind
         self._at, self._device = at, device
@@ -111,7 +111,7 @@ class RequestProgram:
         """Takes another plan, which steps use from now on; None for none, so that every request is walked alone."""
         head = _staging(self._head)
         words: Ints = head.numpy()
-        self._places.write(made or _no_plan(), self._room, words)
+        self._places.write(made or _no_plan(self._room), self._room, words)
         self._head.copy_(head, non_blocking=True)
 
     def seat(self, requests: Ints) -> None:
@@ -146,7 +146,7 @@ class RequestProgram:
 
     def _step_launches(self, form: BatchForm) -> tuple[_StepLaunch, _StepLaunch]:
         """The launches of both step kernels."""
-        from treegen.backends import step_kernels
+        from treegen.backends import chunk_kernels, step_kernels
 
         watch_compiles()
         tile, room, shape, pages, at = form.tile, form.room, form.shape, form.pages, self._at
@@ -166,6 +166,7 @@ class RequestProgram:
             int(form.positions), form.window_left >= 0,
         )  # fmt: skip
         dependent = depends_on_launches(self._attention.capability)
+        behind = {"num_warps": _WARPS, **({"launch_pdl": True} if dependent else {})}
         most_rows = max(16, 1 << (rows_per_tile(tile.rows, shape.group) - 1).bit_length())
         places, counters = self._places, self.counters
         parts = _EXPAND_PARTS if room.items <= _MANY_ITEMS else 1
@@ -182,6 +183,20 @@ class RequestProgram:
             ),
             {"num_warps": _WARPS},
         )  # fmt: skip
+        if room.chunk:
+            deal = _StepLaunch(
+                chunk_kernels.settle_chunks,
+                (room.lone_items + -(-room.seats // _SCANNED),),
+                (
+                    *common[:-1], at["items"], at["rows"], at["merge_rows"], at["merge_indptr"], at["lone_slots"],
+                    at["shared"], at["shared_slots"], at["tiles"], at["blocks"], at["states"], counters,
+                    room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
+                    room.slots, len(seq_lens), stride, width, pages.num_pages, form.window_left, room.chunk,
+                    *forms, _TILES, room.lone_rows, _SCANNED, *kinds[:-1], dependent,
+                ),
+                behind,
+            )  # fmt: skip
+            return read, deal
         settle = _StepLaunch(
             step_kernels.settle_requests,
             (room.lone_items,),
@@ -194,7 +209,7 @@ class RequestProgram:
                 len(seq_lens), stride, width, pages.num_pages, form.window_left,
                 *forms, _TILES, room.lone_rows, _SCANNED, *kinds, dependent,
             ),
-            {"num_warps": _WARPS, **({"launch_pdl": True} if dependent else {})},
+            behind,
         )  # fmt: skip
         return read, settle
 
@@ -204,13 +219,13 @@ class TorchRequestProgram:
 
     def __init__(self, form: BatchForm) -> None:
         self._form = form
-        self._made, self._seats = _no_plan(), np.full((2, form.room.seats), -1, np.int32)
+        self._made, self._seats = _no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: RequestSchedule | None) -> None:
         """See RequestProgram."""
-        self._made = made or _no_plan()
+        self._made = made or _no_plan(self._form.room)
 
     def seat(self, requests: Ints) -> None:
         """See RequestProgram."""
@@ -227,7 +242,9 @@ class TorchRequestProgram:
             self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
             pages.queries(), form.room.rows,
         )  # fmt: skip
-        schedule, states = expanded(self._made, form.tile, requests, form.window_left, positions=form.positions)
+        schedule, states = expanded(
+            self._made, form.tile, requests, form.window_left, form.room.chunk, positions=form.positions
+        )
         if self._program is None:
             self._program = TorchProgram(schedule, shape, pages.table.device, form.scales, form.scoring)
         else:
@@ -264,17 +281,20 @@ class TorchRequestProgram:
         self._program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
 
 
-def _no_plan() -> RequestSchedule:
+def _no_plan(room: RequestRoom) -> RequestSchedule:
     """The schedule of no requests."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
-    return RequestSchedule(_empty_schedule(()), none, zero, 0, 0, none.reshape(len(SEAT_FIELDS), 0), none)
+    chunks = SharedChunks(none, none, none) if room.chunk else None
+    seats = none.reshape(len(SEAT_FIELDS), 0)
+    return RequestSchedule(_empty_schedule(()), none, zero, 0, 0, seats, none, None, chunks)
 
 
-def _empty_schedule(classes: tuple[TileClass, ...]) -> Schedule:
+def _empty_schedule(classes: tuple[TileClass, ...], *, fixed: bool = False) -> Schedule:
     """A schedule without items in these classes."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
     items, runs = none.reshape(0, len(ITEM_FIELDS)), none.reshape(0, len(RUN_FIELDS))
-    return Schedule(classes, frozen(np.zeros(len(classes) + 1)), items, none, runs, runs, none, zero, none)
+    indptr = frozen(np.zeros(len(classes) + 1))
+    return Schedule(classes, indptr, items, none, runs, runs, none, zero, none, fixed=fixed)
 
 
 def _staging(table: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,7 @@ def read_requests(
         new_tiles, new_blocks = expand(
             table, tiles, blocks, tile0 + num_tiles, block0 + num_blocks,
             begin, first, tl.maximum(end - first, 0), lo, hi, part, num_pages,
-            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, E, T, PARTS,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, E, T, PARTS, False,
         )  # fmt: skip
         num_tiles += new_tiles
         num_blocks += new_blocks
@@ -227,7 +227,7 @@ def settle_requests(
         block0 = room_blocks + program * lone_blocks
         num_tiles, num_blocks = expand(
             table, tiles, blocks, tile0, block0, begin, first, tokens, r, r + 1, 0, num_pages,
-            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, False,
         )  # fmt: skip
         tl.store(rows + row0 + r, written, mask=seat_r >= 0)
         tl.store(item, row0)

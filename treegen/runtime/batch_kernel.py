@@ -27,13 +27,23 @@ from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
 from treegen.report.explain import ExplainedPlan, Explanation
 from treegen.runtime.batch_checks import check_batch, check_tensors
-from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of, room_of, tile_of
+from treegen.runtime.batch_room import (
+    CLAIMS_PER_ROW,
+    chunk_room_of,
+    in_fewer_parts,
+    is_served,
+    reserve_of,
+    room_of,
+    tile_of,
+)
 from treegen.schedule.by_request import ItemRoom
+from treegen.schedule.chunk_items import lower_chunks
 from treegen.schedule.pipeline import lowered
 from treegen.schedule.query_runs import lower_requests
 from treegen.scoring.options import Scoring
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
+from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.timed import stage
@@ -62,6 +72,11 @@ class BatchOptions:
     sm_scale: float | None = None
     scales: Scales | None = None
     scoring: Scoring | None = None
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a chunk in batch-invariant mode, else 0."""
+        return self.strategy.chunk if isinstance(self.strategy, BatchInvariant) else 0
 
     @property
     def read(self) -> tuple[tuple[str, torch.Tensor], ...]:
@@ -119,7 +134,10 @@ class BatchKernel:
         requests = len(pages.seq_lens)
         if most_rows is None and pages.qo_indptr is not None:
             most_rows = requests
-        room = room_of(shape, tile, requests, most_tokens, target.sms, most_rows, positions=positions)
+        if options.chunk:
+            room = chunk_room_of(shape, tile, requests, most_tokens, options.chunk, target.sms, positions=positions)
+        else:
+            room = room_of(shape, tile, requests, most_tokens, target.sms, most_rows, positions=positions)
         if RequestTables.of(room).words > INT32_MAX:
             found = f"{most_tokens} for {room.rows} rows"
             raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
@@ -158,6 +176,9 @@ class BatchKernel:
                 or pages of another size. The kernel then goes on with the plan that it has.
         """
         rows = self._checked(batch)
+        if strategy is not None and (strategy.batch_invariant or self.form.room.chunk):
+            reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
+            raise StrategyError("strategy", str(strategy), reason, fix)
         with stage("plan"):
             tree = batch.tree(shared=shares())
             problem = Problem(tree, self._shape, self._target)
@@ -205,7 +226,7 @@ class BatchKernel:
             or seen.batch is not batch
             or 8 * len(batch) < 7 * seen.requests
             or len(batch.tokens) != len(seen.tokens)
-            or int(((batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)).max(initial=0)) >= GROWN
+            or self._outgrows(batch, seen)
             or (seen.changes != batch.changes and self._pays(batch))
         ):
             self.update(batch)
@@ -214,6 +235,11 @@ class BatchKernel:
             self.seat(batch)
             self._seen = seen._replace(moves=batch.moves)
         return False
+
+    def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
+        """Whether a request has grown so much that its plan is not good any more; in chunks it always is."""
+        grown = ((batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)).max(initial=0)
+        return not self.form.room.chunk and int(grown) >= GROWN
 
     def _pays(self, batch: LiveBatch) -> bool:
         """Whether to plan anew, after another step in which requests may have been walked alone."""
@@ -306,7 +332,8 @@ class BatchKernel:
             if not is_served(plan):
                 fix = "use query or cohort, or a strategy whose plans have one stage and row intervals"
                 raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
-            made = lower_requests(plan, problem, room)
+            chunked = form.room.chunk > 0
+            made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
             if form.room.holds(made):
                 reason = wanted.reason if strategy is wanted.strategy else f"{wanted.strategy} needs more room"
                 return Choice(strategy, reason), plan, made
@@ -360,4 +387,4 @@ class BatchKernel:
     def workspace_size(self) -> int:
         """Bytes of device memory for tables and partial results: they follow from the page table and max_tokens."""
         room = self.form.room
-        return RequestTables.of(room).words * 4 + (room.slots + room.lone_items) * self._shape.partial_bytes
+        return RequestTables.of(room).words * 4 + (room.slots + room.lone_slots) * self._shape.partial_bytes

@@ -86,6 +86,39 @@ def room_of(
     )
 
 
+def chunk_room_of(
+    shape: Shape, tile: TileClass, requests: int, most_tokens: int, chunk: int, sms: int, *, positions: bool = False
+) -> RequestRoom:
+    """`room_of` in batch-invariant mode, with chunks of `chunk` tokens: lone items have room for all of each request's
+    chunks, as any of them may be walked alone.
+    """
+    lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
+    filling = math.ceil(_WAVES * 2 * sms / lanes)
+    chunks = requests * -(-most_tokens // chunk)
+    lone_items = max(-(-chunks // per_tile), min(chunks, filling))
+    lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes: step kernels are compiled for it
+    items, packed = requests + filling, tile.tokens // block_of(shape.page_size)
+    _, tile_width = tile_form(tile.tokens, shape.page_size, positions=positions)
+    return RequestRoom(
+        seats=requests,
+        items=items,
+        rows=requests,
+        entries=items,
+        claims=CLAIMS_PER_ROW * requests,
+        slots=chunks // 2,
+        merge_slots=0,
+        tiles=items * (chunk // tile.tokens),
+        blocks=items * packed,
+        lone_items=lone_items,
+        lone_rows=lone_rows,
+        lone_tiles=lone_rows * (chunk // tile.tokens),
+        lone_blocks=lone_rows * packed,
+        tile_width=tile_width,
+        run_width=5 if positions else 4,
+        chunk=chunk,
+    )
+
+
 def is_served(plan: Plan) -> bool:
     """Whether a plan is of the form that the tables of kernels for batches have room for."""
     plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block

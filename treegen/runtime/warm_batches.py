@@ -13,6 +13,7 @@ from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
 from treegen.strategies.baselines import query
+from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.targets import Target
 
 _PAGES = 4
@@ -22,7 +23,8 @@ _ROWS = (1, 16, 48, 256, 1024)
 
 def warm_batches(shapes: Sequence[Shape], target: Target, device: torch.device) -> Iterator[tuple[Shape, int]]:
     """Each shape and how many kernels were compiled for it: those of compile_batch with plain scores, for page tables
-    in all three forms and any number of requests. A process that serves them afterwards compiles nothing.
+    in all three forms, with and without a qo_indptr, in batch-invariant mode or not, and for any number of requests. A
+    process that serves them afterwards compiles nothing.
     """
     with expected_compiles():
         for shape in dict.fromkeys(shapes):
@@ -41,20 +43,23 @@ def _serve(shape: Shape, rows: int, target: Target, device: torch.device) -> Non
     q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=TORCH_DTYPES[shape.dtype], device=device)
     batch = LiveBatch(shape.page_size, rows)
     batch.add(shape.page_size)
-    for pages in _tables(rows, device):
-        options = BatchOptions(query(), "triton")
+    invariant = [(BatchInvariant(), pages) for pages in _tables(rows, device)] if rows == _ROWS[0] else []
+    plain = ((query(), pages) for queries in (False, True) for pages in _tables(rows, device, queries=queries))
+    for strategy, pages in (*plain, *invariant):
+        options = BatchOptions(strategy, "triton")
         kernel = BatchKernel(shape, pages, target, options, _PAGES * shape.page_size)
         kernel.update(batch)
         kernel.step()
         kernel(q, k_cache, v_cache)
 
 
-def _tables(rows: int, device: torch.device) -> Iterator[PageTable]:
-    """Page tables of empty requests: a block table, a pool of rows, and ragged."""
+def _tables(rows: int, device: torch.device, *, queries: bool = False) -> Iterator[PageTable]:
+    """Page tables of empty requests: a block table, a pool of rows, and ragged. queries: with a qo_indptr."""
 
     def zeros(*size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)
 
-    yield PageTable(zeros(rows, _PAGES), zeros(rows), _PAGES)
-    yield PageTable(zeros(rows, _PAGES), zeros(rows), _PAGES, table_rows=zeros(rows))
-    yield PageTable(zeros(rows * _PAGES), zeros(rows), _PAGES, indptr=zeros(rows + 1))
+    lengths, of_rows = zeros(rows), zeros(rows + 1) if queries else None
+    yield PageTable(zeros(rows, _PAGES), lengths, _PAGES, qo_indptr=of_rows)
+    yield PageTable(zeros(rows, _PAGES), lengths, _PAGES, table_rows=zeros(rows), qo_indptr=of_rows)
+    yield PageTable(zeros(rows * _PAGES), lengths, _PAGES, indptr=zeros(rows + 1), qo_indptr=of_rows)

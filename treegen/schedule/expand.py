@@ -145,18 +145,59 @@ def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Ite
             yield _RowWork(place, -1, [(row, _window(length, window_left, requests.page_size), length)])
 
 
-def expanded(
-    made: RequestSchedule, tile: TileClass, requests: RunningRequests, window_left: int = -1, *, positions: bool = False
-) -> tuple[Schedule, Ints]:
-    """The schedule of this step, with an item for each row of every item of the plan, and the states of seats."""
-    states, plan = states_of(made, requests), made.schedule
-    items = [*_planned_work(made, states, requests, window_left), *_lone_work(states, requests, window_left)]
-    merged = [
-        (requests.query_rows(int(requests.seats[0, seat]))[made.merge_number(j)], j)
+def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests) -> dict[int, list[int]]:
+    """The slots that are merged by query row, of rows that are served by the plan."""
+    plan = made.schedule
+    return {
+        requests.query_rows(int(requests.seats[0, seat]))[made.merge_number(j)]: (
+            plan.merge_slots[plan.merge_indptr[j] : plan.merge_indptr[j + 1]].tolist()
+        )
         for j, seat in enumerate(plan.merge_rows.tolist())
         if states[seat] == PLANNED
-    ]
-    slots = [plan.merge_slots[plan.merge_indptr[j] : plan.merge_indptr[j + 1]] for _, j in merged]
+    }
+
+
+def _chunk_work(
+    states: Ints, requests: RunningRequests, window_left: int, chunk: int
+) -> tuple[list[_RowWork], dict[int, list[int]]]:
+    """Batch-invariant mode: an item for each chunk that a row sees, and the slots that are merged by row. Which chunks
+    requests read together makes no difference here.
+    """
+    items: list[_RowWork] = []
+    merged: dict[int, list[int]] = {}
+    for seat in np.flatnonzero(states > FREE).tolist():
+        row = int(requests.seats[0, seat])
+        length = int(requests.length[row]) if states[seat] != INVALID else 0
+        begin = _window(length, window_left, requests.page_size)
+        chunks = range(begin // chunk, -(-length // chunk))
+        if not chunks:
+            items.append(_RowWork(row, -1, []))
+            continue
+        merged[row] = list(range(len(items), len(items) + len(chunks)))
+        for number in chunks:
+            tokens = row, max(number * chunk, begin), min((number + 1) * chunk, length)
+            items.append(_RowWork(row, len(items), [tokens]))
+    return items, merged
+
+
+def expanded(
+    made: RequestSchedule,
+    tile: TileClass,
+    requests: RunningRequests,
+    window_left: int = -1,
+    chunk: int = 0,
+    *,
+    positions: bool = False,
+) -> tuple[Schedule, Ints]:
+    """The schedule of this step, with an item for each row of every item of the plan, and the states of seats. chunk:
+    tokens of a chunk in batch-invariant mode, else 0.
+    """
+    states = states_of(made, requests)
+    if chunk:
+        items, merged = _chunk_work(states, requests, window_left, chunk)
+    else:
+        items = [*_planned_work(made, states, requests, window_left), *_lone_work(states, requests, window_left)]
+        merged = _merged_rows(made, states, requests)
     runs = [_joined([requests.places(*tokens) for tokens in read]) for *_, read in items]
     counts = np.array([run.shape[1] for run in runs], np.int64)
     place, num = offsets(counts), len(items)
@@ -176,10 +217,11 @@ def expanded(
         rows=frozen(np.array([row for row, *_ in items], np.int64)),
         tiles=frozen(block[:0]),
         blocks=frozen(block),
-        merge_rows=frozen(np.array([row for row, _ in merged], np.int64)),
-        merge_indptr=frozen(offsets(np.array([len(own) for own in slots], np.int64))),
-        merge_slots=frozen(np.concatenate([np.empty(0, np.int32), *slots])),
+        merge_rows=frozen(np.array([*merged], np.int64)),
+        merge_indptr=frozen(offsets(np.array([len(slots) for slots in merged.values()], np.int64))),
+        merge_slots=frozen(np.array([slot for slots in merged.values() for slot in slots], np.int64)),
         row_positions=frozen(row_positions),
+        fixed=chunk > 0,
     )
     return schedule, states
 

@@ -16,6 +16,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.chunk_paths import by_chunk
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.strategies.tile_paths import Machine, by_tile_path
 from treegen.target.problem import Problem
@@ -24,6 +25,10 @@ from treegen.target.tile_config import BLOCK_TOKENS, fixed_class, lanes_of, rows
 CHUNK = 512
 """Tokens of a path that a work item reads, by default."""
 _MOST_TILE_TOKENS = 128
+_MOST_CHUNKS = 32
+"""Chunks of the longest request, where a batch kernel chooses their size: as many partial results have to be kept for
+each request.
+"""
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,9 @@ class BatchInvariant(Strategy):
     multiples of 16 tokens of the path (pages of 16, shared as a whole).
 
     isolated: rows share the work items of a chunk only where they see the same tokens of it. Bits are the same.
+
+    Of trees by request, rows share work items only for whole chunks, in the pages of one request
+    (treegen.strategies.chunk_paths); a step kernel divides everything else, so `block` has no meaning there.
     """
 
     chunk: int = CHUNK
@@ -74,6 +82,8 @@ class BatchInvariant(Strategy):
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
         """See Strategy."""
         tree, shape, target = problem
+        if tree.requests is not None:
+            return by_chunk(tree, tree.requests, self.chunk).changed(strategy=str(self))
         tile = fixed_class(shape, target, self.block)
         lanes = lanes_of(tile, shape)
         machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
@@ -91,6 +101,11 @@ def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
     the cache begin at multiples of 16 tokens of the path.
     """
     return BatchInvariant(chunk, block)
+
+
+def chunk_for(max_tokens: int) -> int:
+    """Tokens of a chunk for requests of up to `max_tokens`: a power of two, at least 512."""
+    return max(CHUNK, 1 << (-(-max_tokens // _MOST_CHUNKS) - 1).bit_length())
 
 
 def invariant_strategy(strategy: Strategy, autotune: bool) -> Strategy:

@@ -1,0 +1,136 @@
+"""The second step kernel in batch-invariant mode: it deals chunks of requests to lone items.
+
+A row's bits follow from its own tokens if these are always walked in the same chunks and tiles, and if the partial
+results of its chunks are always merged in the same order. So every chunk has a partial slot: one in an item of the
+plan, where the plan says so and the request's claims hold, or else one in a lone item.
+
+    lengths      request 0: 2 chunks      request 1: 3 chunks
+    list         slots of request 0's chunks, then those of request 1's: merge_slots[merge_indptr[seat] ...]
+    lone items   entry t of the list is chunk t // lone_items of item t % lone_items
+
+Tables and sizes are as in treegen.backends.step_kernels.
+"""
+
+import triton
+import triton.language as tl
+
+from treegen.backends.claim_checks import FREE, INVALID, PLANNED, SURPLUS
+from treegen.backends.page_expansion import entries_of, expand, fill_up, row_of
+
+SIZES = [
+    "num_seats", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks", "lone_slot0",
+    "batch_rows", "table_stride", "width", "num_pages", "window_left", "chunk",
+]  # fmt: skip
+"""Parameters that differ between batches: machine code is made for none of their values."""
+
+
+@triton.jit
+def chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED: tl.constexpr):
+    """The rows of the batch in these seats, -1 where there is none; the first chunk that each sees; and how many."""
+    there = seat < num_seats
+    row = row_of(seats, seat, there, batch_rows)
+    state = tl.load(states + seat, mask=there, other=FREE)
+    length = tl.load(seq_lens + row, mask=(row >= 0) & (state != INVALID), other=0)
+    first = 0 * length
+    if WINDOWED:
+        first = tl.maximum(length - 1 - window_left, 0) // chunk
+    return row, first, (length + chunk - 1) // chunk - first
+
+
+@triton.jit
+def list_merges(
+    seats, seq_lens, states, merge_rows, merge_indptr, begin, num_seats, batch_rows, window_left, chunk,
+    BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
+):  # fmt: skip
+    """Writes which rows are merged, and where the list of each ends, for BLOCK seats from `begin` on."""
+    before = 0
+    for s0 in range(0, begin, BLOCK):
+        seat = s0 + tl.arange(0, BLOCK)
+        _, _, count = chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED)
+        before += tl.sum(count, 0)
+    seat = begin + tl.arange(0, BLOCK)
+    row, _, count = chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED)
+    tl.store(merge_rows + seat, tl.where(row >= 0, row, SURPLUS), mask=seat < num_seats)
+    tl.store(merge_indptr + seat + 1, before + tl.cumsum(count, 0), mask=seat < num_seats)
+    if begin == 0:
+        tl.store(merge_indptr, 0)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def settle_chunks(
+    seats, seq_lens, table_rows, table, indptr,
+    items, rows, merge_rows, merge_indptr, merge_slots, shared, shared_slots, tiles, blocks, states, counters,
+    num_seats, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks, lone_slot0,
+    batch_rows, table_stride, width, num_pages, window_left, chunk,
+    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
+    LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Programs: one for each lone item; then one for each BLOCK seats, which writes the rows to merge and where their
+    lists end.
+
+    shared [seats, 2], shared_slots: see treegen.ir.request_schedule.SharedChunks. Items of the plan read nothing but
+    pages that all of their planned requests have, so an impossible page id of one request is none of the others'.
+    """
+    program = tl.program_id(0)
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+    if program >= lone_items:
+        if program == lone_items:
+            tl.store(counters, tl.load(counters) + 1)
+        list_merges(
+            seats, seq_lens, states, merge_rows, merge_indptr, (program - lone_items) * BLOCK,
+            num_seats, batch_rows, window_left, chunk, BLOCK, WINDOWED,
+        )  # fmt: skip
+        return
+    r = tl.arange(0, LONE_ROWS)
+    wanted = program + r * lone_items
+    seat_r = tl.full([LONE_ROWS], -1, tl.int32)
+    number_r = tl.full([LONE_ROWS], 0, tl.int32)
+    before = 0
+    for s0 in range(0, num_seats, BLOCK):
+        seat = s0 + tl.arange(0, BLOCK)
+        _, first, count = chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED)
+        number = wanted[None, :] - (before + tl.cumsum(count, 0) - count)[:, None]
+        here = (number >= 0) & (number < count[:, None])
+        number_r = tl.maximum(number_r, tl.max(tl.where(here, first[:, None] + number, 0), 0))
+        seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
+        before += tl.sum(count, 0)
+    there = seat_r >= 0
+    planned = there & (tl.load(states + seat_r, mask=there, other=FREE) == PLANNED)
+    listed = planned & (number_r < tl.load(shared + 2 * seat_r + 1, mask=planned, other=0))
+    first_slot = tl.load(shared + 2 * seat_r, mask=listed, other=0)
+    slot = tl.load(shared_slots + first_slot + number_r, mask=listed, other=-1)
+    slot0 = lone_slot0 + program * LONE_ROWS
+    tl.store(merge_slots + wanted, tl.where(slot >= 0, slot, slot0 + r), mask=there)
+
+    walked = there & (slot < 0)
+    row_count = tl.max(tl.where(walked, r + 1, 0), 0)
+    item = items + program * 8
+    tl.store(item + 1, row_count)
+    if row_count > 0:
+        PACKED: tl.constexpr = N // B
+        UNIT: tl.constexpr = max(N, P)
+        row = row_of(seats, seat_r, walked, batch_rows)
+        length = tl.load(seq_lens + row, mask=walked, other=0)
+        begin, _ = entries_of(table_rows, indptr, row, walked, table_stride, width, NAMED, RAGGED)
+        first = number_r * chunk
+        end = tl.minimum(first + chunk, length)
+        if WINDOWED:  # by whole tiles and pages, so that tokens stay in their tiles
+            first = tl.maximum(first, tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT)
+        row0 = num_rows + program * LONE_ROWS
+        tile0 = room_tiles + program * lone_tiles
+        block0 = room_blocks + program * lone_blocks
+        num_tiles, num_blocks = expand(
+            table, tiles, blocks, tile0, block0, begin, first, tl.maximum(end - first, 0), r, r + 1, 0, num_pages,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, True,
+        )  # fmt: skip
+        tl.store(rows + row0 + r, tl.where(walked, row, -1))
+        tl.store(item, row0)
+        tl.store(item + 2, tile0)
+        tl.store(item + 3, num_tiles)
+        tl.store(item + 4, block0)
+        tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
+        tl.store(item + 6, slot0)
+        tl.store(item + 7, -1)

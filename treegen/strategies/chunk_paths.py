@@ -1,0 +1,69 @@
+"""Paths of requests in chunks of one size: requests that have a whole chunk in common read it together.
+
+request 0   [ chunk 0 | chunk 1 | chunk 2 ..>
+request 1   [ chunk 0 | chunk 1 | chunk 2 .....>     one group reads chunk 0 of both, and each reads its chunk 1,
+shared      [ .............|                         of which they share but the beginning
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treegen.ir.arrays import offsets, ragged, stacked
+from treegen.ir.plan import Plan
+from treegen.ir.tree import Tree
+from treegen.ir.tree.request_kv import RequestKV
+
+
+def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
+    """Returns a plan of a tree by request, with one row each, whose groups read one chunk of `chunk` tokens.
+
+    Groups of several rows come first. Each of these reads the whole of a chunk that lies in the pages of one request.
+    All other groups have one row.
+    """
+    node, _, stop, lo, hi = tree.topology.spans.table.astype(np.int64)
+    owner, first = requests.owner.take(node), requests.first.take(node).astype(np.int64)
+    number = first // chunk
+    span, step = ragged((first + stop - 1) // chunk + 1 - number)
+    number = number.take(span) + step
+    node, owner, first, lo, hi = (column.take(span) for column in (node, owner, first, lo, hi))
+    start = np.maximum(number * chunk, first)
+    end = np.minimum((number + 1) * chunk, first + stop.take(span))
+
+    # The pieces of a chunk in the nodes of one request follow one another. The rows that see the last one see all.
+    begins = np.ones(len(node), bool)
+    begins[1:] = (owner[1:] != owner[:-1]) | (number[1:] != number[:-1])
+    begin = begins.nonzero()[0]
+    counts = np.diff(np.append(begin, len(node)))
+    last = begin + counts - 1
+    tokens = np.add.reduceat(end - start, begin) if len(begin) else begin
+    shared = (tokens == chunk) & (hi[last] - lo[last] > 1)
+    of_groups = np.repeat(shared, counts).nonzero()[0]
+    group_rows = (hi - lo)[last[shared]]
+
+    # Each other row reads its pieces by itself: those before the group's rows, and those behind.
+    together = shared.repeat(counts)
+    group_lo = np.where(together, lo[last].repeat(counts), hi)
+    group_hi = np.where(together, hi[last].repeat(counts), hi)
+    (before, early), (behind, late) = ragged(group_lo - lo), ragged(hi - group_hi)
+    piece = np.append(before, behind)
+    rank = np.append(lo[before] + early, group_hi[behind] + late)
+    order = np.lexsort((start[piece], number[piece], rank))
+    piece, rank = piece[order], rank[order]
+    opens = np.ones(len(piece), bool)
+    opens[1:] = (rank[1:] != rank[:-1]) | (number[piece[1:]] != number[piece[:-1]])
+    alone = opens.nonzero()[0]
+
+    read = np.append(of_groups, piece)
+    segments = np.append(counts[shared], np.diff(np.append(alone, len(piece))))
+    rows = np.append(group_rows, np.ones(len(alone), np.int64))
+    row_lo = np.append(lo[last[shared]], rank[alone])
+    return Plan.trusted(
+        "by-chunk",
+        np.arange(len(rows) + 1),
+        row_lo,
+        row_lo + rows,
+        offsets(segments),
+        stacked(node[read], (start - first)[read], (end - first)[read], 0, rows.repeat(segments)),
+        rows,
+    )
