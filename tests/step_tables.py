@@ -59,9 +59,9 @@ class Step:
 
 def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positions: bool) -> Step:
     """The latest step of a program."""
-    room = program._room
+    room = program.form.room
     places = RequestTables.of(room)
-    words = {name: program._at[name].cpu().numpy() for name in program._at}
+    words = {name: program.tables[name].cpu().numpy() for name in program.tables}
     items = words["items"][: (room.lone_items + room.items) * 8].reshape(-1, 8).tolist()
     read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
     indptr, slots = words["merge_indptr"].tolist(), words["lone_slots" if room.chunk else "merge_slots"].tolist()

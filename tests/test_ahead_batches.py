@@ -53,7 +53,9 @@ def attention_key(architecture: int, page_size: int, window: int, layout: str, h
 
 def compile_steps(job: StepJob) -> list[Resources]:
     """What both step kernels take; runs in a process where Triton does not interpret."""
-    from treegen.backends.request_program import BatchForm, RequestProgram
+    from treegen.backends.batch_form import BatchForm
+    from treegen.backends.request_program import RequestProgram
+    from treegen.backends.step_launches import step_launches
 
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
@@ -70,10 +72,9 @@ def compile_steps(job: StepJob) -> list[Resources]:
     queries = torch.zeros(ROWS + 1, dtype=ints) if form == "queries" else None
     pages = PageTable(table, torch.zeros(ROWS, dtype=ints), 100, named, indptr, queries)
     made_for = BatchForm(tile, room, shape, pages, TOKENS, None, scoring)
-    program = RequestProgram(made_for)
-    program._attention.capability = architecture  # what launches are made for
+    tables, seats = RequestProgram(made_for).tables, torch.zeros(2, ROWS, dtype=ints)
     found = []
-    for launch in program._step_launches(made_for):
+    for launch in step_launches(made_for, tables, seats, architecture):
         with _device_of(architecture), expected_compiles():
             made: Any = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         registers, stack = usage(made.asm["cubin"])

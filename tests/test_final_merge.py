@@ -26,7 +26,8 @@ from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.schedule.lower import count, lower
+from treegen.schedule.forest_counts import count
+from treegen.schedule.lower import lower
 from treegen.strategies.forest import Forest
 from treegen.strategies.groupings import by_cohort, by_node
 from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows

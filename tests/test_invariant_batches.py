@@ -200,7 +200,7 @@ def written(server: Server, kernel: BatchKernel) -> tuple[dict[int, list[int]], 
         slot for item in step.alone for slot in range(item.slot0, item.slot0 + len(item.rows))
     }
     packed = kernel.form.tile.tokens // block_of(server.page_size)
-    blocks = kernel.program._at["blocks"].view(-1, kernel.form.room.run_width).tolist()
+    blocks = kernel.program.tables["blocks"].view(-1, kernel.form.room.run_width).tolist()
     for item in (*step.planned, *step.alone):
         for number in range(len(item.rows)):  # what fills no tile begins one, for every row
             own = [i for i in item.blocks if blocks[i][1] > 0 and blocks[i][2] <= number < blocks[i][3]]

@@ -14,8 +14,9 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import ITEM_FIELDS
 from treegen.ir.tree import Tree
 from treegen.runtime.batch_room import RESERVE, tile_of
+from treegen.schedule.arrangement import Frame, arrange
 from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
-from treegen.schedule.lower import Frame, arrange, lower
+from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_node, deft_node_chunk, query
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from

@@ -23,7 +23,8 @@ from treegen.ir.errors import PlanError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
-from treegen.schedule.lower import count, lower
+from treegen.schedule.forest_counts import count
+from treegen.schedule.lower import lower
 from treegen.schedule.merge_lists import kept_between_stages, merge_lists
 from treegen.strategies import Pipeline, Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import StoreMask

@@ -23,7 +23,8 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
 from treegen.report.decode_batches import Batch, Floats, batches
-from treegen.schedule.lower import count, lower
+from treegen.schedule.forest_counts import count
+from treegen.schedule.lower import lower
 from treegen.search.weigh import weighed
 from treegen.strategies import Strategy, Traffic, strategy_from
 from treegen.target.problem import Problem

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from treegen.backends import check_inputs
+from treegen.backends.batch_form import BatchForm
 from treegen.backends.page_table import PageTable
-from treegen.backends.request_program import BatchForm
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.arrays import largest
 from treegen.ir.errors import InputError

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 
 from treegen.backends import check_inputs
+from treegen.backends.batch_form import BatchForm
 from treegen.backends.bound_call import Call
 from treegen.backends.devices import backend_for
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
-from treegen.backends.request_program import BatchForm, RequestProgram, TorchRequestProgram
+from treegen.backends.request_program import RequestProgram
+from treegen.backends.torch_request_program import TorchRequestProgram
 from treegen.cost.late_requests import LateCost, late_cost
 from treegen.environment import shares
 from treegen.ir.arrays import INT32_MAX, Ints

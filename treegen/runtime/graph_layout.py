@@ -19,7 +19,8 @@ from treegen.ir.schedule import Schedule, TileMask
 from treegen.ir.shape import Shape
 from treegen.runtime.limits import Limits, WantedLimits
 from treegen.runtime.window import View
-from treegen.schedule.lower import Frame, lower
+from treegen.schedule.arrangement import Frame
+from treegen.schedule.lower import lower
 from treegen.schedule.pipeline import Lowering, lowered
 from treegen.schedule.segment_runs import runs_of_groups
 from treegen.strategies import Choice, Strategy

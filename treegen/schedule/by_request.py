@@ -18,7 +18,7 @@ from treegen.ir.request_schedule import ENTRY_FIELDS, UNKNOWN, RequestSchedule
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.tree import Tree
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.schedule.lower import class_offsets, cut_rows, row_table_of
+from treegen.schedule.arrangement import class_offsets, cut_rows, row_table_of
 from treegen.schedule.merge_lists import NO_EPILOGUE, Merges, no_merges, single_stage_merges
 from treegen.schedule.segment_runs import Runs
 from treegen.target.problem import Problem

@@ -14,6 +14,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import RUN_FIELDS
 from treegen.ir.tree import Tree
 from treegen.schedule.segment_runs import Runs
+from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS
 
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""
@@ -51,6 +52,11 @@ class PackedTables(NamedTuple):
     tiles: Ints
     blocks: Ints
     walk: tuple[Longs, Longs, Longs, Longs]
+
+
+def usual_block(plan: Plan) -> int:
+    """Tokens of the runs that tiles of a plan are packed of."""
+    return DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS
 
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:

@@ -15,7 +15,8 @@ from typing import NamedTuple, TypeAlias
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
 from treegen.ir.schedule import Schedule
-from treegen.schedule.lower import Frame, lower
+from treegen.schedule.arrangement import Frame
+from treegen.schedule.lower import lower
 from treegen.schedule.passes.empty_rows import with_unseeing_items
 from treegen.schedule.passes.fuse_merge import in_one_launch
 from treegen.schedule.passes.single_loop import in_one_loop

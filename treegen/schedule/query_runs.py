@@ -19,8 +19,9 @@ from treegen.ir.request_schedule import ENTRY_FIELDS, Queries, RequestSchedule
 from treegen.ir.schedule import RUN_FIELDS, Schedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.request_kv import RequestKV
+from treegen.schedule.arrangement import Arranged, Frame, arrange, row_table_of
 from treegen.schedule.by_request import ItemRoom, lower_by_request, of_seats, regions
-from treegen.schedule.lower import Arranged, Frame, arrange, row_table_of, scheduled
+from treegen.schedule.lower import scheduled
 from treegen.schedule.pack_runs import PackedTables
 from treegen.schedule.segment_runs import Runs
 from treegen.target.problem import Problem

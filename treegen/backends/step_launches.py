@@ -1,0 +1,148 @@
+"""The launches of step kernels: grids, and arguments in the order of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from treegen.backends.batch_form import BatchForm
+from treegen.codegen.compile_counter import watch_compiles
+from treegen.codegen.kernel_signature import depends_on_launches
+from treegen.ir.request_schedule import RequestTables
+from treegen.schedule.by_request import block_of
+from treegen.target.tile_config import rows_per_tile
+
+_CHECKED, _SCANNED = 256, 256
+"""Pages that a program checks, and states that it looks through, at a time."""
+_ENTRIES, _TILES = 8, 16
+"""Entries, and tiles of them, that a program expands at a time."""
+_EXPAND_PARTS, _MANY_ITEMS = 4, 1024
+"""Programs that expand an item, one its blocks and the others its tiles; and the items from which on there is but one
+program each. On an H200 256 requests of 13,000 tokens take 10.8 us in four parts and 13.9 in one; 4,096 requests of
+1,000 tokens take 31.7 us in four and 15.9 in one.
+"""
+_WARPS = 1
+"""Of step kernels, which wait for memory most of their time."""
+
+
+class StepLaunch(NamedTuple):
+    """A step kernel on its grid, with its arguments."""
+
+    kernel: Any
+    grid: tuple[int]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+class _Common(NamedTuple):
+    """What both step kernels take. tables: on the device, by name. pages: where seats, lengths and pages are. bounds:
+    how many rows and pages there are, and how the page table is laid out. sizes: of tiles, pages and runs. kinds: form
+    of the page table, and whether requests have several query rows. dependent: whether launches wait for one another.
+    """
+
+    form: BatchForm
+    tables: Mapping[str, torch.Tensor]
+    pages: tuple[torch.Tensor, ...]
+    bounds: tuple[int, ...]
+    sizes: tuple[int, ...]
+    kinds: tuple[bool, bool, bool]
+    dependent: bool
+
+    @classmethod
+    def of(
+        cls, form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, *, dependent: bool
+    ) -> _Common:
+        """What they take on tables of this form."""
+        tile, room, pages, page_size = form.tile, form.room, form.pages, form.shape.page_size
+        named, indptr, queries = pages.table_rows, pages.indptr, pages.qo_indptr
+        unread = pages.seq_lens
+        given = (part if part is not None else unread for part in (named, pages.table, indptr, queries))
+        stride, width = (0, 0) if indptr is not None else (pages.table.stride(0), pages.table.shape[1])
+        slots = max(1, tile.tokens // page_size)
+        sizes = (
+            tile.tokens, page_size, block_of(page_size), slots, room.tile_width, room.run_width,
+            int(form.positions), form.window_left >= 0,
+        )  # fmt: skip
+        bounds = len(pages.seq_lens), stride, width, pages.num_pages
+        kinds = named is not None, indptr is not None, queries is not None
+        return cls(form, tables, (seats, pages.seq_lens, *given), bounds, sizes, kinds, dependent)
+
+    def of_tables(self, *names: str) -> tuple[torch.Tensor, ...]:
+        """The tables of these names."""
+        return tuple(self.tables[name] if name != "counters" else counters_of(self.tables) for name in names)
+
+    @property
+    def behind(self) -> dict[str, Any]:
+        """Launch options of the second kernel, which begins before the first one ends where it can."""
+        return {"num_warps": _WARPS, **({"launch_pdl": True} if self.dependent else {})}
+
+
+def counters_of(tables: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Steps, and requests of all steps by their state (treegen.backends.claim_checks), as int64 on the device."""
+    return tables["counters"][:12].view(torch.int64)
+
+
+def step_launches(
+    form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, capability: int
+) -> tuple[StepLaunch, StepLaunch]:
+    """The launches of both step kernels on these tables. seats [2, seats]: rows of the batch, and epochs."""
+    watch_compiles()
+    common = _Common.of(form, tables, seats, dependent=depends_on_launches(capability))
+    return _read(common), _deal(common) if form.room.chunk else _settle(common)
+
+
+def _read(common: _Common) -> StepLaunch:
+    """The first kernel: it expands the plan's items, and settles each seat."""
+    from treegen.backends.step_kernels import read_requests
+
+    form, room = common.form, common.form.room
+    parts = _EXPAND_PARTS if room.items <= _MANY_ITEMS else 1
+    most_rows = max(16, 1 << (rows_per_tile(form.tile.rows, form.shape.group) - 1).bit_length())
+    tables = common.of_tables(
+        "planned", "entries", "entry_indptr", "read_rows", "seats", "claims", "queries", "row_number", "merge_number",
+        "counts", "rows", "merge_rows", "positions", "tiles", "blocks", "states", "counters", "flags",
+    )  # fmt: skip
+    arguments = (
+        *common.pages, *tables,
+        room.seats, room.items, room.rows, *common.bounds, form.most_tokens, form.window_left,
+        *common.sizes, _ENTRIES, _TILES, most_rows, parts, _CHECKED, *common.kinds, common.dependent,
+    )  # fmt: skip
+    return StepLaunch(read_requests, (room.items * parts + room.seats,), arguments, {"num_warps": _WARPS})
+
+
+def _settle(common: _Common) -> StepLaunch:
+    """The second kernel: it deals requests that are alone to lone items."""
+    from treegen.backends.step_kernels import settle_requests
+
+    form, room, tables = common.form, common.form.room, common.tables
+    places = RequestTables.of(room)
+    arguments = (
+        *common.pages, *common.of_tables("items", "rows"),
+        tables["merge_rows"][room.rows + 1 :], tables["merge_indptr"][room.rows + 1 :],
+        *common.of_tables("lone_slots", "tiles", "blocks", "states", "counters", "flags"),
+        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
+        room.slots, places.lone_slots - places.merge_slots, *common.bounds, form.window_left,
+        *common.sizes, _TILES, room.lone_rows, _SCANNED, *common.kinds, common.dependent,
+    )  # fmt: skip
+    return StepLaunch(settle_requests, (room.lone_items,), arguments, common.behind)
+
+
+def _deal(common: _Common) -> StepLaunch:
+    """The second kernel in batch-invariant mode: it deals chunks to lone items, and lists what is merged."""
+    from treegen.backends.chunk_kernels import settle_chunks
+
+    form, room = common.form, common.form.room
+    tables = common.of_tables(
+        "items", "rows", "merge_rows", "merge_indptr", "lone_slots", "shared", "shared_slots", "tiles", "blocks",
+        "states", "counters",
+    )  # fmt: skip
+    arguments = (
+        *common.pages[:-1], *tables,
+        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
+        room.slots, *common.bounds, form.window_left, room.chunk,
+        *common.sizes, _TILES, room.lone_rows, _SCANNED, *common.kinds[:-1], common.dependent,
+    )  # fmt: skip
+    grid = (room.lone_items + -(-room.seats // _SCANNED),)
+    return StepLaunch(settle_chunks, grid, arguments, common.behind)

@@ -1,0 +1,81 @@
+"""The torch backend of batches that live: each step expands the plan on the host, for the batch as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from treegen.backends.batch_form import BatchForm, no_plan
+from treegen.backends.bound_call import Call, unbound
+from treegen.backends.torch_program import TorchProgram
+from treegen.ir.arrays import Ints
+from treegen.ir.errors import InputError
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.schedule.expand import RunningRequests, expanded
+
+
+class TorchRequestProgram:
+    """The same on the torch backend: each step makes the schedule of the batch as it is (treegen.schedule.expand)."""
+
+    def __init__(self, form: BatchForm) -> None:
+        self._form = form
+        self._made, self._seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
+        self._program: TorchProgram | None = None
+        self.counters = torch.zeros(6, dtype=torch.int64)
+
+    def load(self, made: RequestSchedule | None) -> None:
+        """See RequestProgram."""
+        self._made = made or no_plan(self._form.room)
+
+    def seat(self, requests: Ints) -> None:
+        """See RequestProgram."""
+        seats = self._form.room.seats
+        count = min(requests.shape[1], seats)
+        self._seats = np.full((2, seats), -1, np.int32)
+        self._seats[:, :count] = requests[:, :count]
+
+    def step(self) -> None:
+        """Reads the page table and lengths, and makes the schedule of the batch."""
+        form = self._form
+        pages, shape = form.pages, form.shape
+        requests = RunningRequests(
+            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
+            pages.queries(), form.room.rows,
+        )  # fmt: skip
+        schedule, states = expanded(
+            self._made, form.tile, requests, form.window_left, form.room.chunk, positions=form.positions
+        )
+        if self._program is None:
+            self._program = TorchProgram(schedule, shape, pages.table.device, form.scales, form.scoring)
+        else:
+            self._program.load(schedule)
+        counts = np.bincount(states, minlength=6)
+        counts[0] = 1
+        self.counters += torch.from_numpy(counts)
+
+    def bind(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> Call:
+        """See TritonProgram.bind."""
+        return unbound(self._call, sm_scale, lse_scale)
+
+    def _call(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        sm_scale: float,
+        lse_scale: float,
+    ) -> None:
+        if self._program is None:
+            fix = "call kernel.step() once per decode step"
+            raise InputError("kernel", "a call", "comes before the first step", fix)
+        self._program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)

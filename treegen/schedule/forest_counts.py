@@ -1,0 +1,65 @@
+"""Counts of the schedules of many plans at once, without their tables."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from treegen.ir.arrays import Longs, ragged
+from treegen.ir.plan import Plan
+from treegen.ir.shape import Shape
+from treegen.ir.tree import Tree
+from treegen.schedule.arrangement import cut_rows, row_table_of
+from treegen.schedule.merge_lists import in_last_stage, kept_between_stages, partial_items
+from treegen.schedule.pack_runs import packed_pieces_of, usual_block
+from treegen.schedule.segment_runs import masked_runs, runs_of_groups
+from treegen.target.targets import Target
+from treegen.target.tile_config import tile_sizes
+
+
+class Counts(NamedTuple):
+    """Per tree of a forest: rows of partial results, each written once and read once, and runs in masked work items."""
+
+    partial_rows: Longs
+    mask_runs: Longs
+
+
+def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> Counts:
+    """What the schedules of many plans at once have in numbers, without making their tables.
+
+    `plan` holds a plan of every tree of the forest, whose rows are `first_row[t]:first_row[t + 1]`; each is lowered as
+    if it were alone.
+    """
+    trees = len(first_row) - 1
+    tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1
+    most_rows = np.zeros(trees, np.int64)
+    np.maximum.at(most_rows, tree, plan.group_rows)
+    sizes = [tile_sizes(plan.tiles, plan.mask, most, shape, target) for most in np.maximum(most_rows, 1).tolist()]
+    heights, tokens = np.concatenate([own.heights for own in sizes]), np.array([own.tokens for own in sizes])
+    heights = heights[tree]
+    whole = not np.count_nonzero(plan.group_rows > heights[:, 0])
+    items, runs = cut_rows(plan, runs_of_groups(plan, forest), heights, whole=whole)
+
+    row_table, row0 = row_table_of(plan, forest)
+    item, position = ragged(items.rows)
+    row = row_table[(row0[items.group] + items.begin)[item] + position]
+    partial_item = partial_items(
+        items.rows, row, np.bincount(row, minlength=forest.num_rows), in_last_stage(plan, tree, trees)[items.group]
+    )
+    partial_rows = np.bincount(tree[items.group], np.where(partial_item, items.rows, 0), trees).astype(np.int64)
+    if plan.stage.any() and plan.merge == "reduce":
+        partial = partial_item[item]
+        stage = plan.stage[items.group[item[partial]]].astype(np.int64)
+        kept = kept_between_stages(row[partial].astype(np.int64), stage, int(plan.stage.max()) + 1)
+        partial_rows += np.bincount(np.searchsorted(first_row, kept, side="right") - 1, minlength=trees)
+
+    of_group = (tree * (int(plan.stage.max(initial=0)) + 1) + plan.stage)[items.group]
+    _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
+    if not len(first):
+        return Counts(partial_rows, np.zeros(trees, np.int64))
+    of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
+    pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_block(plan))
+    masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
+    mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)
+    return Counts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))

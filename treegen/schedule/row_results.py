@@ -1,0 +1,86 @@
+"""Results of rows: which work items write final output, which write partial slots, and who merges these."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from treegen.ir.arrays import Ints, Longs, offsets, ragged_ranges
+from treegen.ir.errors import PlanError
+from treegen.ir.plan import Plan
+from treegen.schedule.arrangement import Items
+from treegen.schedule.merge_lists import (
+    NO_EPILOGUE,
+    Epilogue,
+    Merges,
+    check_last_items,
+    epilogue_lists,
+    in_last_stage,
+    merge_lists,
+    no_merges,
+    partial_items,
+    single_stage_merges,
+)
+from treegen.schedule.pack_runs import Each
+
+
+class RowResults(NamedTuple):
+    """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
+
+    slot0: Each
+    merges: Merges
+    epilogue: Epilogue
+    merging: list[bool] | None = None
+
+
+def row_results(
+    plan: Plan, items: Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
+) -> RowResults:
+    """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
+    rows = items.rows
+    if int(np.add.reduce(rows)) == num_rows and not np.count_nonzero(plan.row_lo[1:] < plan.row_hi[:-1]):
+        return RowResults(-1, no_merges(rows[:0], num_stages), NO_EPILOGUE)  # every row has one item
+    entry = ragged_ranges(row0, rows)
+    row = row_table[entry]
+    items_of_row = np.bincount(row, minlength=num_rows)
+    unseeing = (items_of_row == 0).nonzero()[0]
+    if len(row) + len(unseeing) == num_rows:  # no row has two items
+        return RowResults(-1, no_merges(unseeing, num_stages), NO_EPILOGUE)
+
+    last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]
+    if last.any():
+        item = np.arange(len(rows)).repeat(rows)
+        check_last_items(item, row, last)
+    partial = partial_items(rows, row, items_of_row, last)
+    if plan.mask == "dense" and partial.any():
+        raise PlanError("mask", plan.mask, "cannot merge rows that several groups have", "give every row to one group")
+    before = offsets(np.where(partial, rows, 0))[:-1]
+    slot0 = np.where(partial, before, -1)
+
+    # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
+    slot, kept, epilogue, merging = entry + (slot0 - row0).repeat(rows), partial.repeat(rows), NO_EPILOGUE, None
+    if last.any():
+        final = (last & ~partial).repeat(rows)
+        entry_of_row = np.full(num_rows, -1)
+        entry_of_row[row[final]] = entry[final]
+        joined = kept & (entry_of_row[row] >= 0)
+        epilogue = epilogue_lists(entry_of_row[row[joined]], slot[joined], len(row_table))
+        kept &= ~joined
+        if len(epilogue.slots):
+            merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
+            merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
+    kept_row = row[kept]
+    if plan.fixed_block:  # every row's partials in the order of groups, which is that of its path
+        order = items.group.repeat(rows)[kept].argsort(kind="stable")
+        return RowResults(slot0, single_stage_merges(kept_row[order], slot[kept][order], unseeing), epilogue)
+    if num_stages == 1:
+        merges = single_stage_merges(kept_row, slot[kept], unseeing)
+    elif not len(kept_row):
+        merges = no_merges(unseeing, num_stages)
+    else:
+        stage = items.tile.repeat(rows)[kept] // (launches // num_stages)
+        if plan.merge == "final":
+            stage = np.full(len(stage), num_stages - 1)
+        merges = merge_lists(kept_row, slot[kept], stage, unseeing, num_stages)
+    return RowResults(slot0, merges, epilogue, merging)
