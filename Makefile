@@ -7,13 +7,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 ifeq ($(VENV),0)
 python := $(PYTHON)
 ready :=
+docs_ready :=
 export PYTHONPATH := $(CURDIR)
 else
 python := .venv/bin/python
 ready := .venv/ready
+docs_ready := .venv/docs-ready
 endif
 
-.PHONY: demo test test-full aot lint clean
+.PHONY: demo test test-full aot lint docs clean
 
 demo: $(ready)
 	$(python) examples/demo.py
@@ -36,12 +38,21 @@ lint: $(ready)
 	ln -s $(CURDIR)/treegen/* $(CURDIR)/autotune_cache $(CURDIR)/ir $(CURDIR)/templates build/types/treegen
 	$(python) -m mypy
 
+# Warnings are errors, among them links to pages and headings that do not exist.
+docs: $(docs_ready)
+	$(python) -m sphinx --quiet --fail-on-warning --fresh-env docs build/docs
+	@echo "the documentation is in build/docs/index.html"
+
 # A finished environment is updated; one whose making was interrupted is made anew.
 .venv/ready: pyproject.toml setup.cfg constraints.txt
 	@echo "installing treegen and what it needs (torch, triton, test tools; some GB) into .venv: this may take minutes"
 	if [ -e $@ ]; then rm $@; else $(PYTHON) -m venv --clear .venv; fi
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt setuptools
 	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+.venv/docs-ready: .venv/ready
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[docs]'
 	touch $@
 
 clean:
