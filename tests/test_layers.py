@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
@@ -311,17 +310,3 @@ def test_the_drawing_is_up_to_date(request: pytest.FixtureRequest) -> None:
         PAGE.write_text(f"{before}{BEGIN}{wanted}{END}{after}", encoding="utf-8", newline="\n")
     elif shown != wanted:
         pytest.fail(f"the layers of docs/{PAGE.name} are not those of the code: run `{UPDATE}`", pytrace=False)
-
-
-def test_the_page_names_what_exists() -> None:
-    """Paths that begin with a folder of the repository, and dotted names."""
-    missing = []
-    for name in re.findall(r"`([\w./]+)`", PAGE.read_text("utf-8")):
-        if name.startswith("treegen."):
-            try:
-                pkgutil.resolve_name(name)
-            except (ImportError, AttributeError):
-                missing.append(name)
-        elif "/" in name and not (REPOSITORY / name).exists():
-            missing.append(name)
-    assert not missing, f"docs/{PAGE.name} names what does not exist: {', '.join(missing)}"
