@@ -1,6 +1,9 @@
 """Scores changed and masked on their way to the softmax: functions traced, and right on both backends."""
 
+import inspect
 import math
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from forests import examples, forests
 from test_kernels import EVERY, shuffled_pages, tensors
 from treegen import Tree
 from treegen.ir.errors import InputError
+from treegen.scoring.options import ScoreOptions
 from treegen.strategies import Strategy, batch_invariant
 
 HEADS = (4, 2)
@@ -260,3 +264,11 @@ def test_source(golden: Any) -> None:
     shape = treegen.Shape(4, 2, 64, dtype="fp16")
     options = {"logits_soft_cap": 30.0, "window_left": 100, "sinks": SINKS, "score_mod": biased}
     golden(treegen.compile(tree, strategy="deft-node", shape=shape, **options).source)
+
+
+@pytest.mark.parametrize("function", [treegen.compile, treegen.compile_batch])
+def test_both_functions_take_every_score_option(function: Callable[..., Any]) -> None:
+    taken = inspect.signature(function).parameters
+    assert {field.name: field.default for field in fields(ScoreOptions)} == {
+        field.name: taken[field.name].default for field in fields(ScoreOptions) if field.name in taken
+    }
