@@ -62,15 +62,18 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """How many entries were taken out of a file, and of each other one why it was not."""
+    """The number of entries that were taken out of a file, and the reason for each refused one."""
 
     taken: int
     refused: tuple[str, ...]
 
 
 class PolicyCache:
-    """Policies by key. shipped: the folder of shipped files, one per GPU, by default the package's own. wait_s: how
-    long to wait for another process that is making an entry.
+    """Finds and stores measured policies by key.
+
+    Args:
+        shipped: The folder of shipped files, one per GPU; by default the package's own.
+        wait_s: Seconds to wait for another process that is making an entry.
     """
 
     def __init__(self, shipped: Path | None = None, wait_s: float = 600.0) -> None:
@@ -108,11 +111,13 @@ class PolicyCache:
         )
 
     def decide(self, key: PolicyKey, accept: Callable[[Policy], bool], make: Callable[[], Entry]) -> CachedPolicy:
-        """`lookup`, and where that misses what `make` returns, which is stored.
+        """Looks a policy up; on a miss calls `make` and stores the entry that it returns.
 
-        One process makes the entry of a key, the others wait for it; when it dies or raises the next one does. Where
-        the folder cannot be written every process makes its own. Raises what `make` raises, and FormatError when it
-        returns an entry of another key.
+        One process makes the entry of a key, and the others wait for it; when it dies or raises, the next one does.
+        Where the folder cannot be written, every process makes its own.
+
+        Raises:
+            FormatError: `make` returned an entry of another key. Errors of `make` pass through.
         """
         found = self.lookup(key, accept)
         if found.entry is not None:
@@ -208,10 +213,19 @@ class PolicyCache:
         return len(found)
 
     def import_from(self, path: str | Path) -> Imported:
-        """Stores the entries of a file that `export_to` wrote. Keys of which the user's folder has an entry keep it.
+        """Stores the entries of a file that `export_to` wrote; entries that the user's folder has already stay.
 
-        An entry's place follows from its key alone. Raises FormatError when the file is not one of ours as a whole or
-        the cache folder cannot be written or is not safe to use, so that nothing is imported into a temporary folder.
+        An entry's place follows from its key alone. Nothing is imported into a temporary folder.
+
+        Args:
+            path: The file.
+
+        Returns:
+            The number of stored entries, and the reason for each refused one.
+
+        Raises:
+            FormatError: The file as a whole is not one of treegen's, or the cache folder cannot be written or is not
+                safe to use.
         """
         if reason := refusal(cache_root() / _FOLDER):
             raise FormatError("cache folder", str(cache_root()), reason, OWN_FOLDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import re
 import shlex
@@ -190,6 +191,37 @@ def test_the_reference_has_every_public_name() -> None:
             documented |= set(re.findall(r"^\.\. auto\w+:: (\w+)", text, re.MULTILINE))
     assert set(treegen.__all__) - {"__version__", "strategies"} <= documented
     assert {name for name in treegen.strategies.__all__ if name != "register_strategy"} <= documented
+
+
+def documented_arguments(public: object) -> list[str]:
+    """The names in the section `Args` of a docstring, in its order."""
+    section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", inspect.getdoc(public) or "", re.MULTILINE | re.DOTALL)
+    return [] if section is None else re.findall(r"\w+", " ".join(re.findall(r"^    (\w[\w, ]*):", section[1], re.M)))
+
+
+def public_functions() -> Iterator[tuple[str, Any, Any]]:
+    """The public functions, classes and methods that document arguments, and what these are arguments of."""
+    for name in treegen.__all__:
+        public = getattr(treegen, name)
+        members = vars(public) if inspect.isclass(public) else {}
+        for place, each in ((name, public), *((f"{name}.{own}", member) for own, member in members.items())):
+            function = getattr(each, "__func__", each)
+            if callable(function) and not place.rpartition(".")[2].startswith("_") and documented_arguments(function):
+                yield place, function, function.__init__ if inspect.isclass(function) else function
+
+
+FUNCTIONS = {name: each for name, *each in public_functions()}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_docstrings_document_each_argument(name: str) -> None:
+    documented, function = FUNCTIONS[name]
+    taken = [argument for argument in inspect.signature(function).parameters if argument not in ("self", "cls")]
+    assert sorted(documented_arguments(documented)) == sorted(taken)
+
+
+def test_the_first_functions_of_every_reader_document_arguments() -> None:
+    assert {"compile", "compile_batch", "Kernel.update", "Tree.from_levels", "TreeAttentionWrapper.plan"} <= set(FUNCTIONS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if ((_root := _Path(__file__).resolve().parent.parent) / "pyproject.toml").is_file():
-    # A checkout, uninstalled or editable: ir/, templates/ and autotune_cache/ are subpackages that lie beside treegen/.
+    # A checkout, uninstalled or editable: the subpackages ir/, templates/ and autotune_cache/ lie beside treegen/.
     __path__[:] = [str(_root / "treegen"), str(_root)]
 
 from treegen import strategies
@@ -38,14 +38,14 @@ __version__ = VERSION
 
 
 def _auto() -> strategies.Strategy:
-    """What treegen's own search finds: the least estimated time of all policies and of the strategies above."""
+    """Takes a measured policy for such trees, or else the policy with the least estimated time."""
     from treegen.search.auto import Auto
 
     return Auto()
 
 
-register_strategy("auto", _auto)  # by the search, which compares strategies: they know nothing of it
-_use_files(_load_tree, _save_text)  # of Tree.load and Tree.save: the language itself does no input or output
+register_strategy("auto", _auto)  # here, because strategies must not import the search, which compares them
+_use_files(_load_tree, _save_text)  # for Tree.load and Tree.save, because ir does no input or output
 
 __all__ = [
     "BatchKernel",

@@ -41,11 +41,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tree:
-    """A forest of token runs with query rows; immutable.
+    """A forest of nodes, which are runs of tokens, with query rows; immutable.
 
-    `parent[v]` is -1 for a root; `tokens[v]` may be 0. Row i, in the caller's order, is attached to `row_node[i]` and
-    sees every token of that node's ancestors and the first `row_sees[i]` tokens of the node itself. `kv` says where
-    tokens are; of a tree by request `requests` does (None for all others), and `kv` numbers the tokens only.
+    Make one with `from_levels`, `from_parents` and the other class methods. Node v extends its parent, `parent[v]` (-1
+    for a root), by `tokens[v]` tokens, which may be 0. Row i, in the caller's order, is attached to node `row_node[i]`.
+    It sees every token of this node's ancestors and the first `row_sees[i]` tokens of the node itself. `kv` says in
+    which slots tokens are. A tree by request names its tokens in `requests` instead (None for other trees), and `kv`
+    only numbers them.
     """
 
     parent: Ints
@@ -64,11 +66,18 @@ class Tree:
         rows: Iterable[tuple[int, int]] | None = None,
         kv: KVRuns | Sequence[IntsLike] | None = None,
     ) -> Tree:
-        """A tree from one parent (-1: root) and one length per node.
+        """Makes a tree of one parent and one length per node.
 
-        `rows`: (node, sees) pairs in the caller's order; by default one row per leaf, by node index, that sees the
-        whole leaf. `kv`: one sequence of token slots per node, or a KVRuns; by default nodes lie one after another
-        from slot 0. Raises TreeError.
+        Args:
+            parents: The parent of each node, -1 for a root.
+            tokens: The tokens of each node.
+            rows: A pair (node, sees) for each row, in the caller's order; by default one row per leaf, by node index,
+                that sees the whole leaf.
+            kv: A sequence of token slots for each node, or a KVRuns; by default the nodes lie one after another from
+                slot 0.
+
+        Raises:
+            TreeError: The arrays are no forest, or a row lies outside of its node.
         """
         length = int32_array("tokens", tokens, low=0)
         if len(length) == 0:
@@ -91,27 +100,43 @@ class Tree:
 
     @classmethod
     def from_levels(cls, nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Tree:
-        """Node j of level l hangs under node `j * n[l-1] // n[l]`; one row per leaf; 10,000,000 nodes at most. Raises
-        TreeError.
+        """Makes a tree of levels, with one row per leaf. Node j of level l has the parent `j * n[l-1] // n[l]`.
+
+        Args:
+            nodes_per_level: The number of nodes of each level, from the roots down; 10,000,000 nodes in all at most.
+            tokens_per_node: The tokens of each node of a level.
+
+        Raises:
+            TreeError: The lists differ in length, or have impossible numbers.
         """
         return cls.from_parents(*build.from_levels(nodes_per_level, tokens_per_node))
 
     @classmethod
     def from_paths(cls, paths: Sequence[Sequence[Hashable]], *, block_size: int = 1) -> Tree:
-        """Radix-merges sequences of tokens, or of block hashes that stand for `block_size` tokens each; row i is path
-        i.
+        """Makes the radix tree of sequences. Row i is path i; nodes are in depth-first order of first appearance.
 
-        Paths may be lists, arrays and CPU tensors, or all be the rows of one. Nodes are numbered in depth-first order
-        of first appearance. Raises TreeError.
+        Args:
+            paths: Sequences of tokens, or of block hashes: lists, arrays or CPU tensors, or the rows of one array.
+            block_size: Tokens that each entry of a path stands for.
+
+        Raises:
+            TreeError: The paths are no sequences.
         """
         return cls.from_parents(*build.from_paths(paths, block_size))
 
     @classmethod
     def from_token_tree(cls, paths: Iterable[Sequence[int]], prefix: int) -> Tree:
-        """A speculative token tree in Medusa's form: `1 + len(paths)` rows, the root token's first.
+        """Makes a speculative token tree in Medusa's form, with `1 + len(paths)` rows; the first is the root token's.
 
-        Each path lists child ranks from the root token, which is implied. Node 0 holds the `prefix` context tokens,
-        node 1 the root token, node i + 2 the token of path i; their KV lies in that order. Raises TreeError.
+        Node 0 holds the context, node 1 the root token, and node i + 2 the token of path i. Their KV lies in this
+        order.
+
+        Args:
+            paths: For each token its child ranks from the root token, which is not listed itself.
+            prefix: Tokens of the context.
+
+        Raises:
+            TreeError: A path is empty, occurs twice or lacks its parent.
         """
         return cls.from_parents(*build.from_token_tree(paths, prefix))
 
@@ -119,19 +144,34 @@ class Tree:
     def from_page_table(
         cls, kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int
     ) -> Tree:
-        """The tree of a batch of requests in FlashInfer's form, one row each, that sees all of its request's tokens.
+        """Makes the tree of a batch of requests in FlashInfer's form. Each request has a row that sees all its tokens.
 
-        kv_indptr [requests + 1]: offsets into kv_indices, the page ids of all requests; kv_last_page_len [requests]:
-        tokens in the last page of each, 1..page_size (not read where a request has no pages). Requests that begin with
-        the same pages share them; a page at different places of two requests is no shared prefix. Two that end in the
-        same page may see different parts of it. Arrays and CPU tensors. Raises TreeError.
+        Requests that begin with the same pages share them. A page at different places of two requests is not shared.
+        Two requests that end in the same page may see different parts of it.
+
+        Args:
+            kv_indptr: `[requests + 1]`; offsets into kv_indices. This and the next are lists, arrays or CPU tensors.
+            kv_indices: The page ids of all requests, one request after another.
+            kv_last_page_len: `[requests]`; tokens in the last page of each request, from 1 to page_size; not read where
+                a request has no pages.
+            page_size: Tokens of a page.
+
+        Raises:
+            TreeError: The arrays are no page table.
         """
         return cls._ranked(*page_tables.from_page_table(kv_indptr, kv_indices, kv_last_page_len, page_size))
 
     @classmethod
     def from_block_table(cls, block_table: npt.ArrayLike, seq_lens: IntsLike, page_size: int) -> Tree:
-        """The tree of a batch of requests in vLLM's form: block_table [requests, blocks], padded with anything;
-        seq_lens [requests]: tokens. As from_page_table. Raises TreeError.
+        """Makes the tree of a batch of requests in vLLM's form; otherwise as from_page_table.
+
+        Args:
+            block_table: `[requests, blocks]` page ids; entries after a request's last page may be anything.
+            seq_lens: `[requests]`; tokens of each request.
+            page_size: Tokens of a page.
+
+        Raises:
+            TreeError: The arrays are no block table.
         """
         return cls._ranked(*page_tables.from_block_table(block_table, seq_lens, page_size))
 
@@ -144,13 +184,21 @@ class Tree:
         *,
         page_size: int = 1,
     ) -> Tree:
-        """The tree of a batch of requests that grow, one row each, by who shares how much with whom.
+        """Makes the tree by request of a batch of growing requests, with one row each.
 
-        seq_lens [requests]: tokens. Request i begins with the first `shared_tokens[i]` tokens, rounded down to whole
-        pages, of request `shared_with[i]` (-1: of none), which may come later in the batch. `requests` of the tree says
-        which request's tokens each node holds. The last node of a request goes on to its present length, and has at
-        least one token here, also where there is none yet, so that plans have a place for it. Arrays and CPU tensors.
-        Raises TreeError, also for requests that share in a cycle, or more tokens than one of them has.
+        The tree's `requests` say for each node whose tokens it holds. The last node of a request reaches to the
+        request's present length. It has at least one token in the tree, also where the request has none yet, so that
+        plans have a place for it.
+
+        Args:
+            seq_lens: `[requests]`; tokens of each request. All arrays are lists, arrays or CPU tensors.
+            shared_with: `[requests]`; the request that each one shares its first tokens with, -1 for none. It may come
+                later in the batch.
+            shared_tokens: `[requests]`; the number of shared tokens, which is rounded down to whole pages.
+            page_size: Tokens of a page.
+
+        Raises:
+            TreeError: Requests share in a cycle, or more tokens than one of them has, or the arrays do not match.
         """
         parts, topology, requests = by_request.from_requests(seq_lens, shared_with, shared_tokens, page_size=page_size)
         return cls(*parts, topology, requests)
@@ -165,16 +213,25 @@ class Tree:
         kv_last_page_len: IntsLike | None = None,
         page_size: int = 1,
     ) -> Tree:
-        """The tree of a batch of requests under FlashInfer's masks, one row per query.
+        """Makes the tree of a batch of requests under FlashInfer's masks, with one row per query.
 
-        custom_mask: for each request in turn a flat mask [queries, tokens], true where a query sees a token, in bool;
-        or as uint8 its bits, each request's from a new byte on and the lowest bit first (`segment_packbits(...,
-        bitorder="little")`). qo_indptr [requests + 1]: offsets of queries. kv_indptr: offsets of tokens in a cache
-        without pages; with kv_indices and kv_last_page_len a page table as in from_page_table.
+        A node's tokens need not be neighbours in the request; they keep the request's order. Requests share the first
+        slots that all of their queries see.
 
-        A node's tokens need not be neighbours, and are in order of the request's. Requests share the slots that all of
-        their queries see, as far as these begin alike. Raises TreeError for a mask that no tree has, where one query
-        sees two tokens of which two others see one each; it names them, counted within the request.
+        Args:
+            custom_mask: For each request in turn a flat mask `[queries, tokens]`, true where a query sees a token. In
+                bool, or as uint8 its bits, the lowest first; each request begins a new byte
+                (`segment_packbits(..., bitorder="little")`).
+            qo_indptr: `[requests + 1]`; offsets of queries.
+            kv_indptr: `[requests + 1]`; offsets of tokens in a cache without pages, or with kv_indices and
+                kv_last_page_len of a page table, as in from_page_table.
+            kv_indices: The page ids of all requests.
+            kv_last_page_len: `[requests]`; tokens in the last page of each request.
+            page_size: Tokens of a page.
+
+        Raises:
+            TreeError: The arrays do not match, or the mask is not that of a tree: one query sees two tokens, and two
+                other queries see one of these each. The message names the tokens, counted within the request.
         """
         parts, topology = custom_masks.from_custom_mask(
             custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size
@@ -183,19 +240,23 @@ class Tree:
 
     @classmethod
     def of_parts(cls, parts: page_tables.TreeParts) -> Tree:
-        """The tree of arrays that treegen itself has made, with nodes in depth-first order; unchecked."""
+        """Makes a tree of arrays that treegen itself has made, with nodes in depth-first order; unchecked."""
         return cls._ranked(parts, ranks_of(parts.row_node, *parts[1:4]))
 
     @classmethod
     def _ranked(cls, parts: page_tables.TreeParts, ranks: Ranks) -> Tree:
-        """The same where the rows' ranks are known."""
+        """Makes a tree of such arrays and of the rows' ranks."""
         return cls(*parts, derive_ranked(parts.parent, parts.tokens, parts.row_node, parts.row_sees, ranks))
 
     @classmethod
     def joined(cls, trees: Sequence[Tree]) -> Tree:
-        """One forest of several trees: nodes and rows of each behind those of the tree before, and stored so.
+        """Joins trees to one forest: nodes, rows and slots of each tree follow those of the tree before.
 
-        Raises TreeError.
+        Args:
+            trees: At least one tree.
+
+        Raises:
+            TreeError: There is no tree, or an entry is none.
         """
         trees = listed("trees", trees, "give at least one tree")
         if not trees:
@@ -215,41 +276,62 @@ class Tree:
 
     @classmethod
     def from_networkx(cls, graph: networkx.DiGraph[Any]) -> Tree:
-        """A directed forest whose nodes carry `tokens` and, optionally, `rows` (a list of sees). Raises TreeError."""
+        """Makes a tree of a networkx graph.
+
+        Args:
+            graph: A directed forest. Nodes have an attribute `tokens` and optionally `rows`, a list with the tokens of
+                the node that each of its rows sees.
+
+        Raises:
+            TreeError: The graph is no forest, or an attribute is missing.
+        """
         return cls.from_parents(*build.from_networkx(graph))
 
     @classmethod
     def parse(cls, text: str) -> Tree:
-        """A tree from its text: levels `1,4/100,10` or nested `100(10*4)`, with blanks between words or without, and
-        10,000,000 nodes at most. Raises FormatError, TreeError.
+        """Makes a tree of its text.
+
+        Args:
+            text: Levels, `1,4/100,10` (nodes per level, tokens per node), or nested, `100(10*4)`. Blanks between words
+                do not count. 10,000,000 nodes at most.
+
+        Raises:
+            FormatError: The text is none of both.
+            TreeError: The tree is impossible.
         """
         return cls.from_parents(*tree_text.parse(text))
 
     @classmethod
     def from_json(cls, text: str) -> Tree:
-        """The inverse of `to_json`. Raises FormatError for anything else, TreeError for an impossible tree."""
+        """Makes a tree of the text that `to_json` wrote. Raises FormatError or TreeError for any other text."""
         parts, runs = tree_json.read(text)
         tree = cls.from_parents(*parts)
         return tree if runs is None else tree.with_kv(KVRuns.from_runs(tree.tokens, runs))
 
     @classmethod
     def load(cls, path: str | Path) -> Tree:
-        """A tree from a file in any of the forms that `treegen.workloads.tree_files` reads. Raises FormatError,
-        TreeError.
+        """Reads a tree from a file.
+
+        Args:
+            path: A file in one of the forms that `treegen.workloads.tree_files` reads.
+
+        Raises:
+            FormatError: The file cannot be read, or has no known form.
+            TreeError: The tree is impossible.
         """
         tree: Tree = _FILES["load"](path)
         return tree
 
     def save(self, path: str | Path) -> None:
-        """Writes `to_json()` to a file."""
+        """Writes the tree as JSON to a file. Raises FormatError when that fails."""
         _FILES["save"](path, self.to_json())
 
     def to_json(self) -> str:
-        """A versioned JSON form that `from_json` reads back to an equal tree."""
+        """Returns a versioned JSON text, which `from_json` reads back to an equal tree."""
         return tree_json.write(self)
 
     def to_networkx(self) -> networkx.DiGraph[int]:
-        """A directed graph with `tokens` and `rows` on its nodes (the order of rows across nodes is not kept)."""
+        """Returns a directed graph with `tokens` and `rows` on its nodes, without the order of rows across nodes."""
         import networkx
 
         graph: networkx.DiGraph[int] = networkx.DiGraph()
@@ -259,15 +341,21 @@ class Tree:
         return graph
 
     def with_kv(self, kv: KVRuns | Sequence[IntsLike]) -> Tree:
-        """The same topology with its tokens elsewhere."""
+        """Returns the same tree with its tokens in other slots.
+
+        Args:
+            kv: A sequence of token slots for each node, or a KVRuns.
+
+        Raises:
+            TreeError: The slots do not match the nodes' tokens.
+        """
         runs = _checked_kv(kv, self.tokens)
         return Tree(self.parent, self.tokens, self.row_node, self.row_sees, runs, self.topology)
 
     def lengthened(self, tokens: IntsLike) -> Tree:
-        """The same nodes and rows with other lengths, stored one after another: much cheaper than a new tree.
+        """Returns the same nodes and rows with other lengths, stored one after another; much cheaper than a new tree.
 
-        Every row goes on seeing the whole of its node. Raises TreeError where one does not, or a node becomes empty or
-        is no longer so.
+        Raises TreeError where a row does not see all of its node, or a node becomes empty or is no longer empty.
         """
         length = int32_array("tokens", tokens, low=0)
         if len(length) != len(self.tokens) or ((length > 0) != (self.tokens > 0)).any():
@@ -281,31 +369,49 @@ class Tree:
         return Tree(self.parent, length, self.row_node, sees, KVRuns.contiguous(length), topology)
 
     def appended(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> Tree:
-        """The tree in which each of these rows (default: all) sees so many tokens more.
+        """Returns the tree in which some rows see more tokens.
 
-        A row that is the only one of a leaf, and sees all of it, makes its node longer. Any other gets a new node below
-        what it sees, behind all nodes and in the order of `rows`; where it ends inside of its node, that is cut in two
-        first: the front keeps the number, and the rest, with all children, is a new node before those of rows.
+        A row that is the only row of a leaf, and sees all of it, makes its node longer. Any other row gets a new node
+        for its tokens; new nodes follow all others, in the order of `rows`. Where a row ends inside of its node, the
+        node is cut in two first: its beginning keeps the number, and its rest, with all children, is a new node before
+        those of the rows.
 
-        slots: KV slots of the new tokens, [rows, tokens], or flat for one token a row; by default the slots behind the
-        last one that each row sees. Raises TreeError for a slot that another token of the tree is in, or that two new
-        tokens would be in.
+        Args:
+            rows: The rows that grow; by default all.
+            tokens: New tokens of each row.
+            slots: KV slots of the new tokens, `[rows, tokens]`, or flat for one token a row; by default the slots after
+                the last one that each row sees.
+
+        Raises:
+            TreeError: A slot holds another token of the tree already, or would hold two new ones.
         """
         parts, topology = edits.appended(self, rows, tokens, slots)
         return Tree(*parts, topology)
 
     def branched(self, row: int, copies: int) -> Tree:
-        """The tree in which a row is `copies` rows that see the same: itself, and new ones behind all rows. Raises
-        TreeError.
+        """Returns the tree in which a row is `copies` rows that see the same tokens; new rows follow all others.
+
+        Args:
+            row: The row to copy.
+            copies: Rows afterwards, the row itself included.
+
+        Raises:
+            TreeError: There is no such row, or no such number.
         """
         parts, topology = edits.branched(self, row, copies)
         return Tree(*parts, topology)
 
     def pruned(self, rows: IntsLike) -> Tree:
-        """The tree without these rows, and without nodes that no other row is at or below.
+        """Returns the tree without these rows, and without nodes that no remaining row uses.
 
-        The others keep their order, nodes as well as rows, and their numbers close up: old row i has the number `i -
-        sum(row < i for row in rows)`. Without any row left, the tree is one root without tokens. Raises TreeError.
+        Nodes and rows keep their order and are renumbered: old row i becomes row `i - sum(row < i for row in rows)`.
+        Without any row left, the tree is one root without tokens.
+
+        Args:
+            rows: The rows to remove.
+
+        Raises:
+            TreeError: There is no such row.
         """
         parts, topology = edits.pruned(self, rows)
         return Tree(*parts, topology)
@@ -313,25 +419,36 @@ class Tree:
     def with_drafts(
         self, parents: IntsLike | Sequence[IntsLike], slots: npt.ArrayLike | None = None, *, stored: bool = False
     ) -> Tree:
-        """The tree of draft tokens to verify below what each row sees, one row each in place of the rows.
+        """Returns the tree in which draft tokens are the rows, to be verified, in place of the rows.
 
-        parents: of a row's draft tokens the place of each one's parent among them, -1 below the row; a list for every
-        row, or one for all (`treegen.token_tree_parents` makes it of Medusa's paths). A draft token's row sees what the
-        row sees, the token's ancestors, and itself. Rows are in order of the rows, for each its draft tokens as listed;
-        a row without draft tokens ends. slots: of the draft tokens in that order, flat, where no token of the tree is;
-        by default the first slots after the tree's last. stored: the draft tokens are in the tree already, as the last
-        tokens that each row sees. Nodes are cut and numbered as by `appended`, and dropped where no row is below.
-        Raises TreeError.
+        The row of a draft token sees the tokens that the tree's row sees, the draft token's ancestors, and itself. Rows
+        are in the order of the tree's rows, and for each in the order of its list. A row without draft tokens ends.
+        Nodes are cut and numbered as by `appended`, and removed where no row uses them.
+
+        Args:
+            parents: For each draft token of a row the place of its parent in the list, -1 for the row itself. A list
+                for every row, or one for all rows (`treegen.token_tree_parents` makes it of Medusa's paths).
+            slots: The slots of the draft tokens, flat, in the order of the new rows; no token of the tree may be there.
+                By default the first slots after the tree's last one.
+            stored: Whether the draft tokens are in the tree already, as the last tokens that each row sees.
+
+        Raises:
+            TreeError: A parent or a slot is impossible.
         """
         parts, topology = queries.with_drafts(self, parents, slots, stored)
         return Tree(*parts, topology)
 
     def with_causal_queries(self, counts: int | IntsLike) -> Tree:
-        """The tree in which the last tokens that each row sees are queries: `counts` of each, or of all rows.
+        """Returns the tree in which the last tokens that each row sees are queries: causal append, or chunked prefill.
 
-        Every such token is a row, in order of the rows and then of tokens, that sees all up to itself: causal append,
-        or the chunk of a prefill, on a tree that has the new tokens' KV already. A row of count 0 ends. Raises
-        TreeError.
+        Each such token becomes a row that sees all tokens up to itself, in the order of the tree's rows and then of
+        tokens. The tree has the tokens' KV already. A row of count 0 ends.
+
+        Args:
+            counts: The number of query tokens of each row, or one number for all.
+
+        Raises:
+            TreeError: A row does not see this number of tokens.
         """
         parts, topology = queries.with_causal_queries(self, counts)
         return Tree(*parts, topology)
@@ -349,34 +466,45 @@ class Tree:
 
     @property
     def num_rows(self) -> int:
-        """Query rows."""
+        """The number of query rows."""
         return len(self.row_node)
 
     @property
     def unique_tokens(self) -> int:
-        """Tokens that at least one row sees, each counted once (DeFT's N_tree)."""
+        """The tokens that at least one row sees, each counted once (DeFT's N_tree)."""
         return int(self.topology.spans.lengths.sum())
 
     @property
     def path_tokens(self) -> int:
-        """Visible tokens summed over rows (DeFT's sum of N_i)."""
+        """The tokens that rows see, summed over rows (DeFT's sum of N_i)."""
         spans = self.topology.spans
         return int((spans.lengths * (spans.hi.astype(np.int64) - spans.lo)).sum())
 
     @property
     def text(self) -> str | None:
-        """A text that `parse` reads to the same topology; None when the rows are not one whole-leaf row per leaf."""
+        """A text that `parse` reads to the same topology; None unless each leaf has one row, which sees all of it."""
         return tree_text.write(self)
 
     def positions(self) -> Ints:
-        """For every row the 0-based depth, in tokens, of the last token that it sees; -1 for a row that sees nothing.
+        """Returns the position of each row: that of the last token that it sees, from 0; -1 if it sees none.
 
-        A new array, which may be written to; `torch.from_numpy` makes a tensor of it without a copy.
+        Returns:
+            A new int32 array `[rows]`, which may be written to; `torch.from_numpy` makes a tensor of it without a copy.
         """
         return (self.topology.prefix[self.row_node] + self.row_sees - 1).astype(np.int32)
 
     def slots(self, row: int) -> Ints:
-        """The slots that a row sees, root first; a new array, as of `positions`. Raises TreeError."""
+        """Returns the slots that a row sees, from the root on.
+
+        Args:
+            row: The row.
+
+        Returns:
+            A new int32 array.
+
+        Raises:
+            TreeError: There is no such row.
+        """
         row = int(int32_array("row", [row], low=0, high=self.num_rows - 1)[0])
         node = int(self.row_node[row])
         runs = [self.kv.slots(node)[: self.row_sees[row]]]
@@ -385,7 +513,7 @@ class Tree:
         return np.concatenate(runs[::-1])
 
     def signature(self) -> str:
-        """A digest of the topology alone: independent of sibling order, row order and KV locations."""
+        """Returns a digest of the topology alone, without the order of siblings and rows, and without slots."""
         return signature(self.parent, self.tokens, self.topology, self.row_sees)
 
     def __copy__(self) -> Tree:
@@ -404,7 +532,7 @@ class Tree:
 
     @property
     def size_text(self) -> str:
-        """Numbers of rows, nodes and tokens."""
+        """The numbers of rows, nodes and tokens, as text."""
         return f"{self.num_rows} rows, {len(self.parent)} nodes, {int(self.tokens.sum(dtype=np.int64))} tokens"
 
     def __str__(self) -> str:
@@ -420,12 +548,12 @@ _FILES: dict[str, Callable[..., Any]] = {}
 
 
 def use_files(load: Callable[[str | Path], Tree], save: Callable[[str | Path, str], None]) -> None:
-    """Sets what `Tree.load` and `Tree.save` call: the language itself does no input or output."""
+    """Sets the functions that `Tree.load` and `Tree.save` call, because ir does no input or output."""
     _FILES.update(load=load, save=save)
 
 
 def check_is_tree(argument: str, value: object) -> None:
-    """Raises TreeError, with what would make a tree of the value, for anything but a Tree."""
+    """Raises TreeError for anything but a Tree, and names the function that makes a tree of the value."""
     if isinstance(value, str):
         fix = "give treegen.Tree.parse(text), or treegen.Tree.load(path) for a file"
         raise TreeError(argument, value, "is a text, not a Tree", fix)

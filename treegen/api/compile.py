@@ -1,4 +1,4 @@
-"""compile(): a tree becomes a callable attention kernel."""
+"""compile(): makes a callable attention kernel for a tree."""
 
 from __future__ import annotations
 
@@ -51,49 +51,63 @@ def compile(
     batch_invariant: bool = False,
     isolated: bool = False,
 ) -> Kernel:
-    """A kernel for `tree`.
+    """Makes an attention kernel for a tree.
 
-    strategy: a registered name or a Strategy. shape: the attention shape; without one, 32:8 heads of head_dim 128 in
-    bf16 are assumed until the first call shows the real one, which replans once. target: what to plan for, by default
-    the current GPU, else h200. backend: "triton" or "torch", by default what the tensors' device can run. sm_scale:
-    the scores' factor, 0 or more, by default `1 / sqrt(head_dim)` of the head_dim given (absorbed MLA wants that of the
-    heads before absorption: give it). k_scale, v_scale: what keys and values are multiplied by, above 0, as fp8 caches
-    need it: a number, or a float32 tensor [num_kv_heads] on the tensors' device, which every launch reads, so that it
-    may be overwritten. autotune: `auto` measures its best candidates on the current GPU, with plain scores, for every
-    bucket of trees that the cache does not know, as soon as the shape is known (treegen.tuning.tune).
+    Plans at once; kernels are compiled when the first call shows the tensors.
 
-    score_mod(score, b, h, q_idx, kv_idx) returns what becomes of a score (already times sm_scale), and mask_mod(b, h,
-    q_idx, kv_idx) whether a row sees a token, as in PyTorch's FlexAttention: b is the row's number, h the query head,
-    q_idx and kv_idx the depths of row and token along the row's path, from 0. Both are traced once, on symbols: they
-    may use arithmetic, comparisons, torch.where and functions like torch.tanh, numbers, and single entries of tensors,
-    whose later values count; an index that is out of bounds takes the last entry. logits_soft_cap: `cap * tanh(score /
-    cap)`, None or 0 for none. alibi_slopes [num_qo_heads]: `slopes[h] * (kv_idx - q_idx)` is added. The cap comes
-    first, then slopes, then score_mod, then masks. window_left: a row sees its own token and so many before it, -1 for
-    all; what no row sees is not read. sinks [num_qo_heads]: a score for every head that takes part in each row's
-    softmax and in its lse, without a value.
+    Score options are applied in this order: the soft cap, ALiBi, `score_mod`, then masks. A score below -1e24 hides its
+    token, as -inf does, so that masks of `torch.finfo(dtype).min` act as masks (of fp32 and bf16). Without score
+    options this bound is that of the product of q and k, before `sm_scale`. A sink below it takes no part.
 
-    max_rows, max_items (work items of one launch), max_slots (slots of partial results): any of them makes a kernel of
-    fixed capacity, for CUDA graphs. It keeps its launches and the addresses of its tables for all trees: a graph that
-    was captured from a call replays with the plan of the latest `update`. What is not given follows from `tree`, with
-    room for twice as much; treegen.runtime.graph_layout.Layout says how tables are sized, `Kernel.capacity` what came
-    of it. `auto` chooses once, for `tree`.
+    Any of `max_rows`, `max_items` and `max_slots` makes a kernel of fixed capacity, for CUDA graphs. It keeps its
+    launches and the addresses of its tables for all trees: a graph that was captured from a call replays the plan of
+    the latest `update`. Default headroom: each limit that is left out is twice what `tree` needs. `Kernel.capacity`
+    has the limits. `auto` chooses once, for `tree`.
 
-    batch_invariant: a row's bits do not depend on the other rows of the batch, the tree that it hangs in, or where its
-    KV lies in the cache: `treegen.strategies.batch_invariant()` plans, for `auto`; give this strategy itself to set its
-    options.
+    An infinity or NaN in K or V reaches every row that shares a work item with a row that sees its token, also rows of
+    other requests: kernels multiply all values of a tile by the weights of all its rows, and 0 times infinity is NaN.
+    In an isolated kernel it reaches only rows that see the token, whose results are then NaN. Isolated plans give rows
+    a common work item only for tokens that all of them see, which takes more time where many rows see few tokens alone.
+    Where `mask_mod`, `score_mod` or `window_left` hide a token, isolated kernels keep its values from the row, too; a
+    `score_mod` has to hide it by `torch.where`, as arithmetic on a NaN gives NaN.
 
-    isolated: an infinity or NaN in K or V reaches only the rows that see its token. By default it reaches every row
-    that a work item takes together with such a row, also rows of other requests: kernels multiply all values of a tile
-    by the weights of all its rows, and 0 times infinity is NaN. An isolated kernel gives rows a common work item only
-    for tokens that all of them see, which takes more time where many rows see few tokens alone: `auto` chooses among
-    such plans, and the groups of a named strategy are divided. Where mask_mod, score_mod or window_left hide a token,
-    kernels keep its values from the row, too. A score_mod has to hide a token by torch.where, as arithmetic on a NaN
-    gives NaN. A row that sees such a value has NaN in its result. `auto` uses a measured policy where its plan is
-    isolated. autotune is refused.
+    Args:
+        tree: The tree that the first call serves.
+        strategy: The name of a registered strategy, or a Strategy.
+        shape: The attention shape. Without one, 32:8 heads of head_dim 128 in bf16 are assumed until the first call
+            shows the real shape, for which the kernel plans once more.
+        target: The device to plan for: a name, a file or a Target. By default the current GPU, without a GPU the h200.
+        backend: "triton" or "torch"; by default what the tensors' device can run.
+        sm_scale: The factor of scores, 0 or more. By default `1 / sqrt(head_dim)`; absorbed MLA needs the head_dim
+            before absorption, so give it there.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)` returns the new score, as in PyTorch's FlexAttention. `score`
+            is already multiplied by `sm_scale`; b is the row, h the query head, q_idx and kv_idx are the positions of
+            row and token along the row's path, from 0. The function is traced once, on symbols: it may use arithmetic,
+            comparisons, torch.where and functions like torch.tanh, numbers, and single entries of tensors. Later values
+            of these tensors count; an index out of bounds takes the last entry.
+        mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns whether a row sees a token; traced in the same way.
+        logits_soft_cap: Scores become `cap * tanh(score / cap)`; None or 0 for no cap.
+        window_left: A row sees its own token and at most this number of tokens before it; -1 for all. Tokens that no
+            row sees are not read.
+        alibi_slopes: `[num_qo_heads]`; adds `slopes[h] * (kv_idx - q_idx)` to scores.
+        sinks: `[num_qo_heads]`; a score for every head that takes part in each row's softmax and lse, without a value.
+        k_scale: The factor of keys, above 0, as fp8 caches need it: a number, or a float32 tensor `[num_kv_heads]` on
+            the tensors' device. Every launch reads the tensor, so it may be overwritten.
+        v_scale: The same for values.
+        autotune: `auto` measures its best candidates on the current GPU, with plain scores, for every bucket of trees
+            that the policy cache does not know, as soon as the shape is known.
+        max_rows: The most query rows of a tree.
+        max_items: The most work items of one launch.
+        max_slots: The most slots of partial results.
+        batch_invariant: A row's bits do not depend on the other rows of the batch, on the tree, or on the place of its
+            KV in the cache. `treegen.strategies.batch_invariant()` then plans; give that strategy to set its options.
+        isolated: Infinities and NaN reach only rows that see their tokens. Refused with `autotune`.
 
-    A score below -1e24 hides its token, as -inf does, so that masks of torch.finfo(dtype).min act as masks (of fp32 and
-    bf16). Where nothing is done to scores, the bound is that of the product of q and k, before sm_scale. A sink below
-    it takes no part. Raises a TreegenError for any argument that cannot be served.
+    Returns:
+        A kernel, which is called with q and the caches.
+
+    Raises:
+        TreegenError: An argument cannot be served, or two of them not together.
     """
     _check(tree, shape, sm_scale, batch_invariant=batch_invariant, isolated=isolated)
     problem = Problem(tree, shape or DEFAULT_SHAPE, resolve_target(target))

@@ -1,4 +1,4 @@
-"""compile_batch(): an attention kernel for the batches of a server."""
+"""compile_batch(): makes an attention kernel for the running batches of a server."""
 
 from __future__ import annotations
 
@@ -41,29 +41,31 @@ def compile_batch(
     k_scale: float | torch.Tensor | None = None,
     v_scale: float | torch.Tensor | None = None,
 ) -> BatchKernel:
-    """A kernel for batches that live: requests come, grow, fork and go, and the engine's page table says where they
-    are.
+    """Makes an attention kernel for the running batches of a server.
+
+    Requests come, grow, fork and go, and the engine's page table says where their tokens are. In score functions `b` is
+    the row of q.
 
     Args:
-        shape: The attention shape, with the engine's page_size, a power of two up to 128, and kv_layout.
-        pages: The page table and lengths on the device. Their sizes say how many requests there may be.
-        max_tokens: Tokens of a request at most. Tables take memory in proportion (`BatchKernel.workspace_size`).
-        max_rows: Query rows of all requests together at most, where `pages` has a qo_indptr; by default as many as
-            there are lengths. Tables and partial results take memory in proportion.
-        strategy: "auto", which weighs a fixed list of policies, or a strategy whose plans have one stage and row
-            intervals, such as `query`, which shares nothing, and `cohort`.
-        batch_invariant: Whether the bits of a row of out and lse follow from its own request alone, whatever else is in
-            the batch and however old the plan is. Requests then share what they read by chunks: `max_tokens` decides
-            their size, or `strategy=treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all
-            chunks of all requests. Not with a qo_indptr.
-        target, backend, sm_scale, score_mod, mask_mod, logits_soft_cap, window_left, alibi_slopes, sinks, k_scale,
-            v_scale: As of treegen.compile; `b` is the row of q.
+        shape: The attention shape, with the engine's page_size (a power of two up to 128) and kv_layout.
+        pages: The page table and lengths on the device. Their sizes bound the number of requests.
+        max_tokens: The most tokens of a request. Tables take memory in proportion (`BatchKernel.workspace_size`).
+        max_rows: The most query rows of all requests together, where `pages` has a qo_indptr; by default one for each
+            length. Tables and partial results take memory in proportion.
+        strategy: "auto", which takes a measured policy or weighs a fixed list of policies; or a strategy whose plans
+            have one stage and row intervals, such as `cohort`, or `query`, which shares nothing.
+        batch_invariant: The bits of a row's out and lse depend on its own request alone. Requests then share reads of
+            whole chunks, whose size follows from `max_tokens`, or from the option of the strategy
+            `treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all chunks of all requests.
+            Refused with a qo_indptr.
+        target, backend, sm_scale, score_mod, mask_mod: As of treegen.compile.
+        logits_soft_cap, window_left, alibi_slopes, sinks, k_scale, v_scale: As of treegen.compile.
 
     Returns:
         A kernel that serves every request alone until its first `update`.
 
     Raises:
-        TreegenError: For any argument that cannot be served.
+        TreegenError: An argument cannot be served.
     """
     if not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")

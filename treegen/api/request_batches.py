@@ -47,8 +47,8 @@ class RequestBatches:
     """The batches of a wrapper, by request, for one attention shape. Addresses of buffers stay as they are.
 
     `plan` copies page tables on the device, says who is in which row, launches the step kernels and waits for nothing.
-    It starts a SharingReader when requests came or went, and every so many plans. When one is ready that shows
-    something new, it makes a plan of it; until then requests that have come are walked alone.
+    It starts a SharingReader when requests came or went, and after a number of plans (READ_EVERY). When a reader has
+    found something new, the next plan uses it; until then new requests are served alone.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RequestBatches:
         return self._kernel
 
     def holds(self, rows: int, pages: int) -> bool:
-        """Whether there is room for so many requests and pages."""
+        """Whether there is room for this number of requests and of pages."""
         return self._buffers is not None and rows <= self._buffers.rows and pages <= self._buffers.pages
 
     @property
@@ -177,7 +177,7 @@ class RequestBatches:
         return held if self._max_tokens is None else min(held, self._max_tokens)
 
     def _made(self, num_pages: int) -> BatchKernel:
-        """The kernel for a cache of so many pages, stepped for the latest plan."""
+        """Makes the kernel for a cache of `num_pages` pages, and steps it for the latest plan."""
         assert self._buffers is not None
         shape, sm_scale, scores = self._settings
         self._num_pages = num_pages
@@ -317,7 +317,7 @@ def _sample_plan(strategy: Strategy, shape: Shape) -> Any:
 
 
 def room_for(rows: int, pages: int) -> tuple[int, int]:
-    """Requests and pages that own buffers get room for where so many are needed."""
+    """Rounds requests and pages up to the room that buffers of the wrapper's own have."""
     return 1 << max(rows - 1, _LEAST_ROWS - 1).bit_length(), 1 << max(pages - 1, _LEAST_PAGES - 1).bit_length()
 
 

@@ -40,45 +40,57 @@ PagedCache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 class TreeAttentionWrapper(Copyable):
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
 
-    kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size, head_dim]`.
-    strategy, isolated: as of treegen.compile.
+    Call `plan` once per step and `run` once per layer. Calls that are written for FlashInfer work as they stand: the
+    wrapper accepts arguments that only concern FlashInfer's kernels and ignores them (see below). It serves or refuses
+    all other arguments.
 
-    So that calls written for FlashInfer are served as they stand, some arguments are taken that only concern its
-    kernels: float_workspace_buffer (here scratch memory is allocated on the stream of a call), use_tensor_cores,
-    backend "auto" or "fa2", and plan's non_blocking change nothing. All others are served or refused.
+    Page tables on a GPU are served by request. `plan` copies them on the device, computes lengths and launches the step
+    kernels of a `treegen.compile_batch` kernel there, on the current stream, and waits for nothing. The device also
+    finds out which requests share pages, whenever requests come or go and after a number of plans. The plan that uses
+    this follows when the host knows the result, one or two steps later. Until then new requests are served alone, which
+    is right and slower. Values are read as they are: rows with page ids beyond the cache give 0. The first `run` makes
+    the kernel (`batch_kernel`). Page tables that cannot be served by request are copied to the host, with a
+    PerformanceWarning:
 
-    Page tables on a GPU are served by request: `plan` copies them on the device, computes lengths and launches the step
-    kernels of a treegen.compile_batch kernel there, on the current stream, and waits for nothing. Who shares pages is
-    found on the device, too, whenever requests come or go and every so many plans. The plan for it follows when that is
-    known on the host, one or two steps later; until then new requests are walked alone, which is right and slower.
-    Values are read as they are: rows with page ids beyond the cache give 0.
+    - pages whose size is no power of two up to 128;
+    - `isolated`, `max_items` and `max_slots`;
+    - strategies whose plans need launches of their own;
+    - buffers that are not int32 on the device, and tables above 1 GB.
 
-    - request_ids of `plan`: which request is in each row. Without them row i counts as request i, and sharing is looked
-      for more often.
-    - max_tokens: tokens of a request at most, by default those of all pages together. Tables take about a byte for each
-      row and each of these tokens. A longer request gives 0, until a later `plan` raises InputError.
-    - by_request: True to serve other arrays and tensors so, too; False to copy all to the host and plan for it there.
-      Page tables on a GPU that cannot be served by request are copied as well, with a PerformanceWarning: for pages of
-      other sizes than powers of two up to 128, `isolated`, max_items and max_slots, strategies whose plans need
-      launches of their own, buffers that are not int32 on the device, and tables above 1 GB.
+    With `use_cuda_graph` batches are planned between replays of a graph that was captured from `run`, and replays use
+    the latest plan. The lengths of the three buffers, all of which are then needed, fix the batch size and the most
+    pages of a batch; a page that requests share counts for each of them. The first `plan` settles the shape, and
+    whether batches are served by request. Call `run` once before capturing. By request, `plan` writes page tables to
+    the buffers, and kernels read them there. Otherwise nothing is written to the buffers, and the first `plan` also
+    settles the strategy for "auto" and makes a kernel of fixed capacity. This kernel serves every page table that fits
+    the buffers with strategies without partial results, and with `cohort` and `query`, which "auto" mostly takes. Other
+    strategies may need more; `plan` then raises InputError before anything changes for replays.
 
-    The first `run` makes the kernel (`batch_kernel`). A copy of the wrapper has to plan anew.
+    A wrapper belongs to one thread at a time. Calls on several streams may overlap, but not with `plan`. `copy`,
+    `deepcopy` and `pickle` make a wrapper with a kernel of its own, as of Kernel; it has to plan anew.
 
-    use_cuda_graph: batches are planned between replays of a graph that was captured from `run`, and replays see the
-    latest. The lengths of the buffers, all three of which are then needed, are the batch size (of
-    paged_kv_last_page_len_buffer, one less than of paged_kv_indptr_buffer) and the most pages of a batch, a page that
-    requests share counted for each (of paged_kv_indices_buffer). The first `plan` settles the shape and whether
-    batches are served by request; call `run` once before capturing. By request, `plan` writes page tables to the
-    buffers, and kernels read them there. Else nothing is written to them, and the first `plan` settles the strategy for
-    "auto", too, and makes a kernel of fixed capacity.
-    What any page table that fits the buffers may need follows from their lengths (limits.PageBounds): every one is
-    served by strategies without partial results, and by `cohort` and `query`, which "auto" mostly takes. Others may
-    need more, as InputError then says, before anything changes for replays. max_items and max_slots (as of
-    treegen.compile): instead of what follows, for less memory where these bounds are far away, or for more.
+    Args:
+        float_workspace_buffer: Ignored: scratch memory is allocated on the stream of a call.
+        kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size,
+            head_dim]`.
+        use_cuda_graph: Whether graphs are captured from `run`.
+        use_tensor_cores: Ignored.
+        paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: With use_cuda_graph: tensors of
+            `batch + 1` entries, of the most page ids of a batch, and of `batch` entries.
+        backend: "auto" or "fa2"; ignored.
+        jit_args: Refused.
+        strategy: As of treegen.compile.
+        max_items, max_slots: With use_cuda_graph: the most work items of a launch, and slots of partial results, in
+            place of the bounds that follow from the buffers.
+        isolated: As of treegen.compile.
+        by_request: True to serve other arrays and tensors by request, too; False to copy all page tables to the host
+            and to plan there. By default page tables on a GPU are served by request.
+        max_tokens: By request: the most tokens of a request, by default those of all pages together. Tables take about
+            a byte for each row and each of these tokens. A longer request gives 0, until a later `plan` raises
+            InputError.
 
-    A wrapper belongs to one thread at a time; calls on several streams may overlap, but not with `plan`. `copy`,
-    `deepcopy` and `pickle` make a wrapper with a kernel of its own, as of Kernel. Raises InputError for what is not
-    supported.
+    Raises:
+        InputError: An argument is not supported.
     """
 
     def __init__(
@@ -174,13 +186,22 @@ class TreeAttentionWrapper(Copyable):
         q_len_per_req: int = 1,
         request_ids: Sequence[Hashable | None] | None = None,
     ) -> None:
-        """Plans for a batch of requests with one query row each; see Tree.from_page_table for the page table.
+        """Plans for a batch of requests with one query row each.
 
-        logits_soft_cap and window_left as of treegen.compile. request_ids: which request is in each row, None for rows
-        without one; read for batches by request alone (see the class). A plan for another batch of the same shape
-        reuses all kernels; with use_cuda_graph there are no others. Raises TreeError for a page table that is none,
-        ShapeError for an attention shape and InputError for options that are not supported, or a batch that does not
-        fit what graphs were captured for. Values of tables on a GPU are not checked.
+        A plan for another batch of the same shape reuses all kernels.
+
+        Args:
+            kv_indptr, kv_indices, kv_last_page_len: The page table, as of Tree.from_page_table.
+            num_qo_heads, num_kv_heads, head_dim, page_size: The attention shape; head_dim of q, K and V.
+            window_left, logits_soft_cap, sm_scale: As of treegen.compile.
+            q_data_type, kv_data_type, o_data_type: Types of q, the caches and out, by torch dtype or by name.
+            pos_encoding_mode, rope_scale, rope_theta, q_len_per_req, non_blocking: To be left at their defaults.
+            request_ids: By request: a hashable id of the request in each row, None for rows without one. Without ids
+                row i counts as request i, and sharing is looked for more often.
+
+        Raises:
+            TreeError, ShapeError: The page table is wrong (on a GPU it is not checked), or the shape not supported.
+            InputError: An option is not supported, or the batch does not fit the captured graphs.
         """
         _refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
         _refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
@@ -306,12 +327,24 @@ class TreeAttentionWrapper(Copyable):
         enable_pdl: bool | None = None,
         window_left: int | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch.
+        """Computes attention of the planned batch.
 
-        q [requests, num_qo_heads, head_dim]; paged_kv_cache: k and v pages as a pair, or one tensor `[pages, 2, ...]`
-        of both, in the wrapper's layout. Returns out like q (into `out` if given), and with `return_lse` also the
-        base-2 log-sum-exp [requests, num_qo_heads] in float32 (into `lse` if given); 0 and -inf for a request without
-        tokens. Raises InputError.
+        Args:
+            q: `[requests, num_qo_heads, head_dim]`.
+            paged_kv_cache: K and V pages as a pair, or one tensor `[pages, 2, ...]` of both, in the wrapper's layout.
+            q_scale, k_scale, v_scale: Refused, unless None or 1.
+            out: Where the result goes; by default a new tensor.
+            lse: Where the log-sum-exp goes; only with return_lse.
+            return_lse: Whether to return the log-sum-exp as well.
+            enable_pdl: Refused, unless None or False.
+            window_left: Refused, unless None or the value that `plan` got.
+
+        Returns:
+            out, like q; with return_lse also the base-2 log-sum-exp `[requests, num_qo_heads]` in float32. A request
+            without tokens gives 0 and -inf.
+
+        Raises:
+            InputError: There is no plan yet, or an argument does not fit it.
         """
         if self._kernel is None and self._requests is None:
             raise InputError("run", "no plan", "there is no plan yet", "call plan() first")
@@ -349,7 +382,7 @@ class TreeAttentionWrapper(Copyable):
     def run_return_lse(
         self, q: torch.Tensor, paged_kv_cache: PagedCache, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`run` with `return_lse`."""
+        """Calls `run` with return_lse=True and returns (out, lse)."""
         result = self.run(q, paged_kv_cache, **options, return_lse=True)
         assert isinstance(result, tuple)
         return result
@@ -378,9 +411,7 @@ class TreeAttentionWrapper(Copyable):
 
     @property
     def kernel(self) -> Kernel:
-        """The kernel of the current plan, which explains itself. Raises InputError before the first plan, and for
-        batches by request.
-        """
+        """The kernel of the current plan. Raises InputError before the first plan, and for batches by request."""
         if self._requests is not None:
             raise InputError("kernel", "a batch by request", "is served by another kernel", "ask for batch_kernel")
         if self._kernel is None:
@@ -389,7 +420,7 @@ class TreeAttentionWrapper(Copyable):
 
     @property
     def batch_kernel(self) -> BatchKernel:
-        """The kernel of batches by request, which counts what steps do. Raises InputError where there is none (yet)."""
+        """The kernel of batches by request. Raises InputError before the first `run` of such a batch."""
         if self._requests is None or self._requests.kernel is None:
             reason = "has none before the first run of a batch by request"
             raise InputError("batch_kernel", "the wrapper", reason, "give plan tensors of a GPU, and call run")

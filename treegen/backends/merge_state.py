@@ -1,8 +1,9 @@
-"""Attention states, out and lse, joined: attention over two sets of tokens becomes attention over both.
+"""Merging of attention states: attention over two sets of tokens becomes attention over both.
 
-An attention state is what attention over some tokens leaves of them: their average under the softmax, and the
-log-sum-exp of their scores. Two states of disjoint sets give that of their union exactly (FlashInfer, "Cascade
-Inference", 2024), so a row's tokens may be served by several calls: of kernels here, or of other libraries.
+An attention state is the result of attention over some tokens: `out`, the average of their values under the softmax,
+and `lse`, the log-sum-exp of their scores. The states of two disjoint sets give that of their union exactly
+(FlashInfer, "Cascade Inference", 2024), so several calls may serve a row's tokens: of kernels here, or of other
+libraries.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from treegen.ir.errors import InputError
 def merge_state(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor, *, lse_base: str = "ln"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The state of the tokens of two states: out like out_a, and the float32 lse.
+    """Merges two attention states of the same rows. See merge_states for empty and broken states.
 
-    out_a and out_b [rows, heads, head_dim], of one type; lse_a and lse_b [rows, heads] in float32, natural or base 2
-    (`lse_base` "ln" or "log2"; FlashInfer's are base 2), and so is the result. As merge_states of the two.
+    Args:
+        out_a: `[rows, heads, head_dim]` in fp16, bf16 or fp32.
+        lse_a: `[rows, heads]` in float32.
+        out_b: The out of the second state, like out_a.
+        lse_b: The lse of the second state, like lse_a.
+        lse_base: The base of all lse: "ln" (natural, as a kernel's call returns by default) or "log2" (FlashInfer's).
+
+    Returns:
+        out, like out_a, and lse, like lse_a: the state of all tokens. The sets of tokens have to be disjoint.
+
+    Raises:
+        InputError: The tensors are no two states of the same rows.
     """
     for name, tensor, other in (("out_b", out_b, out_a), ("lse_b", lse_b, lse_a)):
         _check_tensors((name, tensor), (f"{name[:3]}_a", other))
@@ -32,14 +43,23 @@ def merge_state(
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor, *, lse_base: str = "ln") -> tuple[torch.Tensor, torch.Tensor]:
-    """The state of the tokens of several states: out [rows, heads, head_dim] like outs, and the float32 lse [rows,
-    heads].
+    """Merges several attention states of the same rows.
 
-    outs [rows, states, heads, head_dim] in fp16, bf16 or fp32; lses [rows, states, heads] in float32, natural or base
-    2 (`lse_base` "ln" or "log2"; FlashInfer's are base 2), and so is the result. A state whose lse is -inf saw nothing:
-    it counts for nothing, whatever its out holds. Where no state saw anything, the result is 0 and -inf. A state whose
-    lse is NaN is broken: out and lse are then NaN for its row and head. Computed in float32 by operations of PyTorch,
-    on any device, also under CUDA graphs and torch.compile. The sets of tokens have to be disjoint. Raises InputError.
+    A state whose lse is -inf saw no token and counts for nothing, whatever its out holds. Where no state saw a token,
+    the result is 0 and -inf. A state whose lse is NaN is broken: out and lse are then NaN for its row and head. The
+    result is computed in float32 by operations of PyTorch, on any device, also under CUDA graphs and torch.compile.
+
+    Args:
+        outs: `[rows, states, heads, head_dim]` in fp16, bf16 or fp32.
+        lses: `[rows, states, heads]` in float32.
+        lse_base: The base of all lse: "ln" (natural, as a kernel's call returns by default) or "log2" (FlashInfer's).
+
+    Returns:
+        out `[rows, heads, head_dim]` of outs' type, and lse `[rows, heads]` in float32: the state of all tokens. The
+        sets of tokens have to be disjoint.
+
+    Raises:
+        InputError: The tensors are no states of the same rows.
     """
     _check_tensors(("outs", outs), ("lses", lses))
     _check_states("outs", outs, "lses", lses, 4, "[rows, states, heads, head_dim]")

@@ -1,4 +1,4 @@
-"""Kernel: an attention kernel for a tree, and for the trees that come after it."""
+"""Kernel: an attention kernel for a tree, and for the trees that follow."""
 
 from __future__ import annotations
 
@@ -36,31 +36,30 @@ _NOT_COPIED = ("_backend", "_read", "_lock", "_handle", "_captured", "_prepared"
 
 
 class Kernel(Copyable):
-    """An attention kernel for one tree at a time. Made by `treegen.compile`.
+    """An attention kernel for one tree at a time. `treegen.compile` makes it.
 
-    Threads: any number may call one kernel, or several, at the same time. One thread at a time may `update` a kernel,
-    or change its tree (`append`, `step`, `branch`, `prune`); a call that runs meanwhile serves either tree, except in a
-    kernel of fixed capacity, which is not to be called then.
+    Threads: any number of threads may call one kernel, or several, at the same time. One thread at a time may change a
+    kernel's tree (`update`, `append`, `step`, `branch`, `prune`). A call that runs meanwhile serves the old or the new
+    tree. A kernel of fixed capacity must not be called meanwhile.
 
-    Streams: calls run on the current stream of q's device. Calls on several streams may overlap, for each allocates its
-    scratch memory on its stream. Before `update` and its like, let the work that other streams have in flight
-    finish, or make the current stream wait for it: the old tree's tables are given back, or overwritten. Calls of a
-    kernel of fixed capacity, and replays of graphs captured from them, share one workspace: never run two of them at
-    the same time.
+    Streams: calls run on the current stream of q's device. Calls on several streams may overlap, because each allocates
+    its scratch memory on its stream. Before you change the tree, let the work of other streams finish, or make the
+    current stream wait for it: the old tree's tables are freed or overwritten. Calls of a kernel of fixed capacity, and
+    replays of graphs captured from them, share one workspace: never run two of them at the same time.
 
-    torch.compile: a call is one operator, `treegen::attention`, without a graph break; the kernel is looked up at run
-    time, so an `update` does not compile anew.
+    torch.compile: a call is one operator, `treegen::attention`, without a graph break. The operator looks the kernel up
+    at run time, so an `update` does not compile anew.
 
     Gradients: there is no backward pass. A call raises InputError when gradients are enabled and one of its tensors, or
     a tensor that the kernel was compiled with, requires them.
 
-    CUDA graphs: call once before capturing (memory is allocated and kernels are compiled then), with q and out of
-    `max_rows` rows, and keep the kernel for as long as its graphs are replayed. Graphs of a kernel without a capacity
-    replay the plan that they were captured with, whose tables the kernel keeps. A replay reads the caches of the
-    capture: trees with slots beyond the smallest of these are refused where the tables that replays read would change.
+    CUDA graphs: call once before capturing, with q and out of `max_rows` rows, because the first call allocates memory
+    and compiles kernels. Keep the kernel for as long as its graphs are replayed. A graph of a kernel without a capacity
+    replays the plan of its capture, whose tables the kernel keeps. A replay reads the caches of its capture: trees with
+    slots beyond the smallest of them are refused where the tables of replays would change.
 
     Copies: `copy`, `deepcopy` and `pickle` make a kernel with the same arguments, choice, capacity and tree, which
-    plans anew and has tables of its own. A pickle needs functions and strategies that are defined at the top level of a
+    plans anew and has its own tables. To be pickled, functions and strategies have to be defined at the top level of a
     module.
     """
 
@@ -144,14 +143,26 @@ class Kernel(Copyable):
         return_lse: bool = False,
         lse_base: str = "ln",
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of every row over the tokens that it sees.
+        """Computes attention of every row over the tokens that it sees.
 
-        q [rows, num_qo_heads, head_dim] in the tree's row order; caches `[slots, num_kv_heads, head_dim]` or `[pages,
-        page_size, num_kv_heads, head_dim]` (pages also as the shape's kv_layout says), that of V with head_dim_v.
-        Returns out [rows, num_qo_heads, head_dim_v] of q's type (into `out` if given), and with `return_lse` also the
-        float32 log-sum-exp [rows, num_qo_heads], natural or base 2 (`lse_base` "ln" or "log2"). A row that sees nothing
-        gives 0 and -inf. Under a fixed capacity q may have more rows than the tree, `max_rows` at most; what they hold
-        in out and lse is left as it is. Raises InputError before any launch.
+        Under a fixed capacity q may have more rows than the tree, up to `max_rows`; out and lse keep what they held in
+        the further rows.
+
+        Args:
+            q: `[rows, num_qo_heads, head_dim]`, in the tree's row order.
+            k_cache: `[slots, num_kv_heads, head_dim]`, or `[pages, page_size, num_kv_heads, head_dim]`; pages also in
+                the layout of the shape's kv_layout.
+            v_cache: The same with head_dim_v.
+            out: Where the result goes; by default a new tensor.
+            return_lse: Whether to return the log-sum-exp as well.
+            lse_base: "ln" for the natural logarithm, "log2" for base 2.
+
+        Returns:
+            out `[rows, num_qo_heads, head_dim_v]` of q's type; with return_lse also the log-sum-exp `[rows,
+            num_qo_heads]` in float32. A row that sees nothing gives 0 and -inf.
+
+        Raises:
+            InputError: A tensor does not fit; before any launch.
         """
         if torch.compiler.is_compiling():
             gradients = check_inputs.needing_gradients(self._options.named(q, k_cache, v_cache, out))
@@ -239,16 +250,21 @@ class Kernel(Copyable):
             self._prepared = prepare(problem, self._planner, self._options.scoring, self._wanted)
 
     def update(self, tree: Tree) -> None:
-        """Plans for another tree. Kernels are specialised for nothing of a tree: those that are loaded serve it as
-        well.
+        """Plans for another tree.
 
-        Only a tree that calls for another tile class (masked or not, few or many rows, short or long runs) loads one
-        more. `auto` keeps its choice for trees of the same bucket (`treegen cache why`) and searches for others.
+        Loaded kernels serve the new tree as well. A new kernel is loaded only if the tree needs another tile class:
+        masked or not, few or many rows, short or long runs. `auto` keeps its choice for trees of the same bucket
+        (`treegen cache why`) and chooses again for others.
 
-        A kernel of fixed capacity keeps choice and tile classes for all trees. Its tables are overwritten, behind the
-        calls and replays before on the current stream and without waiting for them. Raises InputError, which names the
-        limit to raise, for a tree that exceeds the capacity, and for one with slots beyond the smallest cache that a
-        CUDA graph was captured with: the kernel then goes on serving the tree that it has.
+        A kernel of fixed capacity keeps choice and tile classes for all trees. Its tables are overwritten on the
+        current stream, after the calls and replays before, and without waiting for them.
+
+        Args:
+            tree: The tree that the next call serves.
+
+        Raises:
+            InputError: The tree exceeds the capacity (the message names the limit), or has slots beyond the smallest
+                cache that a CUDA graph was captured with. The kernel then keeps its tree.
         """
         check_is_tree("tree", tree)
         check_is_by_slot("tree", tree)
@@ -270,44 +286,73 @@ class Kernel(Copyable):
         return min((self._captured[program] for program in programs if program in self._captured), default=None)
 
     def append(self, rows: IntsLike | None = None, tokens: int = 1, slots: npt.ArrayLike | None = None) -> None:
-        """The kernel's tree becomes `tree.appended(rows, tokens, slots)`, which see: rows grow by tokens.
+        """Makes rows see more tokens: the kernel's tree becomes `tree.appended(rows, tokens, slots)`.
 
-        Plans anew, as `update`; in a kernel of fixed capacity graphs then see the new tokens. Requests that run step
-        after step are better served by `treegen.compile_batch`, which needs no host work while they grow.
+        Plans anew, as `update`; threads, streams and errors are the same. In a kernel of fixed capacity graphs then see
+        the new tokens. Requests that grow step after step are better served by `treegen.compile_batch`, which needs no
+        host work while they grow.
 
-        Threads, streams and errors as for `update`, and TreeError as of Tree.appended.
+        Args:
+            rows: The rows that grow; by default all.
+            tokens: New tokens of each row.
+            slots: KV slots of the new tokens, `[rows, tokens]`, or flat for one token a row; by default the slots after
+                the last one that each row sees.
+
+        Raises:
+            TreeError: As of Tree.appended.
         """
         with self._lock:
             self.update(self.tree.appended(rows, tokens, slots))
 
     def step(self, slots: npt.ArrayLike | None = None) -> None:
-        """`append` of one token to every row."""
+        """Makes every row see one more token, as `append` does.
+
+        Args:
+            slots: A KV slot for each row; by default the slot after the last one that it sees.
+        """
         self.append(None, 1, slots)
 
     def branch(self, row: int, copies: int) -> None:
-        """The kernel's tree becomes `tree.branched(row, copies)`: the row and `copies - 1` new ones behind all rows,
-        which share what it sees so far.
+        """Makes a row `copies` rows, which share its tokens so far; the new ones follow all other rows.
 
-        Plans anew, as `update`. For 256 rows the new tree takes a sixth of that, its plan a quarter, and the rest is
-        lowering: each some dozens of operations on whole arrays, which cost the same for the rows that changed alone.
+        The kernel's tree becomes `tree.branched(row, copies)`. Plans anew, as `update`.
+
+        Args:
+            row: The row to copy.
+            copies: Rows afterwards, the row itself included.
+
+        Raises:
+            TreeError: As of Tree.branched.
         """
+        # For 256 rows the new tree takes a sixth of the time, its plan a quarter, and lowering the rest: each some
+        # dozens of operations on whole arrays, which cost the same for the rows that changed alone.
         with self._lock:
             self.update(self.tree.branched(row, copies))
 
     def prune(self, rows: IntsLike) -> None:
-        """The kernel's tree becomes `tree.pruned(rows)`: the other rows keep their order and close up. Plans anew, as
-        `branch`.
+        """Ends rows, and renumbers the rest in order: the kernel's tree becomes `tree.pruned(rows)`.
+
+        Plans anew, as `update`.
+
+        Args:
+            rows: The rows to end.
+
+        Raises:
+            TreeError: As of Tree.pruned.
         """
         with self._lock:
             self.update(self.tree.pruned(rows))
 
     def workspace_size(self) -> int:
-        """Bytes of device memory that the kernel takes beside its inputs and outputs: tables, partial results, and the
-        lse of calls that do not return it. Nothing is allocated for the answer, and no device is needed.
+        """Counts the bytes of device memory that the kernel takes besides its inputs and outputs.
 
-        For good, in a kernel of fixed capacity; else tables until the next update, and the rest during a call. It is
-        that of the shape that is given or assumed, on the triton backend, without the scores of strategies that run
-        unfused.
+        These are tables, partial results, and the lse of calls that do not return it. A kernel of fixed capacity keeps
+        them; any other keeps tables until the next update, and the rest during a call. Nothing is allocated for the
+        answer, and no device is needed.
+
+        Returns:
+            The bytes for the given or assumed shape on the triton backend, without the scores of strategies that run
+            unfused.
         """
         prepared, layout = self._prepared, self._prepared.layout
         shape = prepared.problem.shape
@@ -316,16 +361,32 @@ class Kernel(Copyable):
         return workspace_bytes(prepared.schedule, shape, layout.limits.max_rows, layout.room)
 
     def check_inputs(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-        """Raises InputError when tensors do not fit, as a call does, or a value that is read is NaN.
+        """Checks tensors as a call does, and that no value that the kernel reads is NaN.
 
-        Synchronises with the device; `TREEGEN_CHECK=1` does this on every call.
+        Waits for the device. With `TREEGEN_CHECK=1` in the environment every call does this.
+
+        Args:
+            q, k_cache, v_cache: As of a call.
+
+        Raises:
+            InputError: A tensor does not fit, or has a NaN.
         """
         with self._lock:
             self._checked(q, k_cache, v_cache)
         check_inputs.check_values(self.tree, q, k_cache, v_cache, self.shape.kv_layout)
 
     def verify(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> oracle.Verification:
-        """Runs the kernel on the caller's data and measures it against the float64 oracle."""
+        """Runs the kernel and compares out and lse with a float64 oracle.
+
+        Args:
+            q, k_cache, v_cache: As of a call.
+
+        Returns:
+            The largest errors and the tolerance; it is true if the result is right.
+
+        Raises:
+            InputError: A tensor does not fit.
+        """
         out, lse = self(q, k_cache, v_cache, return_lse=True)
         q = q[: self.tree.num_rows]
         options = self._options
@@ -350,44 +411,44 @@ class Kernel(Copyable):
 
     @property
     def shape(self) -> Shape:
-        """The attention shape; assumed until the first call when none was given."""
+        """The attention shape. Without a given shape it is assumed until the first call."""
         return self._prepared.problem.shape
 
     @property
     def target(self) -> Target:
-        """What the plan is made for."""
+        """The device that the plan is made for."""
         return self._prepared.problem.target
 
     @property
     def plan(self) -> Plan:
-        """Who reads which KV together."""
+        """The plan: which rows read which KV together."""
         return self._prepared.plan
 
     @property
     def schedule(self) -> Schedule:
-        """Work items, tiles and merge lists as they are launched."""
+        """The schedule: work items, tiles and merge lists as they are launched."""
         with self._lock:
             return self._prepared.schedule
 
     @property
     def capacity(self) -> Limits | None:
-        """What trees may need at most, of a kernel of fixed capacity; None of any other."""
+        """The limits of a kernel of fixed capacity; None for any other kernel."""
         layout = self._prepared.layout
         return None if layout is None else layout.limits
 
     @property
     def choice(self) -> Choice:
-        """The strategy that made the plan, and why it was taken."""
+        """The strategy that made the plan, and the reason for it."""
         return self._prepared.choice
 
     @property
     def backend(self) -> str:
-        """What runs the schedule: "triton" or "torch"."""
+        """The backend that runs the schedule: "triton" or "torch"."""
         return self._backend
 
     @property
     def source(self) -> str:
-        """The emitted Triton modules, for a cache addressed by slot."""
+        """The text of the emitted Triton modules, for a cache addressed by slot."""
         layout, given = self._prepared.layout, self._options
         capacity = None if layout is None else layout.room
         options = kernel_options(self.shape, self.target.capability, given.scales, given.scoring)
@@ -396,15 +457,21 @@ class Kernel(Copyable):
 
     @property
     def estimate(self) -> Estimate:
-        """What the plan reads, writes and computes."""
+        """The account of the plan: bytes, operations, launches and the estimated time."""
         prepared = self._prepared
         return account(prepared.plan, prepared.counted, prepared.view.problem, fixed=prepared.layout is not None)
 
     def explain(self, groups: int = 0, formulas: bool = False) -> str:
-        """The tree, the plan and its account as text; in batch-invariant mode also those of what `auto` would choose,
-        and how their estimated times compare.
+        """Describes the tree, the plan and its account.
 
-        groups: how many groups of the plan are listed at most; formulas: whether those of the cost model are.
+        In batch-invariant mode the text also has the plan that `auto` would choose, and compares the estimated times.
+
+        Args:
+            groups: The most groups of the plan to list.
+            formulas: Whether to print the formulas of the cost model.
+
+        Returns:
+            A text of several lines.
         """
         prepared, scoring = self._prepared, self._options.scoring
         problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
