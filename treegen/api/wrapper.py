@@ -58,7 +58,7 @@ class TreeAttentionWrapper(Copyable):
     - buffers that are not int32 on the device, and tables above 1 GB.
 
     With `use_cuda_graph` batches are planned between replays of a graph that was captured from `run`, and replays use
-    the latest plan. The lengths of the three buffers, all of which are then needed, fix the batch size and the most
+    the latest plan. The three buffers are then needed, and their lengths fix the batch size and the most
     pages of a batch; a page that requests share counts for each of them. The first `plan` settles the shape, and
     whether batches are served by request. Call `run` once before capturing. By request, `plan` writes page tables to
     the buffers, and kernels read them there. Otherwise nothing is written to the buffers, and the first `plan` also
