@@ -67,7 +67,8 @@ class TreeAttentionWrapper(Copyable):
     strategies may need more; `plan` then raises InputError before anything changes for replays.
 
     A wrapper belongs to one thread at a time. Calls on several streams may overlap, but not with `plan`. `copy`,
-    `deepcopy` and `pickle` make a wrapper with a kernel of its own, as of Kernel; it has to plan anew.
+    `deepcopy` and `pickle` make a wrapper with a kernel of its own, as of Kernel. The copy of a wrapper that serves
+    batches by request has to plan anew.
 
     Args:
         float_workspace_buffer: Ignored: scratch memory is allocated on the stream of a call.
