@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from call_counts import calls
 from forests import examples, forests, visible_slots
 from treegen import Tree
 from treegen.bench.flashinfer_tables import Level, PagesOnHost, level_tables, row_table
@@ -136,10 +136,9 @@ def test_trees_without_rows_or_tokens() -> None:
     assert row_table(empty, 4).tokens(4).tolist() == [0, 0]
 
 
-def test_large_trees_are_quick() -> None:
+def test_large_trees_take_few_operations() -> None:
     tree = Tree.parse("1,16,64,256,1024/2048,512,256,128,32")
-    begin = time.perf_counter()
     table, levels = row_table(tree, 16), level_tables(tree, 16)
-    assert time.perf_counter() - begin < 5
+    assert calls(lambda: (row_table(tree, 16), level_tables(tree, 16))) < 1500
     assert table.tokens(16).tolist() == [2976] * 1024
     assert len(levels) == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treegen
+from call_counts import calls
 from forests import examples, visible_slots
 from page_requests import Requests, blocks, csr, requests, slots
 from treegen import Shape, Tree, TreegenError
@@ -230,18 +231,22 @@ def test_tables_on_a_gpu_are_refused() -> None:
         Tree.from_block_table(OnGpu(), [1], 16)
 
 
-def test_time_grows_with_the_pages_and_not_with_their_square() -> None:
-    def seconds(count: int) -> float:
+def test_work_grows_with_the_pages_and_not_with_their_square() -> None:
+    def work(count: int) -> tuple[int, int]:
+        """Calls, and bytes at the peak."""
         made = [([0, 1, 2, 3 + row // 16, 1000 + row], 80) for row in range(count)]
         table = [np.array(values, np.int32) for values in csr(made, 16)]
-        times = []
-        for _ in range(5):
-            begin = time.perf_counter()
+        called = calls(lambda: Tree.from_page_table(*table, 16))
+        tracemalloc.start()
+        try:
             Tree.from_page_table(*table, 16)
-            times.append(time.perf_counter() - begin)
-        return min(times)
+            return called, tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
 
-    assert seconds(16_000) < 40 * seconds(1_000)
+    few, many = work(1_000), work(16_000)
+    assert many[0] < 2 * few[0]
+    assert many[1] < 20 * few[1]
 
 
 def test_the_callers_arrays_stay_the_callers() -> None:

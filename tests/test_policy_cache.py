@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from call_counts import calls
 from policies import ENTRY, KEY, POLICY, accept, cache_warnings, file_of, ship
 from treegen import Shape, Tree
 from treegen.autotune_cache import policy_cache as policies_module
@@ -79,20 +78,12 @@ def test_a_hit_reads_one_file_and_no_folder(
     assert len(opened) == 1
 
 
-def test_lookups_are_quick(policy_cache: PolicyCache, tmp_path: Path) -> None:
+def test_lookups_take_few_calls(policy_cache: PolicyCache, tmp_path: Path) -> None:
     entry = replace(ENTRY, candidates=(("strategy=cohort rows=4", 12.5, "ok"),) * 60)
     policy_cache.store(entry)
 
-    def fastest(lookup: Callable[[], object]) -> float:
-        times = []
-        for _ in range(50):
-            begin = time.perf_counter()
-            lookup()
-            times.append(time.perf_counter() - begin)
-        return min(times)
-
-    assert fastest(lambda: policy_cache.lookup(KEY, accept)) < 0.00005
-    assert fastest(lambda: PolicyCache(tmp_path / "shipped").lookup(KEY, accept)) < 0.005  # 0.8 ms here
+    assert calls(lambda: policy_cache.lookup(KEY, accept)) < 60
+    assert calls(lambda: PolicyCache(tmp_path / "shipped").lookup(KEY, accept)) < 3000  # which reads its file
 
 
 def test_a_policy_that_the_caller_refuses_is_a_miss_with_one_warning(

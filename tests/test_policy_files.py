@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -101,9 +100,7 @@ def test_a_bad_file_is_a_miss_with_one_warning_and_is_replaced(
 ) -> None:
     path = file_of(policies_folder)
     path.write_bytes(HOSTILE[name])
-    begin = time.perf_counter()
     reason = refused_with_one_warning(policy_cache, path)
-    assert time.perf_counter() - begin < 2
     if "future" in name:
         assert f"newer than {FORMAT}" in reason
     made = policy_cache.decide(KEY, accept, lambda: ENTRY)

@@ -4,12 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from call_counts import calls
 from treegen import Shape, Tree
 from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.key import shape_text, target_text
@@ -69,21 +69,15 @@ def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) 
     assert choice.reason.startswith("measured as the fastest for such trees: ")
 
 
-def test_lookups_are_quick_and_nothing_is_read_at_import(shipped: list[Entry], tmp_path: Path) -> None:
+def test_lookups_take_few_calls_and_nothing_is_read_at_import(shipped: list[Entry], tmp_path: Path) -> None:
     policies = PolicyCache()
     assert policies._shipped_files == {}
 
-    def fastest(where: str) -> float:
-        times = []
+    for where in ("shipped", "memory"):
         for entry in shipped:
-            begin = time.perf_counter()
             found = policies.lookup(entry.key, accepts)
-            times.append(time.perf_counter() - begin)
             assert (found.entry, found.where) == (entry, where)
-        return min(times)
-
-    assert fastest("shipped") < 0.0001  # 0.04 ms here, each asked for the first time
-    assert fastest("memory") < 0.00005  # 0.011 ms here
+    assert calls(lambda: policies.lookup(shipped[0].key, accepts)) < 120
 
 
 def test_the_file_is_sorted_and_has_a_line_for_each(shipped: list[Entry]) -> None:
