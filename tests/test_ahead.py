@@ -1,11 +1,13 @@
 """Ahead-of-time compilation of kernel variants for sm_80, sm_90 and sm_100: they compile, do not spill, and fit."""
 
 import itertools
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +30,7 @@ def partial_key(
     architecture: int, dtype: str, head_dim: int, group: int, large: bool, mask: TileMask, block: int, page_size: int,
     dealt: bool = False, merging: bool = False,
 ) -> KernelKey:  # fmt: skip
-    """The key that compile would use on this architecture."""
+    """The key that `treegen.compile` would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
     tile = tile_class(shape, targets()[TARGETS[architecture]], rows)
@@ -44,27 +46,50 @@ FLAGS = ((False, True), MASKS, (16, 1), (1, 16), (False, True), (False, True))
 EVERY = [case for case in itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS) if not (case[-2] and case[-1])]
 
 
-def covering() -> list[tuple[int, KernelKey | MergeKey]]:
-    """At most 220 (architecture, key) pairs: every pair of values of two parameters occurs, per architecture, and
-    every kind of merge kernel.
-    """
-    chosen: list[tuple[int, KernelKey | MergeKey]] = []
+Case = tuple[object, ...]
+STACK_FILE = Path(__file__).parent / "stack_bytes.json"
+"""Bytes of stack that variants take beyond what `stack_limit` allows, by `case_text`: those that are known."""
+
+
+def covering(strength: int) -> list[Case]:
+    """Cases in which all values of any `strength` parameters occur together, per architecture, where they can."""
+    chosen: list[Case] = []
     for architecture in ARCHITECTURES:
-        rest = [case for case in EVERY if case[0] == architecture]
-        missing = {pair for case in rest for pair in pairs(case)}
+        found = {case: combined(case, strength) for case in EVERY if case[0] == architecture}
+        missing = set().union(*found.values())
         while missing:
-            best = max(rest, key=lambda case: len(missing & pairs(case)))
-            missing -= pairs(best)
-            chosen.append((architecture, partial_key(*best)))
+            best = max(found, key=lambda case: len(missing & found[case]))
+            missing -= found[best]
+            chosen.append(best)
+    return chosen
+
+
+def combined(case: Case, strength: int) -> set[tuple[tuple[int, object], ...]]:
+    """All combinations of the values of `strength` parameters of a case, with their places."""
+    return set(itertools.combinations(enumerate(case[1:]), strength))
+
+
+def covering_jobs() -> list[tuple[int, KernelKey | MergeKey]]:
+    """At most 220 (architecture, key) pairs: all pairs of values of two parameters, and every kind of merge kernel."""
+    chosen: list[tuple[int, KernelKey | MergeKey]] = [(case[0], partial_key(*case)) for case in covering(2)]
+    for architecture in ARCHITECTURES:
         forms = zip(itertools.product(DTYPES, (80, 128, 256)), itertools.count())
         of_shapes = [(merge_keys(Shape(8, 8, dim, dtype=dtype)), number) for (dtype, dim), number in forms]
         chosen += [(architecture, key) for keys, number in of_shapes for key in keys[number % 3 :: 3]]
     return chosen
 
 
-def pairs(case: tuple[object, ...]) -> set[tuple[int, object, int, object]]:
-    """All pairs of parameter values in a case, with their places."""
-    return {(i, case[i], j, case[j]) for i, j in itertools.combinations(range(1, len(case)), 2)}
+def case_text(case: Case) -> str:
+    """A case as a line of words."""
+    architecture, dtype, head_dim, group, large, mask, run, page_size, dealt, merging = case
+    words = [f"sm_{architecture}", dtype, f"head_dim {head_dim}", f"group {group}", "large" if large else "small", mask]
+    words += [
+        f"runs of {run}",
+        f"pages of {page_size}",
+        *["from a work list"] * bool(dealt),
+        *["merging"] * bool(merging),
+    ]
+    return ", ".join(map(str, words))
 
 
 def compile_one(job: tuple[int, KernelKey | MergeKey]) -> Resources:
@@ -86,10 +111,19 @@ def compiled(jobs: list[tuple[int, KernelKey | MergeKey]]) -> Iterator[tuple[int
             os.environ["TRITON_INTERPRET"] = interpreted
 
 
+def stack_limit(key: KernelKey | MergeKey) -> int:
+    """Bytes of stack that a variant of a 16-bit type and a head dim of at most 128 may take outside of loops over KV:
+    four registers for thread blocks that work off lists or merge, twelve for those that merge where tokens are
+    gathered one by one, and else none.
+    """
+    does_more = isinstance(key, KernelKey) and (key.dealt or key.merging)
+    gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
+    return 48 if gathers else 16 if does_more else 0
+
+
 def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
-    """Prints what every variant takes; shared memory within the target, and for 16-bit types up to head dim 128 no
-    stack in loops over KV, and outside of them at most four registers' worth for thread blocks that work off lists or
-    merge, twelve for those that merge where tokens are gathered one by one, and else none.
+    """Prints the resources of each variant. Shared memory fits the target. Variants of 16-bit types with head dims of
+    at most 128 take no stack in loops over KV, and outside of them at most `stack_limit`.
     """
     for architecture, key, resources in compiled(jobs):
         print(
@@ -97,10 +131,7 @@ def check(jobs: list[tuple[int, KernelKey | MergeKey]]) -> None:
         )
         assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
         if key.dtype != "fp32" and key.head_dim_v <= 128:
-            does_more = isinstance(key, KernelKey) and (key.dealt or key.merging)
-            gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
-            most = 48 if gathers else 16 if does_more else 0
-            assert resources.stack <= most, f"sm_{architecture} {key}"
+            assert resources.stack <= stack_limit(key), f"sm_{architecture} {key}"
             assert resources.in_loops == 0, f"sm_{architecture} {key}"
 
 
@@ -121,7 +152,7 @@ def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(blo
 
 
 def test_the_covering_set_is_small_and_covers() -> None:
-    jobs = covering()
+    jobs = covering_jobs()
     assert len(jobs) <= 220
     for architecture in ARCHITECTURES:
         keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
@@ -175,26 +206,34 @@ def test_rows_that_heads_do_not_fill_spill_nothing_where_pages_are_gathered() ->
 
 @pytest.mark.full
 def test_the_covering_set_compiles() -> None:
-    check(covering())
+    check(covering_jobs())
 
 
-def every_variant(architecture: int, dtype: str, head_dim: int) -> list[tuple[int, KernelKey | MergeKey]]:
-    """All keys of an architecture, a type and a head dim."""
-    return [(architecture, partial_key(*case)) for case in EVERY if case[:3] == (architecture, dtype, head_dim)]
-
-
-@pytest.mark.aot_all
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", DIMS)
-def test_every_variant_compiles(architecture: int, dtype: str, head_dim: int) -> None:
-    check(every_variant(architecture, dtype, head_dim))
+def test_any_three_values_occur_together() -> None:
+    cases = covering(3)
+    assert len(cases) <= 250
+    for architecture in ARCHITECTURES:
+        found = set().union(*(combined(case, 3) for case in cases if case[0] == architecture))
+        assert found == set().union(*(combined(case, 3) for case in EVERY if case[0] == architecture))
 
 
 @pytest.mark.aot_all
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("head_dim", [dim for dim in DIMS if dim <= 128])
-def test_no_variant_touches_the_stack_in_loops_over_kv(architecture: int, dtype: str, head_dim: int) -> None:
-    for _, key, resources in compiled(every_variant(architecture, dtype, head_dim)):
-        assert resources.in_loops == 0, f"sm_{architecture} {key}"
+def test_variants_compile_in_any_combination_of_three_values() -> None:
+    """Shared memory fits, no variant of a 16-bit type takes stack in loops, and outside of them those of STACK_FILE
+    alone take more than `stack_limit`, as many bytes as it says.
+    """
+    cases = covering(3)
+    jobs: list[tuple[int, KernelKey | MergeKey]] = [(case[0], partial_key(*case)) for case in cases]
+    beyond: dict[str, int] = {}
+    in_loops: list[str] = []
+    for case, (architecture, key, resources) in zip(cases, compiled(jobs), strict=True):
+        print(case_text(case), resources)
+        assert resources.shared <= targets()[TARGETS[architecture]].shared_bytes
+        if key.dtype != "fp32" and key.head_dim_v <= 128:
+            if resources.stack > stack_limit(key):
+                beyond[case_text(case)] = resources.stack
+            if resources.in_loops:
+                in_loops.append(case_text(case))
+    print(json.dumps(beyond, indent=2))
+    assert not in_loops
+    assert beyond == json.loads(STACK_FILE.read_text())
