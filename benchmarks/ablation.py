@@ -32,7 +32,7 @@ from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
-from treegen.codegen import emit
+from treegen.codegen import emit, merge_context, merge_forms, module_text, partial_context, tile_context
 from treegen.codegen import kernel_signature as signatures
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir import arena
@@ -89,20 +89,20 @@ def listed(items: Ints, rows: Ints) -> Ints:
     return np.full(len(items), -1, np.int32)
 
 
+MERGE_FORMS = merge_forms._MERGE_FORMS
 AT_ONCE = """    if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
 """
 
 
-def rewritten(*changes: tuple[str, str]) -> Callable[[], jinja2.Environment]:
-    """What makes the templates, with other text in that of stage 1."""
-    usual, name = emit._environment(), "partial_attention.py.jinja"
+def rewritten(phase: str, old: str, new: str) -> Callable[[], jinja2.Environment]:
+    """What makes the templates, with other text in a phase of partial kernels."""
+    usual, name = module_text._environment(), f"partial_attention/{phase}.jinja"
     assert usual.loader is not None
     text = usual.loader.get_source(usual, name)[0]
-    for old, new in changes:
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    return lambda: usual.overlay(loader=jinja2.ChoiceLoader([jinja2.DictLoader({name: text}), usual.loader]))
+    assert text.count(old) == 1, old
+    changed = jinja2.DictLoader({name: text.replace(old, new)})
+    return lambda: usual.overlay(loader=jinja2.ChoiceLoader([changed, usual.loader]))
 
 
 def strides_as_data(key: KernelKey | MergeKey) -> tuple[signatures.Parameter, ...]:
@@ -159,11 +159,11 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "a block per head where few rows merge", 1.05,
-        ((emit, "_MERGE_FORMS", {math.inf: emit._MERGE_FORMS[math.inf]}),),
+        ((merge_forms, "_MERGE_FORMS", {math.inf: MERGE_FORMS[math.inf]}),),
     ),
     Optimisation(
         "a row's partials merged at once, against one by one", 1.1,
-        ((emit, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in emit._MERGE_FORMS.items()}),),
+        ((merge_forms, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in MERGE_FORMS.items()}),),
     ),
     Optimisation("long walks staggered", 1.12, ((stagger, "LEAST_TOKENS", 1 << 30),)),
     Optimisation(
@@ -172,16 +172,18 @@ OPTIMISATIONS = (
     Optimisation(
         "the caches' strides as constants",
         1.03,
-        ((emit, "kernel_signature", strides_as_data),),
+        tuple((module, "kernel_signature", strides_as_data) for module in (partial_context, merge_context)),
     ),
-    Optimisation("masks by block, against by token", 1.03, ((emit, "_MOST_BY_BLOCK", 0),)),
+    Optimisation("masks by run, against by token", 1.03, ((tile_context, "_MOST_HIDDEN_BY_RUN", 0),)),
     Optimisation(
-        "the next launch at once, against at the end", 1.02, ((emit, "_environment", rewritten((AT_ONCE, ""))),)
+        "the next launch at once, against at the end",
+        1.02,
+        ((module_text, "_environment", rewritten("kernel", AT_ONCE, "")),),
     ),
     Optimisation(
         "partials read into registers of results",
         1.07,
-        ((emit, "_environment", rewritten(("{{ c.paired }} and not INTERPRETED", "False and not INTERPRETED"))),),
+        ((module_text, "_environment", rewritten("results", "= not INTERPRETED", "= False and not INTERPRETED")),),
     ),
     Optimisation(
         "partials in fp32, against 16 bits", 1.0,

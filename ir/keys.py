@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCode:
-    """What stage-1 kernels do to scores before the softmax, as Triton: `before` the loops, and in them `lines` that end
+    """What partial kernels do to scores before the softmax, as Triton: `before` the loops, and in them `lines` that end
     in the new `score` and in whether it is seen (`mask`), each empty where it stays as it is.
 
     captured: of every tensor that is read, its type and its dimensions. positions: whether rows and tokens
@@ -25,19 +24,19 @@ class ScoreCode:
 
 @dataclass(frozen=True, slots=True)
 class KernelKey:
-    """Everything that a stage-1 kernel is specialised for; nothing of the tree.
+    """Everything that a partial kernel is specialised for; nothing of the tree.
 
     dtype: "fp16", "bf16" or "fp32"; kv_dtype: the same, "e4m3" or "e5m2". group: query heads per KV head. page_size: 1
     when the cache is addressed by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or
-    "bits". tile_rows: query head rows per block; tile_tokens: KV tokens per tile; block_tokens: granularity of the runs
-    packed into one tile. dealt: whether thread blocks work off lists. merging: whether items join partials of earlier
-    stages before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether values are
-    the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is read as
-    bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done to
-    scores. sinks: whether every head has a sink, which takes its share of the softmax. waiting: whether some items wait
-    for the partials of others in the same launch. guarded: whether values that are not finite are kept from rows whose
-    score hides the token. request_page: 0 where tables list runs of slots, else the page size of the engine's tables,
-    from which a step kernel lists them (treegen.backends.step_kernels).
+    "bits". tile_rows: query head rows per thread block; tile_tokens: KV tokens per tile; block_tokens: granularity of
+    the runs packed into one tile. dealt: whether thread blocks work off lists. merging: whether items join partials of
+    earlier launches before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether
+    values are the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is
+    read as bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done
+    to scores. sinks: whether every head has a sink, which takes its share of the softmax. waiting: whether some items
+    wait for the partials of others in the same launch. guarded: whether values that are not finite are kept from rows
+    whose score hides the token. request_page: 0 where tables list runs of slots, else the page size of the engine's
+    tables, from which a step kernel lists them (treegen.backends.step_kernels).
     """
 
     dtype: str
@@ -65,15 +64,11 @@ class KernelKey:
     guarded: bool = False
     request_page: int = 0
 
-    def text(self) -> str:
-        """Canonical JSON, as in the header of the emitted module; what few kernels have is left out of others."""
-        return _text("partial_attention", self)
-
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
-    """Everything that a stage-2 kernel is specialised for. heads: heads per block, and parts: partials of each at a
-    time, powers of two. staged: whether it also merges into partial slots, for a later stage to read. sinks: see
+    """Everything that a merge kernel is specialised for. heads: heads per thread block, and parts: partials of each at
+    a time, powers of two. staged: whether it also merges into partial slots, for a later merge to read. sinks: see
     KernelKey.
     """
 
@@ -84,14 +79,3 @@ class MergeKey:
     staged: bool
     warps: int
     sinks: bool = False
-
-    def text(self) -> str:
-        """Canonical JSON, as in the header of the emitted module."""
-        return _text("merge", self)
-
-
-def _text(kernel: str, key: KernelKey | MergeKey) -> str:
-    """A key as JSON, without what is left at its default."""
-    given = {f.name: getattr(key, f.name) for f in fields(key) if getattr(key, f.name) != f.default}
-    values = {name: asdict(value) if isinstance(value, ScoreCode) else value for name, value in given.items()}
-    return json.dumps({"kernel": kernel, **values}, sort_keys=True)

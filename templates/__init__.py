@@ -1,1 +1,4 @@
-"""Jinja templates of the emitted kernels. They decide nothing: `treegen.codegen.emit` passes one frozen context."""
+"""Templates of the emitted kernels: Jinja files by phase, and the Triton functions that kernels share.
+
+Templates decide nothing: `treegen.codegen` passes them one frozen context.
+"""

@@ -10,7 +10,8 @@ from multiprocessing import get_context
 
 from treegen import Shape
 from treegen.codegen.aot import Resources, compile_ahead
-from treegen.codegen.emit import emit_partial, kernel_key
+from treegen.codegen.emit import emit_partial
+from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.target.targets import Target, targets
 from treegen.target.tile_config import tile_class

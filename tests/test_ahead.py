@@ -15,7 +15,9 @@ import torch
 
 from treegen import Shape
 from treegen.codegen.aot import ARCHITECTURES, Resources, compile_ahead
-from treegen.codegen.emit import emit_merge, emit_partial, fixed_merge_key, kernel_key, merge_keys
+from treegen.codegen.emit import emit_merge, emit_partial
+from treegen.codegen.merge_forms import fixed_merge_key, merge_keys
+from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import TileMask
 from treegen.scoring.options import ScoreOptions, Scoring

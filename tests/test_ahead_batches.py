@@ -18,8 +18,8 @@ from ahead_kernels import compiled, target_of
 from treegen import PageTable, Shape
 from treegen.codegen.aot import ARCHITECTURES, Resources, _device_of
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.codegen.emit import KernelOptions, kernel_key
 from treegen.codegen.kernel_usage import usage
+from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.runtime.batch_room import chunk_room_of, room_of, tile_of
 from treegen.scoring.options import ScoreOptions, Scoring

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from treegen import Shape, Tree
-from treegen.codegen.emit import Source, emit, emit_merge, merge_key
+from treegen.codegen.emit import Source, emit, emit_merge
+from treegen.codegen.merge_forms import merge_key
 from treegen.ir.errors import BackendError
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
@@ -147,7 +148,8 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from dataclasses import replace\n"
         "from treegen import Shape\n"
         "from treegen.tuning.compile_pool import compile_all\n"
-        "from treegen.codegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge\n"
+        "from treegen.codegen.merge_forms import merge_key\n"
         "from treegen.target.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
         "key = merge_key(shape, staged=False, rows=512, longest=9)\n"

@@ -15,7 +15,8 @@ import treegen
 from compositions import Composition, Probes, bits, composition
 from forests import examples, forests, obeys_law, visible_slots
 from treegen import Kernel, KVRuns, Shape, Tree
-from treegen.codegen.emit import kernel_key, merge_key_of
+from treegen.codegen.merge_forms import merge_key_of
+from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.schedule import Schedule

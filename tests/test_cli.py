@@ -10,7 +10,9 @@ import pytest
 
 import treegen
 from treegen import Shape, Tree, cli
-from treegen.codegen.emit import emit_merge, emit_partial, kernel_key, merge_key_of
+from treegen.codegen.emit import emit_merge, emit_partial
+from treegen.codegen.merge_forms import merge_key_of
+from treegen.codegen.partial_keys import kernel_key
 from treegen.report.explain import explain
 from treegen.schedule.passes.single_loop import in_one_loop
 from treegen.strategies import strategy_names

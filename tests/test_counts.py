@@ -12,7 +12,8 @@ from triton import knobs
 import treegen
 from treegen import Shape, Tree
 from treegen.codegen import compile_counter, load
-from treegen.codegen.emit import emit_merge, merge_key
+from treegen.codegen.emit import emit_merge
+from treegen.codegen.merge_forms import merge_key
 from treegen.ir.errors import PerformanceWarning
 
 ROOT = Path(__file__).parent.parent

@@ -21,7 +21,8 @@ from treegen.backends import oracle
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_scales import Scales
 from treegen.codegen.aot import ARCHITECTURES
-from treegen.codegen.emit import KernelOptions, emit_partial, kernel_key, reads_bits
+from treegen.codegen.emit import emit_partial
+from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy
@@ -221,16 +222,17 @@ def test_costs_and_keys_know_the_types() -> None:
 def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
     tile = tile_class(Shape(4, 2, 16, dtype="fp16"), target_of(90), 1)
     plain = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"))).text
-    for word in ('"scaled', "by_bits", "k_scales", "from_bits", ".to(query.dtype)"):
+    for word in ("scaled  ", "by_bits", "k_scales", "from_bits", ".to(q_tile.dtype)"):
         assert word not in plain
     scaled = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"), options=KernelOptions(scaled=True))).text
     assert "k_scales, v_scales," in scaled
+    assert "scaled  " in scaled
 
 
 def test_sources_are_those_of_the_target() -> None:
     for target, by_bits in (("a100", True), ("h200", False)):
         source = treegen.compile(SMALL, strategy="query", shape=SHAPE, target=target, v_scale=2.0).source
-        assert ("def from_bits" in source) == by_bits
+        assert ("def e4m3_from_bits" in source) == by_bits
         assert "v_scales" in source
 
 

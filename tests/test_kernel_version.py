@@ -6,7 +6,9 @@ not go unnoticed. Docstrings, comments, formatting and the names of local variab
 
 import ast
 import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import fields
 from typing import get_args
 
 from treegen import Shape
@@ -51,7 +53,11 @@ def normalised(text: str) -> str:
 
 
 def described(source: Source) -> str:
-    return f"{hashlib.sha256(normalised(source.text).encode()).hexdigest()[:16]} {source.key.text()}"
+    """A digest of a module's code, and its key without what is left at its default."""
+    digest = hashlib.sha256(normalised(source.text).encode()).hexdigest()[:16]
+    values = {each.name: (getattr(source.key, each.name), each.default) for each in fields(source.key)}
+    given = {name: value for name, (value, default) in values.items() if value != default}
+    return f"{digest} {json.dumps({'kernel': source.kernel, **given}, sort_keys=True)}"
 
 
 def test_kernels_are_those_of_kernel_version(golden: Callable[[str], None]) -> None:

@@ -21,7 +21,10 @@ import treegen
 from treegen import Shape
 from treegen.autotune_cache import folders
 from treegen.codegen import load
-from treegen.codegen.emit import emit_merge, emit_partial, kernel_key, merge_key
+from treegen.codegen.emit import emit_merge, emit_partial
+from treegen.codegen.key_table import key_table
+from treegen.codegen.merge_forms import merge_key
+from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.errors import CacheWarning
 from treegen.ir.schedule import TileClass
 
@@ -54,8 +57,9 @@ def test_sources(name: str, golden) -> None:
 
 def test_the_header_carries_key_and_digest() -> None:
     source = emit_partial(kernel_key(MASKED, SHAPE))
-    assert f"key: {source.key.text()}\n" in source.text
-    assert f"digest: {source.digest}\n" in source.text
+    table = "".join(f"    {line}\n" for line in key_table(source.key))
+    assert f"\nKey:\n{table}\n" in source.text
+    assert f"\nDigest: {source.digest}\n" in source.text
     undigested = source.text.replace(source.digest, "")
     assert hashlib.sha256(undigested.encode()).hexdigest()[:32] == source.digest
 
@@ -145,7 +149,8 @@ def test_what_triton_compiles_is_what_was_emitted(cache: Path) -> None:
         "from pathlib import Path\n"
         "from treegen import Shape\n"
         "from treegen.codegen import load\n"
-        "from treegen.codegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge\n"
+        "from treegen.codegen.merge_forms import merge_key\n"
         "source = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))\n"
         "write = load.write_text\n"
         "def swapped(*names):\n"
@@ -195,7 +200,8 @@ def test_processes_that_emit_the_same_module_agree(cache: Path) -> None:
     program = (
         "from treegen import Shape\n"
         "from treegen.codegen import load\n"
-        "from treegen.codegen.emit import emit_merge, merge_key\n"
+        "from treegen.codegen.emit import emit_merge\n"
+        "from treegen.codegen.merge_forms import merge_key\n"
         "key = merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9)\n"
         "print(load.load_module(emit_merge(key)).__file__)\n"
     )

@@ -74,12 +74,25 @@ def test_an_editable_install_runs_the_checkouts_files(checkout: Path) -> None:
         "from treegen.ir import written_later as below\n"
         "from treegen.autotune_cache.policy_cache import POLICY_CACHE\n"
         "assert POLICY_CACHE.entries()\n"
+        "from treegen.codegen.merge_forms import fixed_merge_key\n"
+        "assert 'def merge(' in treegen.codegen.emit.emit_merge(fixed_merge_key(treegen.Shape(8, 8, 64))).text\n"
         "print(treegen.__version__, written_later.HERE, below.HERE, treegen.codegen.emit.__file__, sep='\\n')\n"
     )
     done = run(sys.executable, "-c", program, cwd=checkout.parent, PYTHONPATH=str(links))
     assert done.returncode == 0, done.stderr
     files = [checkout / "treegen" / "written_later.py", checkout / "ir" / "written_later.py"]
     assert list(map(Path, done.stdout.splitlines()[1:])) == [*files, checkout / "treegen" / "codegen" / "emit.py"]
+
+
+def test_a_wheel_has_every_template(checkout: Path) -> None:
+    built = run(
+        sys.executable, "-c", "from setuptools import build_meta; build_meta.build_wheel('../dist')", cwd=checkout
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = (checkout.parent / "dist").glob("*.whl")
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("treegen/templates/")}
+    there = {path for path in (ROOT / "templates").rglob("*") if path.suffix in (".jinja", ".py")}
+    assert packed == {f"treegen/templates/{path.relative_to(ROOT / 'templates').as_posix()}" for path in there}
 
 
 def test_the_readme_embeds_no_files() -> None:

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from treegen import Shape
-from treegen.codegen.emit import Source, emit_merge, emit_partial, fixed_merge_key, kernel_key
+from treegen.codegen.emit import Source, emit_merge, emit_partial
 from treegen.codegen.kernel_signature import KernelSignature, ParameterKind, Tensors, kernel_signature
+from treegen.codegen.merge_forms import fixed_merge_key
+from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.ir.schedule import TileClass
 from treegen.scoring.options import ScoreOptions, Scoring

@@ -18,16 +18,7 @@ from treegen.backends.kv_scales import Scales, placed
 from treegen.backends.kv_views import in_words
 from treegen.backends.unfused import unfused_parts
 from treegen.codegen.compile_counter import warn_of_compiles
-from treegen.codegen.emit import (
-    KernelOptions,
-    Source,
-    compile_templates,
-    emit_merge,
-    emit_partial,
-    kernel_key,
-    merge_key_of,
-    reads_bits,
-)
+from treegen.codegen.emit import Source, emit_merge, emit_partial
 from treegen.codegen.kernel_signature import (
     ItemTables,
     MergeTables,
@@ -40,6 +31,9 @@ from treegen.codegen.kernel_signature import (
     switch_values,
 )
 from treegen.codegen.load import load_module
+from treegen.codegen.merge_forms import merge_key_of
+from treegen.codegen.module_text import compile_templates
+from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
 from treegen.codegen.register_layout import check_pairs
 from treegen.ir.arena import Arena, Capacity
 from treegen.ir.arrays import Ints
@@ -96,7 +90,7 @@ class LaunchTables(NamedTuple):
         shared = {
             "rows": table[arena.rows :],
             "tiles": table[arena.tiles :],
-            "blocks": table[arena.blocks :],
+            "runs": table[arena.blocks :],
             "work_indptr": table[arena.work_indptr :],
             "work": table[arena.work :],
             "epilogue_indptr": table[arena.epilogue_indptr :],

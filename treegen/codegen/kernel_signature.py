@@ -63,12 +63,12 @@ class Tensors(NamedTuple):
 
 
 class ItemTables(NamedTuple):
-    """The tables of a tile class, named as the parameters of stage-1 kernels."""
+    """The tables of a tile class, named as the parameters of partial kernels."""
 
     items: TensorLike
     rows: TensorLike
     tiles: TensorLike
-    blocks: TensorLike
+    runs: TensorLike
     work_indptr: TensorLike
     work: TensorLike
     epilogue_indptr: TensorLike
@@ -77,7 +77,7 @@ class ItemTables(NamedTuple):
 
 
 class MergeTables(NamedTuple):
-    """The tables of a stage's merges, named as the parameters of stage-2 kernels."""
+    """The tables of a round's merges, named as the parameters of merge kernels."""
 
     merge_rows: TensorLike
     merge_indptr: TensorLike
@@ -129,7 +129,7 @@ def kernel_signature(key: KernelKey | MergeKey) -> tuple[Parameter, ...]:
 def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
     tensors = _each(ParameterKind.TENSOR, *Tensors._fields)
     yield (*tensors, Parameter("parts", ParameterKind.COUNT, specialized=False)) if key.waiting else tensors[:-1]
-    yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "blocks")
+    yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "runs")
     if key.dealt:
         yield _each(ParameterKind.TABLE, "work_indptr", "work")
     if key.merging:

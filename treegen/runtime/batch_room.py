@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from treegen.codegen.emit import tile_form
+from treegen.codegen.tile_context import tile_form
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestRoom
 from treegen.ir.schedule import TileClass

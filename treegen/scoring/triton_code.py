@@ -1,4 +1,4 @@
-"""Code: expressions as lines of Triton, in the terms of templates/partial_attention.py.jinja.
+"""Code: expressions as lines of Triton, in the terms of templates/partial_attention/.
 
 Symbols there: `raw` [M, N], the score as it comes; `b`, `h`, `q_idx` [M, 1]; `kv_idx` [1, N]. Lines that depend on
 neither score nor token stand before the loops.

@@ -9,7 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from treegen.codegen.emit import KernelOptions, Source, emit_merge, emit_partial, kernel_key, merge_keys, reads_bits
+from treegen.codegen.emit import Source, emit_merge, emit_partial
+from treegen.codegen.merge_forms import merge_keys
+from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
 from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape

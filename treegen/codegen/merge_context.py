@@ -1,0 +1,42 @@
+"""What the templates of merge kernels read: a merge key with its consequences spelled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treegen.codegen.kernel_signature import Parameter, kernel_signature
+from treegen.ir.keys import MergeKey
+from treegen.target.tile_config import padded
+
+
+@dataclass(frozen=True, slots=True)
+class MergeContext:
+    """The context of a merge kernel.
+
+    heads, parts: what a thread block takes at a time, see MergeKey. to_partials: whether some results go to partial
+    slots, for a later merge to read. padded_v: padded head dim of results; mask_v: whether that is more than the
+    head dim.
+    """
+
+    heads: int
+    parts: int
+    to_partials: bool
+    head_dim_v: int
+    padded_v: int
+    mask_v: bool
+    parameters: tuple[Parameter, ...]
+    sinks: bool
+
+    @classmethod
+    def of(cls, key: MergeKey) -> MergeContext:
+        """Spells out a key."""
+        return cls(
+            heads=key.heads,
+            parts=key.parts,
+            to_partials=key.staged,
+            head_dim_v=key.head_dim_v,
+            padded_v=padded(key.head_dim_v),
+            mask_v=padded(key.head_dim_v) != key.head_dim_v,
+            parameters=kernel_signature(key),
+            sinks=key.sinks,
+        )

@@ -1,0 +1,82 @@
+"""The keys of merge kernels: how many heads and partials a thread block takes at a time, by what there is to merge."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from treegen.ir.arena import Capacity
+from treegen.ir.keys import MergeKey
+from treegen.ir.schedule import Schedule
+from treegen.ir.shape import Shape
+from treegen.target.tile_config import padded
+
+
+class MergeForm(NamedTuple):
+    """What a thread block of a merge kernel takes at a time: heads of a row, and partials of each."""
+
+    heads: int
+    parts: int
+
+
+_MERGED_BY_WARP = 4096
+"""Values of partials that a warp has in registers at a time."""
+# By the merged rows times heads up to which they serve. Measured on an H200: few rows want a thread block for every
+# head, and all of a row's partials at a time, so that nobody waits for memory twice; one warp is the fastest.
+_MERGE_FORMS = {
+    1024: (MergeForm(1, 4), MergeForm(1, 16), MergeForm(1, 32)),
+    2048: (MergeForm(2, 2), MergeForm(2, 8)),
+    math.inf: (MergeForm(4, 2), MergeForm(4, 4)),
+}
+_FIXED_FORM = MergeForm(2, 8)
+
+
+def fixed_merge_key(shape: Shape, *, sinks: bool = False) -> MergeKey:
+    """Makes the key of the only merge kernel of schedules with fixed merges."""
+    return _merge_key(shape, False, _FIXED_FORM, sinks=sinks)
+
+
+def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int, sinks: bool = False) -> MergeKey:
+    """Makes the key of the merge kernel for this many merged rows of at most `longest` partials."""
+    forms = next(forms for most, forms in _MERGE_FORMS.items() if rows * shape.num_qo_heads <= most)
+    form = next((form for form in forms if form.parts >= longest), forms[-1])
+    return _merge_key(shape, staged, form, sinks=sinks)
+
+
+def merge_keys(shape: Shape) -> list[MergeKey]:
+    """Lists every key that `merge_key` makes for an attention shape."""
+    forms = [form for some in _MERGE_FORMS.values() for form in some]
+    return list(dict.fromkeys(_merge_key(shape, staged, form) for staged in (False, True) for form in forms))
+
+
+def merge_key_of(
+    schedule: Schedule, shape: Shape, round_number: int, capacity: Capacity | None = None, *, sinks: bool = False
+) -> MergeKey:
+    """Makes the key of the kernel that merges at the end of one round of a schedule's launches.
+
+    Args:
+        schedule: The schedule.
+        shape: The attention shape.
+        round_number: Which of the schedule's rounds, from 0 on.
+        capacity: That of launches that do not follow the schedule; lists of any length then may come.
+        sinks: Whether heads have sinks.
+
+    Returns:
+        The key.
+    """
+    if schedule.fixed:
+        return fixed_merge_key(shape, sinks=sinks)
+    staged = schedule.num_stages > 1
+    if capacity is not None:
+        rows, longest = capacity.merges[round_number], capacity.merge_slots
+        return merge_key(shape, staged=staged, rows=rows, longest=longest, sinks=sinks)
+    first, last = schedule.merge_stage_indptr[round_number : round_number + 2]
+    bounds = schedule.merge_indptr[first : last + 1]
+    longest = int((bounds[1:] - bounds[:-1]).max(initial=0))
+    return merge_key(shape, staged=staged, rows=len(bounds) - 1, longest=longest, sinks=sinks)
+
+
+def _merge_key(shape: Shape, staged: bool, form: MergeForm, *, sinks: bool = False) -> MergeKey:
+    heads = min(form.heads, 1 << (shape.num_qo_heads - 1).bit_length())
+    warps = max(1, heads * form.parts * padded(shape.head_dim_v) // _MERGED_BY_WARP)
+    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps, sinks)

@@ -1,0 +1,204 @@
+"""What the templates of partial kernels read: a kernel key with its consequences spelled out.
+
+Templates choose between texts by these values. They compute nothing of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from treegen.codegen.kernel_signature import Parameter, kernel_signature
+from treegen.codegen.tile_context import FullTileContext, PackedTileContext
+from treegen.ir.keys import KernelKey, ScoreCode
+from treegen.ir.shape import FP8
+from treegen.target.tile_config import key_pieces, padded, rows_per_tile
+
+_CHUNK = 8
+"""Head rows and dims of a tile of results of which a warp has two each in every thread."""
+_MOST_PAIRED_TOKENS = 64
+"""Tokens of a tile up to which kernels that merge read partials into the registers of results; on Blackwell more spill.
+"""
+
+
+class EntryLoad(NamedTuple):
+    """How a captured tensor is read: instruction, register and type of what it loads, and the type it is used in."""
+
+    instruction: str
+    register: str
+    loaded: str
+    result: str
+
+
+_LOADS = {
+    "uint8": EntryLoad("u8", "r", "int32", "int32"),
+    "int8": EntryLoad("s8", "r", "int32", "int32"),
+    "int16": EntryLoad("s16", "r", "int32", "int32"),
+    "int32": EntryLoad("b32", "r", "int32", "int32"),
+    "int64": EntryLoad("b64", "l", "int64", "int32"),
+    "float16": EntryLoad("b16", "h", "float16", "float32"),
+    "bfloat16": EntryLoad("b16", "h", "bfloat16", "float32"),
+    "float32": EntryLoad("b32", "r", "float32", "float32"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DimContext:
+    """Head dims of keys and values, and their padded sizes; keys may be in two pieces, of which `rest` is the second or
+    0. mask, rest_mask, mask_v: the names of masks where padding has to be left out, else empty.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    padded: int
+    rest: int
+    padded_v: int
+    mask: str
+    rest_mask: str
+    mask_v: str
+
+    @classmethod
+    def of(cls, key: KernelKey) -> DimContext:
+        """Spells out a key's head dims."""
+        whole, rest = (*key_pieces(key.head_dim, key.head_dim_v), 0)[:2]
+        padded_v = padded(key.head_dim_v)
+        return cls(
+            head_dim=key.head_dim,
+            head_dim_v=key.head_dim_v,
+            padded=whole,
+            rest=rest,
+            padded_v=padded_v,
+            mask="d_mask" if not rest and whole != key.head_dim else "",
+            rest_mask="rest_mask" if rest and whole + rest != key.head_dim else "",
+            mask_v="dv_mask" if padded_v != key.head_dim_v else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVContext:
+    """How caches are read.
+
+    page_size: 1 by slot, else the tokens of a page. shared: whether values are the first piece of keys. converted:
+    whether elements in 8 bits are converted one by one, with by_bits out of bytes. words: whether they are read four at
+    a time; planes: the function that then converts them. scaled: whether keys and values have scales by head.
+    """
+
+    page_size: int
+    shared: bool
+    converted: bool
+    by_bits: bool
+    words: bool
+    planes: str
+    scaled: bool
+
+    @classmethod
+    def of(cls, key: KernelKey) -> KVContext:
+        """Spells out how a key's caches are read."""
+        of_e4m3 = "e4m3_planes_from_bits" if key.by_bits else "e4m3_planes"
+        return cls(
+            page_size=key.page_size,
+            shared=key.shared_kv,
+            converted=key.kv_dtype in FP8 and not key.words,
+            by_bits=key.by_bits,
+            words=key.words,
+            planes="e5m2_planes" if key.kv_dtype == "e5m2" else of_e4m3,
+            scaled=key.scaled,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinContext:
+    """Which partials final items join: those of earlier launches (merging) or of their own (waiting).
+
+    paired: whether partials are read into the registers of results, two at a time. chunk_rows, chunk_dims: rows and
+    dims that lie together in a waiting kernel's partial results.
+    """
+
+    merging: bool
+    waiting: bool
+    paired: bool
+    chunk_rows: int
+    chunk_dims: int
+
+    @classmethod
+    def of(cls, key: KernelKey) -> JoinContext:
+        """Spells out what a key joins."""
+        has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
+        return cls(
+            merging=key.merging,
+            waiting=key.waiting,
+            paired=has_room and key.dtype != "fp32" and not key.words,
+            chunk_rows=math.gcd(key.group, _CHUNK),
+            chunk_dims=_CHUNK,
+        )
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return self.merging or self.waiting
+
+
+@dataclass(frozen=True, slots=True)
+class PartialContext:
+    """The context of a partial kernel.
+
+    rows, tokens: sizes of a tile. group: query heads per KV head, of which a tile takes `heads`, so that a KV head has
+    head_tiles tiles. masked: whether rows see some runs only, and bits: whether bit masks say which. leaves_out:
+    whether rows with negative numbers are left out. scores: what changes scores; loads: how the tensors that it
+    captured are read. values_first: whether values are loaded before keys are multiplied. unspecialized: parameters
+    whose values machine code is not made for. indent: further spaces of the kernel's body.
+    """
+
+    rows: int
+    tokens: int
+    group: int
+    heads: int
+    head_tiles: int
+    masked: bool
+    bits: bool
+    leaves_out: bool
+    dealt: bool
+    indent: int
+    sinks: bool
+    guarded: bool
+    values_first: bool
+    scores: ScoreCode | None
+    loads: tuple[EntryLoad, ...]
+    parameters: tuple[Parameter, ...]
+    unspecialized: tuple[str, ...]
+    dims: DimContext
+    kv: KVContext
+    full: FullTileContext | None
+    packed: PackedTileContext
+    joins: JoinContext
+
+    @classmethod
+    def of(cls, key: KernelKey) -> PartialContext:
+        """Spells out a key."""
+        heads, parameters = min(key.group, key.tile_rows), kernel_signature(key)
+        assert rows_per_tile(key.tile_rows, key.group) * heads <= key.tile_rows
+        return cls(
+            rows=key.tile_rows,
+            tokens=key.tile_tokens,
+            group=key.group,
+            heads=heads,
+            head_tiles=-(-key.group // heads),
+            masked=key.mask != "none",
+            bits=key.mask == "bits",
+            leaves_out=key.request_page > 0,
+            dealt=key.dealt,
+            indent=4 if key.dealt else 0,
+            sinks=key.sinks,
+            guarded=key.guarded,
+            values_first=key.guarded and not key.shared_kv,
+            scores=key.scoring,
+            loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
+            parameters=parameters,
+            unspecialized=tuple(parameter.name for parameter in parameters if not parameter.specialized),
+            dims=DimContext.of(key),
+            kv=KVContext.of(key),
+            full=FullTileContext.of(key) if key.full else None,
+            packed=PackedTileContext.of(key),
+            joins=JoinContext.of(key),
+        )
