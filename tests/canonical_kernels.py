@@ -15,7 +15,7 @@ from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.merge_forms import merge_keys
 from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
-from treegen.runtime.batch_kernel import _tile_of
+from treegen.runtime.batch_room import tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
 
 BF16 = Shape(32, 8, 128, dtype="bf16")
@@ -68,7 +68,7 @@ def fp8(architecture: int, shape: Shape, *, large: bool, **tile: Any) -> KernelK
 def batch(architecture: int, page_size: int, layout: str = "NHD", scoring: ScoreCode | None = None) -> KernelKey:
     shape = replace(BF16, page_size=page_size, kv_layout=layout)
     options = KernelOptions(request_page=page_size, scoring=scoring)
-    return kernel_key(_tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
+    return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
 
 def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:
