@@ -25,7 +25,8 @@ from treegen.bench.providers import UnavailableError
 from treegen.ir.errors import FormatError, InputError
 from treegen.ir.tree import Tree
 from treegen.workloads.batch_pages import BatchPages
-from treegen.workloads.batches import BatchCourse, BatchRequest, ServedBatch, batches, chosen_batches
+from treegen.workloads.batches import batches, chosen_batches
+from treegen.workloads.served_batch import BatchCourse, BatchRequest, ServedBatch
 
 CPU = torch.device("cpu")
 TINY = Shape(4, 2, 16, dtype="fp32", page_size=4)

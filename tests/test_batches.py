@@ -10,7 +10,9 @@ import pytest
 
 from treegen.ir.errors import FormatError, InputError
 from treegen.workloads.batch_pages import BatchPages, BatchSizes
-from treegen.workloads.batches import FAMILIES, BatchRequest, ServedBatch, batches, stand_ins
+from treegen.workloads.batches import FAMILIES, batches
+from treegen.workloads.served_batch import BatchRequest, ServedBatch
+from treegen.workloads.stand_ins import stand_ins
 
 STEPS = 200
 MADE = batches(None)

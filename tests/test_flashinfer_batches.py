@@ -21,7 +21,7 @@ from treegen.bench.flashinfer_batches import (
     FlashInferBatchMla,
     FlashInferBatchPrefill,
 )
-from treegen.workloads.batches import ServedBatch
+from treegen.workloads.served_batch import ServedBatch
 
 SHAPE = Shape(4, 2, 64, dtype="bf16", page_size=4)
 LATENT = Shape(4, 1, 24, 16, dtype="bf16", page_size=4, shared_kv=True)

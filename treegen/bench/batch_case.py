@@ -17,7 +17,8 @@ from treegen.backends.softmax import softmax
 from treegen.ir.arrays import Ints
 from treegen.ir.shape import Shape
 from treegen.workloads.batch_pages import BatchPages, BatchSizes
-from treegen.workloads.batches import BatchEvents, ServedBatch, stand_ins
+from treegen.workloads.served_batch import BatchEvents, ServedBatch
+from treegen.workloads.stand_ins import stand_ins
 
 BATCH_HEADS = ("32:8", "8:1")
 MLA_HEADS = ("128:1", "16:1")

@@ -26,7 +26,7 @@ from treegen.ir.errors import InputError
 from treegen.tuning.timing import graph_of, median_us
 from treegen.tuning.worker import problem_of
 from treegen.workloads.batch_pages import BatchPages
-from treegen.workloads.batches import ServedBatch
+from treegen.workloads.served_batch import ServedBatch
 
 _PROVIDERS: tuple[BatchProvider, ...] = (
     TreegenBatches(),

@@ -33,7 +33,7 @@ from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.text_files import save_text
-from treegen.workloads.batches import ServedBatch
+from treegen.workloads.served_batch import ServedBatch
 
 BETTER = 0.98
 """Time over that of the weighed choice up to which another policy is kept."""

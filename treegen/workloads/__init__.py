@@ -1,1 +1,1 @@
-"""Where trees come from: files, recorded and generated decodings."""
+"""Sources of trees and batches: files, recorded decodings and generators."""

@@ -1,4 +1,4 @@
-"""Page tables of running batches on the host, as engines keep them: pages in random order, shared ones counted."""
+"""Page tables of running batches on the host, as engines keep them: pages in random order, with owner counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import InputError
-from treegen.workloads.batches import BatchEvents, BatchRequest, ServedBatch
+from treegen.workloads.served_batch import BatchEvents, BatchRequest, ServedBatch
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSizes:
-    """What the course of a batch needs at most: rows and entries per row of the page table, pages, and query rows."""
+    """The most that the course of a batch needs.
+
+    Args:
+        rows: Rows of the page table.
+        width: Page ids per row of the table.
+        pages: Pages of the cache.
+        queries: Query rows of a step.
+    """
 
     rows: int
     width: int
@@ -23,7 +30,7 @@ class BatchSizes:
 
     @classmethod
     def of(cls, batch: ServedBatch, events: Sequence[BatchEvents]) -> BatchSizes:
-        """The sizes for a batch and these events."""
+        """Computes the sizes for a batch and its events."""
         everyone = [*batch.requests, *(request for each in events for request in each.arrived)]
         running = len(batch.requests) + np.cumsum([0] + [len(each.arrived) - len(each.finished) for each in events])
         page, last = batch.page_size, len(events) + 1
@@ -37,7 +44,7 @@ class BatchSizes:
         return cls(pages.table.shape[0], pages.table.shape[1], used, queries)
 
     def joined(self, other: BatchSizes) -> BatchSizes:
-        """The larger of each."""
+        """Returns the larger of each size."""
         return BatchSizes(
             max(self.rows, other.rows),
             max(self.width, other.width),
@@ -48,7 +55,13 @@ class BatchSizes:
 
 @dataclass(frozen=True, slots=True)
 class BatchArrival:
-    """A request that has joined in a row; shared_row: the row of the request that it shares tokens with."""
+    """A request that has joined in a row of the table.
+
+    Args:
+        row: The row of the request.
+        request: The request.
+        shared_row: The row of the request that it shares tokens with; None where it shares nothing.
+    """
 
     row: int
     request: BatchRequest
@@ -57,7 +70,13 @@ class BatchArrival:
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """What a step has changed, in this order: rows that finished, tokens by which others grew, requests that joined."""
+    """The changes of a step, in this order.
+
+    Args:
+        finished: Rows whose requests finished.
+        grown: Tokens gained, by row.
+        arrived: Requests that joined.
+    """
 
     finished: tuple[int, ...]
     grown: dict[int, int]
@@ -65,19 +84,26 @@ class StepChange:
 
 
 class BatchPages:
-    """A batch's page table and lengths at a step, and its pool of pages.
+    """The page table and lengths of a batch at a step, and its pool of pages.
 
-    A request keeps its row until it finishes; arrivals take the lowest free rows. Entries of the table beyond a row's
-    length are left as they were.
+    A request keeps its row until it finishes. Arrivals take the lowest free rows. Page ids beyond a row's length are
+    left over from earlier requests.
 
         table [rows, width]   page ids of each row's tokens, in order
         lengths [rows]        tokens of each row, 0 for a free row
         queries [rows]        query rows of each row, 0 for a free row
-        owners [pages]        in how many rows each page is
+        owners [pages]        number of rows that each page is in
+
+    Args:
+        batch: The batch, whose first step is set up.
+        sizes: The sizes of the table and the cache.
+        seed: Decides the order of pages.
+
+    Raises:
+        InputError: The batch does not fit into these sizes.
     """
 
     def __init__(self, batch: ServedBatch, sizes: BatchSizes, seed: int = 0) -> None:
-        """The batch's first step; `sizes` is what there is. Raises InputError where the batch does not fit."""
         self.batch, self.page_size = batch, batch.page_size
         self.table: Ints = np.zeros((sizes.rows, sizes.width), np.int32)
         self.lengths: Ints = np.zeros(sizes.rows, np.int32)
@@ -91,40 +117,44 @@ class BatchPages:
         self._writes: list[tuple[int, int, Ints]] = []
         self._groups: list[tuple[Ints, int]] | None = None
         self.change = StepChange((), {}, self._join(batch.requests))
-        """What the latest step changed; the first step's requests have all joined."""
+        """The changes of the latest step. At the first step all requests have just joined."""
 
     @property
     def rows(self) -> Ints:
-        """Rows of running requests, rising."""
+        """Rows of running requests, in ascending order."""
         return np.flatnonzero(self.lengths).astype(np.int32)
 
     @property
     def held(self) -> Ints:
-        """Pages of each row [rows]."""
+        """Number of pages of each row, `[rows]`."""
         return -(-self.lengths // self.page_size)
 
     @property
     def used_pages(self) -> int:
-        """Pages that some row has."""
+        """Number of pages that belong to at least one row."""
         return int(np.count_nonzero(self.owners))
 
     def apply(self, events: BatchEvents) -> None:
-        """Goes on by a step. Raises InputError where the batch no longer fits."""
+        """Advances by a step. Raises InputError where the batch no longer fits."""
         self._groups = None
         finished = tuple(self._leave(number) for number in events.finished)
         grown = self._grow()
         self.change = StepChange(finished, grown, self._join(events.arrived))
 
     def taken_writes(self) -> tuple[Longs, Ints]:
-        """Cells of the flat table that were written since the last call, and the page ids in them."""
+        """Returns the cells of the flat table written since the last call, and the page ids in them."""
         writes, self._writes = self._writes, []
         width = self.table.shape[1]
         cells = [np.zeros(0, np.int64)] + [row * width + first + np.arange(len(ids)) for row, first, ids in writes]
         return np.concatenate(cells), np.concatenate([np.zeros(0, np.int32)] + [ids for _, _, ids in writes])
 
     def groups(self) -> list[tuple[Ints, int]]:
-        """Running rows by their first page, each with the tokens in whole pages that all of them share: at least one
-        page less than any of them has, and 0 for a row of its own."""
+        """Groups running rows by their first page.
+
+        Returns:
+            For each group its rows, and the tokens that all of them share: whole pages, at least one page fewer than
+            any of the rows has, and 0 for a single row.
+        """
         if self._groups is None:
             rows, held = self.rows, self.held
             first = self.table[rows, 0]
@@ -160,7 +190,7 @@ class BatchPages:
         self._free_rows.sort(reverse=True)
         for request in requests:
             if not self._free_rows:
-                raise InputError("sizes", len(self.lengths), "has fewer rows than requests run", "make it larger")
+                raise InputError("sizes", len(self.lengths), "has fewer rows than running requests", "add rows")
             row = self._free_rows.pop()
             shared_row = None if request.shared_with is None else self._row_of[request.shared_with]
             shared = self.table[row, :0] if shared_row is None else self._shared(shared_row, request.shared_tokens)
@@ -181,7 +211,7 @@ class BatchPages:
 
     def _taken(self, count: int) -> Ints:
         if count > len(self._free_pages):
-            raise InputError("sizes", len(self.owners), "has fewer pages than the batch needs", "make it larger")
+            raise InputError("sizes", len(self.owners), "has fewer pages than the batch needs", "add pages")
         ids = np.array(self._free_pages[len(self._free_pages) - count :], np.int32)
         del self._free_pages[len(self._free_pages) - count :]
         self.owners[ids] += 1

@@ -1,4 +1,4 @@
-"""A small seeded generator of trees as decoding systems make them: few-shot, reasoning and speculative."""
+"""Generators of trees as decoding systems make them: few-shot, reasoning and speculative. All are seeded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ from treegen.ir.tree.kv import KVRuns
 from treegen.workloads.tree_files import Template
 
 _LARGEST = 1_000_000
-_DRAFT_DEPTH = 4  # Medusa's heads: tokens below the root token
-_RANK_CHANCES = (0.6, 0.15)  # that a head's first guess, and its second, is the token that will be accepted
+_DRAFT_DEPTH = 4  # tokens below the root token: Medusa has one head for each
+_RANK_CHANCES = (0.6, 0.15)  # chances that a head's first guess and its second guess are accepted
 
 
 def few_shot(prompt: int = 4000, width: int = 20, step: int = 200) -> Tree:
-    """A prompt shared by `width` branches that have grown by `step` tokens each (DeFT, table 6). Raises TreeError."""
+    """Makes a prompt with `width` branches of `step` tokens each (DeFT, table 6).
+
+    Args:
+        prompt: Tokens of the prompt.
+        width: Number of branches, one query row each.
+        step: Tokens of each branch.
+
+    Raises:
+        TreeError: An argument is not a positive integer.
+    """
     _check(prompt=prompt, width=width, step=step)
     return Tree.from_levels([1, width], [prompt, step])
 
@@ -28,9 +37,15 @@ def few_shot(prompt: int = 4000, width: int = 20, step: int = 200) -> Tree:
 def reasoning(
     seed: int = 0, depth: int = 5, width: int = 10, prompt: int = 1000, thought: int = 300, step: int | None = None
 ) -> Tree:
-    """A tree-of-thoughts search at a decoding step, by default in the middle (see `reasoning_template`).
+    """Makes the tree of a tree-of-thoughts search at one decoding step.
 
-    Raises TreeError.
+    Args:
+        seed: Decides lengths and survivors.
+        depth, width, prompt, thought: As in `reasoning_template`.
+        step: The decoding step; by default the middle of the search.
+
+    Raises:
+        TreeError: An argument is out of range, or no row is alive at the step.
     """
     template = reasoning_template(seed, depth, width, prompt, thought)
     if step is not None:
@@ -41,11 +56,21 @@ def reasoning(
 def reasoning_template(
     seed: int = 0, depth: int = 5, width: int = 10, prompt: int = 1000, thought: int = 300
 ) -> Template:
-    """The whole course of a breadth-first tree-of-thoughts search (DeFT, section 4).
+    """Makes the whole course of a breadth-first tree-of-thoughts search (DeFT, section 4).
 
-    In each of `depth` rounds the surviving thoughts branch into `width` new ones altogether, about `thought` tokens
-    long but uneven: some stop early, some run twice as long. One to three of them survive, the others are pruned when
-    they end. A round's thoughts start when their own parent ends, so rounds overlap. Raises TreeError.
+    In each round the surviving thoughts branch into new ones of uneven length: some stop early, some run twice the
+    usual length. One to three of them survive; the others are pruned when they end. A thought starts when its own
+    parent ends, so rounds overlap.
+
+    Args:
+        seed: Decides lengths and survivors.
+        depth: Number of rounds.
+        width: New thoughts of a round, all branches together.
+        prompt: Tokens of the prompt.
+        thought: Usual tokens of a thought.
+
+    Raises:
+        TreeError: An argument is out of range.
     """
     _check(depth=depth, width=width, prompt=prompt, thought=thought)
     if depth * width > _LARGEST:
@@ -68,15 +93,23 @@ def reasoning_template(
 
 
 def speculative(seed: int = 0, tokens: int = 32, prefix: int = 1000) -> Tree:
-    """A draft token tree of `tokens` rows, the root token's included, over `prefix` tokens.
+    """Makes a draft token tree over a prefix.
 
-    Grown as Medusa's sparse trees are: the guess most likely to be accepted next, by rank and depth, joins first; here
-    likelihoods are random around a geometric law. KV lies in order of depth. Raises TreeError.
+    It grows like Medusa's sparse trees: the guess that is most likely to be accepted, by rank and depth, joins first.
+    Likelihoods are random around a geometric law. KV is stored in order of depth.
+
+    Args:
+        seed: Decides the likelihoods.
+        tokens: Query rows: draft tokens, the root token included.
+        prefix: Tokens of the prefix.
+
+    Raises:
+        TreeError: An argument is not a positive integer.
     """
     _check(tokens=tokens, prefix=prefix)
     source = _random(seed)
     paths: list[tuple[int, ...]] = []
-    # Each entry stands for the guesses of one rank and higher below one token; losses are negative log likelihoods.
+    # Each entry stands for the guesses below one token from one rank on; losses are negative log likelihoods.
     waiting: list[tuple[float, tuple[int, ...]]] = [(0.0, (0,))]
     while len(paths) < tokens - 1:
         loss, path = heapq.heappop(waiting)
@@ -89,9 +122,15 @@ def speculative(seed: int = 0, tokens: int = 32, prefix: int = 1000) -> Tree:
 
 
 def in_shuffled_pages(tree: Tree, page_size: int, seed: int = 0) -> Tree:
-    """The tree with its KV in pages of `page_size` tokens in random order, every node on pages of its own.
+    """Moves the KV of a tree to pages in random order. No two nodes share a page.
 
-    Raises TreeError.
+    Args:
+        tree: The tree.
+        page_size: Tokens of a page.
+        seed: Decides the order of pages.
+
+    Raises:
+        TreeError: An argument is not a positive integer, or there are too many pages.
     """
     _check(page_size=page_size)
     counts = -(-tree.tokens // page_size)

@@ -1,4 +1,4 @@
-"""Specs: texts that mean many trees. A file or a folder of trees, a decoding, a recorded trace, a table of levels."""
+"""Specs: texts that name many trees: a file or a folder of trees, a decoding, a recorded trace, a table of levels."""
 
 from __future__ import annotations
 
@@ -16,22 +16,33 @@ from treegen.workloads.traces import is_generated, workload_from
 from treegen.workloads.tree_files import load_tree, tree_from_argument
 
 STRIDE = 64
-"""Decoding steps between the trees that are taken of a decoding, by default."""
+"""Default number of decoding steps between the trees taken from a decoding."""
 _ENDINGS = (".json", ".jsonl", ".txt")
 _LEVELS = ("nodes_per_level", "tokens_per_node")
-_DECODINGS = frozenset({"start", "end", "paths", "accepted"})  # fields of which a tree has none
-_DESCRIPTION = frozenset({"heads", "head_dim", "dtype"})  # what a table was measured with; shapes are the caller's
+_DECODINGS = frozenset({"start", "end", "paths", "accepted"})  # fields that no tree has
+_DESCRIPTION = frozenset({"heads", "head_dim", "dtype"})  # the shape a table was measured with; callers give their own
 _WHOLE_TEMPLATE = re.compile(r".+\.json#[0-9]{1,9}", re.DOTALL | re.IGNORECASE)
 
 
 def trees_of(spec: str, stride: int = STRIDE) -> Iterator[tuple[str, Tree]]:
-    """All trees that a spec means, with a name for each.
+    """Yields all trees that a spec names, each with a name of its own.
 
-    A TREE text or a file that holds a tree, as `treegen explain` takes them; a decoding, generated or in a file, as
-    `treegen io` takes them, of which the trees at every event and every `stride` steps are taken; a `.jsonl` file with
-    a tree on every line (treegen JSON, a TREE text in quotes, or an object with nodes_per_level and tokens_per_node); a
-    `.json` file with an object whose field `trees` is a list of such trees; a folder, of which all `.json`, `.jsonl`
-    and `.txt` files are taken, in the order of their paths. Raises FormatError and TreeError, which name the file.
+    A spec is one of:
+
+    - a TREE text or a file that holds a tree, as `treegen explain` takes them;
+    - a generated or recorded decoding, as `treegen io` takes it, which gives its trees at every event and every
+      `stride` steps;
+    - a `.jsonl` file with a tree on every line: treegen JSON, a TREE text in quotes, or an object with nodes_per_level
+      and tokens_per_node;
+    - a `.json` file with an object whose field `trees` is a list of such trees;
+    - a folder, which gives all its `.json`, `.jsonl` and `.txt` files in the order of their paths.
+
+    Args:
+        spec: The text.
+        stride: Decoding steps between two trees of a decoding.
+
+    Raises:
+        FormatError, TreeError: A file or a tree is wrong; the message names the file.
     """
     if is_generated(spec):
         yield from _of_workload(spec, stride)
@@ -84,7 +95,7 @@ def _of_trace(path: str) -> Iterator[tuple[str, Tree]]:
 
 
 def _tree(value: Any) -> Tree:
-    """The tree of a line or of a table's entry."""
+    """Makes the tree of a line, or of an entry of a table."""
     if isinstance(value, str):
         return Tree.parse(value)
     if not isinstance(value, dict):

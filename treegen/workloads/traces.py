@@ -1,4 +1,4 @@
-"""Workloads: named decodings, each a course of segments in which the same nodes and rows go on growing."""
+"""Workloads: named decodings. Each is a sequence of segments in which nodes only grow."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ _FILE = re.compile(r"(?P<path>.+?)(?:#(?P<index>[0-9]{1,9}))?(?::(?P<options>\w+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CourseSegment:
-    """Steps `first`, `first + 1`, ... between two events: `tree` at the first one, of which only `growing` nodes grow.
+    """The steps of a decoding between two events, in which nodes grow and nothing else changes.
 
-    They are `grown[i]` tokens longer at step `first + i`: one per step in plain decoding, the accepted tokens in
-    speculative decoding. Every row sees the whole of its node.
+    Every row sees all of its node.
+
+    Args:
+        first: The first step.
+        tree: The tree at the first step.
+        growing: The nodes that grow.
+        grown: `grown[i]` is the number of tokens that each of these nodes has gained by step `first + i`: one per step
+            in plain decoding, the accepted tokens in speculative decoding.
     """
 
     first: int
@@ -47,7 +53,7 @@ class CourseSegment:
         return self.first + len(self.grown) - 1
 
     def at(self, step: int) -> Tree:
-        """The tree at a step. Raises TreeError outside first..last."""
+        """Makes the tree at a step. Raises TreeError outside first..last."""
         if not self.first <= step <= self.last:
             raise TreeError("step", step, "is outside the segment", f"choose a step of {self.first}..{self.last}")
         if step == self.first:
@@ -59,7 +65,7 @@ class CourseSegment:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """One decoding from its first to its last step; `segments()` makes its course anew on every call."""
+    """One decoding from its first to its last step; each call of `segments()` starts from the first segment."""
 
     name: str
     segments: Callable[[], Iterator[CourseSegment]]
@@ -74,7 +80,16 @@ class Workload:
 
 
 def few_shot(prompt: int = 4000, width: int = 20, steps: int = 400) -> Decode:
-    """A shared prompt; at step t = 1..steps each of `width` branches has t tokens (DeFT, table 6). Raises TreeError."""
+    """Makes the decoding of `width` branches over one prompt, each with t tokens at step t (DeFT, table 6).
+
+    Args:
+        prompt: Tokens of the prompt.
+        width: Number of branches.
+        steps: Number of decoding steps.
+
+    Raises:
+        TreeError: An argument is not a positive integer.
+    """
     tree = generate.few_shot(prompt, width, 1)
     _check(steps=steps)
     segment = CourseSegment(1, tree, frozen(np.arange(1, 1 + width)), np.arange(steps))
@@ -82,7 +97,10 @@ def few_shot(prompt: int = 4000, width: int = 20, steps: int = 400) -> Decode:
 
 
 def replay(template: Template, name: str = "reasoning") -> Decode:
-    """The decoding that a template describes, cut where a node begins or ends; steps without a row are left out."""
+    """Makes the decoding of a template, in segments between steps where a node begins or ends.
+
+    Steps without a row are left out.
+    """
 
     def segments() -> Iterator[CourseSegment]:
         alive = template.end >= template.start
@@ -98,9 +116,15 @@ def replay(template: Template, name: str = "reasoning") -> Decode:
 
 
 def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") -> Decode:
-    """Speculative decoding: at every step one token tree over a past that grows by what was accepted before.
+    """Makes a speculative decoding: at every step the same token tree over a context that grows by accepted tokens.
 
-    The past has `prompt` tokens at step 1. Raises TreeError.
+    Args:
+        draft: The token tree, and the number of accepted tokens of each step.
+        prompt: Tokens of the context at step 1.
+        name: The name of the decoding.
+
+    Raises:
+        TreeError: `prompt` is not a positive integer, or the token tree is impossible.
     """
     _check(prompt=prompt)
     tree = Tree.from_token_tree(draft.paths, prompt)
@@ -109,16 +133,22 @@ def verification(draft: Draft, prompt: int = 1000, name: str = "speculative") ->
 
 
 def is_generated(text: str) -> bool:
-    """Whether a text means a decoding that is generated, as `few-shot:width=30` does."""
+    """Returns whether a text names a generated decoding, such as `few-shot:width=30`."""
     return _KIND.fullmatch(text) is not None
 
 
 def workload_from(text: str) -> Workload:
-    """The workload that a WORKLOAD text means.
+    """Makes the workload that a WORKLOAD text names.
 
-    `few-shot`, `reasoning` or `speculative`, optionally with options as `few-shot:width=30,steps=100`; or a file of
-    reasoning templates (`FILE`, or one of them: `FILE#INDEX`) or of a recorded speculative decoding (`FILE`, optionally
-    `FILE:prompt=500`). Raises FormatError, TreeError.
+    Args:
+        text: One of
+
+            - `few-shot`, `reasoning` or `speculative`, with options after a colon: `few-shot:width=30,steps=100`;
+            - a file of reasoning templates, all of them (`FILE`) or one (`FILE#INDEX`);
+            - a file of a recorded speculative decoding (`FILE` or `FILE:prompt=500`).
+
+    Raises:
+        FormatError, TreeError: The text or the file is wrong.
     """
     kind = _KIND.fullmatch(text)
     if kind:
@@ -156,7 +186,7 @@ def _generated(kind: str, options: dict[str, int]) -> Decode:
 
 
 def _options(workload: str, text: str | None, defaults: dict[str, int]) -> dict[str, int]:
-    """`defaults`, changed as `name=value,name=value` says. Raises FormatError."""
+    """Returns `defaults`, with the changes of a text `name=value,name=value`. Raises FormatError."""
     found: dict[str, int] = {}
     for entry in [] if text is None else text.split(","):
         name, _, value = entry.partition("=")
@@ -164,7 +194,8 @@ def _options(workload: str, text: str | None, defaults: dict[str, int]) -> dict[
             reason = f"has no option {name!r}" if name not in defaults else f"gives {name} twice"
             raise FormatError("workload", workload, reason, f"use {', '.join(f'{n}={v}' for n, v in defaults.items())}")
         if not re.fullmatch("[0-9]{1,9}", value):
-            raise FormatError("workload", workload, f"gives {name} no whole number", f"write {name}={defaults[name]}")
+            reason = f"gives {name} a value that is not a whole number"
+            raise FormatError("workload", workload, reason, f"write {name}={defaults[name]}")
         found[name] = int(value)
     return {**defaults, **found}
 

@@ -28,11 +28,19 @@ _STANDARD_INPUT = "-"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """The whole course of a decoding tree: node v grows by one token in every step `start[v]..end[v]`, inclusive.
+    """The whole course of a decoding tree (DeFT, section 4: templates from Graph-of-Thoughts runs).
 
-    A node's query row is alive in exactly these steps; a node without tokens ends at `start - 1`. The prompt, a root,
-    grows in steps up to 0; decoding begins with step 1 and has 10,000,000 steps at most. (DeFT, section 4: templates
-    from Graph-of-Thoughts runs.) Raises FormatError.
+    Node v gains one token in every step `start[v]..end[v]`, both included, and its query row is alive in exactly these
+    steps. The prompt is a root that grows in the steps up to 0. Decoding begins with step 1 and has at most 10,000,000
+    steps. A node without tokens ends at `start - 1`.
+
+    Args:
+        parent: `[nodes]`: the parent of each node, -1 for a root; parents come before their children.
+        start: `[nodes]`: the step in which each node gets its first token.
+        end: `[nodes]`: the step in which each node gets its last token.
+
+    Raises:
+        FormatError: The arrays describe no decoding.
     """
 
     parent: Ints
@@ -65,18 +73,18 @@ class Template:
 
     @property
     def steps(self) -> range:
-        """From the first to the last decoding step; step 0 alone when there is nothing but a prompt."""
+        """The decoding steps from first to last; step 0 alone for a template with only a prompt."""
         last = int(self.end.max())
         return range(min(max(1, int(self.start[self.end > 0].min(initial=last))), last), last + 1)
 
     @property
     def middle(self) -> int:
-        """The middle of `steps`, or the next step at which a row is alive."""
+        """The middle of `steps`, or the next step with an alive row."""
         step = (self.steps[0] + self.steps[-1]) // 2
         return max(step, int(self.start[(self.end >= step) & (self.end >= self.start)].min()))
 
     def nodes_at(self, step: int) -> Ints:
-        """The template's nodes that are nodes 0, 1, ... of `at(step)`: those with an alive row and their ancestors.
+        """Lists the template's nodes that become nodes 0, 1, ... of `at(step)`: nodes with an alive row, and ancestors.
 
         Raises TreeError when no row is alive.
         """
@@ -92,17 +100,19 @@ class Template:
         return frozen(np.flatnonzero(kept))
 
     def at(self, step: int) -> Tree:
-        """The tree at a step: alive nodes with the tokens that they have by then, a row at the end of each, and their
-        whole ancestors.
+        """Makes the tree at a step.
 
-        Branches without an alive row are pruned; the others keep their order. Rows are in node order. Raises TreeError
-        when no row is alive.
+        It has the alive nodes with their tokens up to this step, a row at the end of each, and their complete
+        ancestors. Branches without an alive row are pruned; the others keep their order. Rows are in node order.
+
+        Raises:
+            TreeError: No row is alive at this step.
         """
         kept = self.nodes_at(step)
         number = np.full(len(self.parent) + 1, -1)  # one more, so that a root's parent -1 stays -1
         number[kept] = np.arange(len(kept))
         tokens = (np.minimum(self.end, step).astype(np.int64) - self.start + 1)[kept]
-        # What is alive has no children yet, and what is kept besides has: the default rows, of whole leaves, are meant.
+        # Alive nodes have no children yet, and their ancestors do: the default rows, one per leaf, are the right ones.
         return Tree.from_parents(number[self.parent[kept]], tokens)
 
     def _alive(self, step: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -111,17 +121,25 @@ class Template:
 
 
 def load_templates(path: str | Path) -> list[Template]:
-    """The templates in a JSON file: one object with parent, tokens, start and end per node, or a list of such objects.
+    """Reads templates from a JSON file.
 
-    Raises FormatError.
+    Args:
+        path: A file with an object that has lists `parent`, `tokens`, `start` and `end`, with one entry per node; or
+            with a list of such objects.
+
+    Raises:
+        FormatError: The file cannot be read, or holds something else.
     """
     return _templates(parsed_json(read_text(path), path), path)
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A recorded speculative decoding: the token tree's paths (see Tree.from_token_tree), and per step the tokens
-    accepted.
+    """A recorded speculative decoding.
+
+    Args:
+        paths: The paths of the token tree (see Tree.from_token_tree).
+        accepted: The number of accepted tokens of each step.
     """
 
     paths: tuple[tuple[int, ...], ...]
@@ -129,9 +147,14 @@ class Draft:
 
 
 def load_course(path: str | Path) -> list[Template] | Draft:
-    """A recorded decoding: templates as `load_templates` reads them, or a JSON object with `paths` and `accepted`.
+    """Reads a recorded decoding.
 
-    `accepted` may be a list of equal lists, as one per run. Raises FormatError.
+    Args:
+        path: A file of templates, as `load_templates` reads them, or a JSON object with `paths` and `accepted`.
+            `accepted` may also be a list of equal lists, one for each run.
+
+    Raises:
+        FormatError: The file cannot be read, or holds something else.
     """
     value = parsed_json(read_text(path), path)
     if isinstance(value, dict) and _DRAFT_FIELDS & set(value):
@@ -141,11 +164,16 @@ def load_course(path: str | Path) -> list[Template] | Draft:
 
 
 def load_tree(path: str | Path) -> Tree:
-    """The tree in a file.
+    """Reads the tree in a file.
 
-    treegen JSON, a template, FastTree's node list (a node count on the first line) or a TREE text. Of a template file,
-    `FILE#INDEX@STEP` or `FILE#INDEX` takes one tree at one step; by default the first, in the middle of its decoding.
-    Raises FormatError, or TreeError for a tree that is impossible; both name the file.
+    Args:
+        path: A file with treegen JSON, templates, FastTree's node list (a node count on the first line), or a TREE
+            text. `FILE#INDEX@STEP` selects a template and a step of its decoding; by default the first template, and
+            the middle of its decoding.
+
+    Raises:
+        FormatError: The file cannot be read or holds no tree; the message names the file.
+        TreeError: The tree is impossible; the message names the file.
     """
     check_path(path)
     selection = None if os.path.exists(path) else _SELECTION.fullmatch(str(path))
@@ -154,7 +182,7 @@ def load_tree(path: str | Path) -> Tree:
 
 
 def _tree_in(text: str, file: str | Path, path: str | Path, selection: re.Match[str] | None = None) -> Tree:
-    """See load_tree: the tree in the text of a file, of which `path` selects a part."""
+    """Reads the tree in the text of a file (see load_tree). path: the file, with a selection if there is one."""
     is_json = _ending(file) == ".json" or (_ending(file) != ".txt" and text.lstrip()[:1] in ("{", "["))
     value = parsed_json(text, file) if is_json else None
     if isinstance(value, list) or (
@@ -170,10 +198,14 @@ def _tree_in(text: str, file: str | Path, path: str | Path, selection: re.Match[
 
 
 def tree_from_argument(text: str) -> Tree:
-    """The tree that an argument means: a file if it names one or ends in .json or .txt, `-` for what standard input
-    has, as a file would, else a TREE text.
+    """Makes the tree that an argument of the command line names.
 
-    A file may carry the selection `#INDEX@STEP`. Raises FormatError, TreeError.
+    Args:
+        text: The name of a file (any text that names a file or ends in .json or .txt), also with a selection
+            `#INDEX@STEP`; `-` for a file's text on standard input; or a TREE text.
+
+    Raises:
+        FormatError, TreeError: The file or the text is wrong.
     """
     if text == _STANDARD_INPUT:
         return _tree_in(_standard_input(), "standard input", text)
@@ -195,7 +227,7 @@ def tree_from_argument(text: str) -> Tree:
 
 
 def _standard_input() -> str:
-    """What standard input has. Raises FormatError."""
+    """Reads standard input. Raises FormatError."""
     try:
         return "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as cause:
@@ -254,7 +286,7 @@ def _template(entry: Any) -> Template:
 def _draft(entry: dict[str, Any]) -> Draft:
     for name in (*sorted(_DRAFT_FIELDS), *entry):
         if name not in entry or not isinstance(entry[name], list):
-            raise FormatError(name, entry.get(name), "is missing or no list", "give lists paths and accepted")
+            raise FormatError(name, entry.get(name), "is missing or not a list", "give lists paths and accepted")
         if name not in _DRAFT_FIELDS:
             raise FormatError(name, "a list", "is an unknown field", "use paths and accepted")
     paths = [
