@@ -456,7 +456,7 @@ def test_what_is_not_served_by_request(
     made: Requests = [([1, 2], 6), ([1, 3], 5)]
     page_size = changed.get("page_size", PAGE)
     if "pages" in changed:
-        monkeypatch.setattr(request_batches, "_MOST_TABLES", 1 << 8)
+        monkeypatch.setattr("treegen.api.request_room._MOST_TABLES", 1 << 8)
         reason = "1 GB"
     with pytest.raises(InputError, match=reason) as caught:
         plan(TreeAttentionWrapper(*arguments, by_request=True, **options), made, page_size)

@@ -38,7 +38,7 @@ __version__ = VERSION
 
 
 def _auto() -> strategies.Strategy:
-    """Takes a measured policy for such trees, or else the policy with the least estimated time."""
+    """Takes a measured policy for trees like this one; without one, the policy with the least estimated time."""
     from treegen.search.auto import Auto
 
     return Auto()

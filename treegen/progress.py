@@ -1,4 +1,4 @@
-"""What a long call is doing, told to whoever listens."""
+"""Progress of long calls, reported to a listener."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", def
 
 
 def now(doing: str) -> None:
-    """Tells the listener, if there is one, what comes next: `weighing deft-node`."""
+    """Reports the next step, such as `weighing deft-node`, to the listener if there is one."""
     listener = _listener.get()
     if listener is not None:
         listener(doing)
@@ -18,7 +18,7 @@ def now(doing: str) -> None:
 
 @contextmanager
 def told_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Inside, `listener(doing)` is called before every step."""
+    """Calls `listener(doing)` before every step inside the block."""
     token = _listener.set(listener)
     try:
         yield

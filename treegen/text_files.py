@@ -1,4 +1,4 @@
-"""Text files, read and written with errors that name them."""
+"""Reads and writes text files, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _LONGEST_SHOWN = 60
 
 
 def save_text(path: str | Path, text: str) -> None:
-    """Writes a file as a whole: readers see the old text or the new. Raises FormatError when it cannot be written."""
+    """Writes a file in one piece: readers see the old text or the new. Raises FormatError if it cannot be written."""
     check_path(path)
     try:
         if os.path.exists(path) and not os.path.isfile(path):
-            # A pipe or a device takes the text as it comes and must not be replaced.
+            # A pipe or a device is written to, and must not be replaced.
             Path(path).write_text(text, encoding="utf-8")
             return
         target = Path(os.path.realpath(path))
@@ -37,18 +37,19 @@ def save_text(path: str | Path, text: str) -> None:
 
 
 def check_path(path: object) -> None:
+    """Raises FormatError unless `path` is a str or a path object."""
     if not isinstance(path, str | os.PathLike):
         raise FormatError("path", path, "is not a path", "give a str or a pathlib.Path")
 
 
 def shown(path: str | Path) -> str:
-    """A path that fits into an error whole, or its end: that is where files differ."""
+    """Shortens a long path for an error message to its end, which tells files apart."""
     text = str(path)
     return text if len(text) <= _LONGEST_SHOWN else f"...{text[3 - _LONGEST_SHOWN :]}"
 
 
 def read_text(path: str | Path) -> str:
-    """A file's text. Raises FormatError."""
+    """Reads a file's text. Raises FormatError."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as cause:
@@ -61,7 +62,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parsed_json(text: str, path: str | Path) -> Any:
-    """The JSON value in the text of a file. Raises FormatError, which names the file."""
+    """Parses the JSON text of a file. Raises FormatError, which names the file."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as cause:  # ValueError: also an integer of thousands of digits
@@ -70,7 +71,7 @@ def parsed_json(text: str, path: str | Path) -> Any:
 
 @contextmanager
 def inside(place: str | Path) -> Iterator[None]:
-    """Puts the file in front of the argument that an error names."""
+    """Puts the file's name in front of the argument in errors of the block."""
     try:
         yield
     except TreegenError as error:

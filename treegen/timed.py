@@ -1,4 +1,4 @@
-"""Stage timings on stderr, when asked for."""
+"""Timings of the steps of compiling and launching, printed to stderr on request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treegen.environment import traces_stages
 
 
 class stage:  # noqa: N801 (used like a function)
-    """Prints how long the body took, in milliseconds, if TREEGEN_TRACE=1."""
+    """Prints the time of the body in milliseconds if TREEGEN_TRACE=1."""
 
     __slots__ = ("_begin", "_name")
 

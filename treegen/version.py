@@ -1,17 +1,18 @@
-"""Versions: of treegen, and of what decides which measured policies can be used."""
+"""Versions of treegen, and of the kernels and the search space that measured policies depend on."""
 
 VERSION = "0.1.0"
-"""Of treegen; the package's metadata takes it from here."""
+"""The version of treegen; the package's metadata reads it here."""
 
 KERNEL_VERSION = 1
-"""Of the emitted kernels, as far as it decides which policy is the fastest.
+"""The version of the emitted kernels, where they decide which policy is the fastest.
 
 Raise it when a change of kernels, tile classes, tables or merges makes some policies faster or slower than others by
-more than measurements scatter, then measure the shipped policies again. Renamed variables, comments and formatting do
-not count. tests/test_kernel_version.py fails when an emitted kernel changes, and asks this question.
+more than the scatter of measurements; then measure the shipped policies again. Renamed variables, comments and
+formatting do not count. tests/test_kernel_version.py fails when an emitted kernel changes, and asks this question.
 """
 
 SPACE_VERSION = 3
-"""Of the space that `auto` searches. Raise it when policies are added that may beat those measured so far, or when a
-policy's options mean something else.
+"""The version of the space that `auto` searches.
+
+Raise it when new policies may beat those measured so far, or when a policy's options change their meaning.
 """

@@ -1,1 +1,1 @@
-"""The public functions: compile, and the wrapper in the form of FlashInfer's."""
+"""The public functions compile and compile_batch, and the wrapper with FlashInfer's interface."""

@@ -43,8 +43,8 @@ def compile_batch(
 ) -> BatchKernel:
     """Makes an attention kernel for the running batches of a server.
 
-    Requests come, grow, fork and go, and the engine's page table says where their tokens are. In score functions `b` is
-    the row of q.
+    Requests come, grow, fork and go. The kernel reads the engine's page table and lengths on the device in every step.
+    In score functions `b` is the row of q.
 
     Args:
         shape: The attention shape, with the engine's page_size (a power of two up to 128) and kv_layout.
@@ -53,13 +53,13 @@ def compile_batch(
         max_rows: The most query rows of all requests together, where `pages` has a qo_indptr; by default one for each
             length. Tables and partial results take memory in proportion.
         strategy: "auto", which takes a measured policy or weighs a fixed list of policies; or a strategy whose plans
-            have one stage and row intervals, such as `cohort`, or `query`, which shares nothing.
-        batch_invariant: The bits of a row's out and lse depend on its own request alone. Requests then share reads of
-            whole chunks, whose size follows from `max_tokens`, or from the option of the strategy
+            have one round and row intervals, such as `cohort`, or `query`, which shares nothing.
+        batch_invariant: Whether the bits of a row's out and lse depend on its own request alone. Requests then share
+            reads of whole chunks, whose size follows from `max_tokens`, or from the option of the strategy
             `treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all chunks of all requests.
             Refused with a qo_indptr.
-        target, backend, sm_scale, score_mod, mask_mod: As of treegen.compile.
-        logits_soft_cap, window_left, alibi_slopes, sinks, k_scale, v_scale: As of treegen.compile.
+        target, backend, sm_scale, score_mod, mask_mod: As in treegen.compile.
+        logits_soft_cap, window_left, alibi_slopes, sinks, k_scale, v_scale: As in treegen.compile.
 
     Returns:
         A kernel that serves every request alone until its first `update`.
@@ -76,13 +76,16 @@ def compile_batch(
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
     if pages.num_pages * shape.page_size > INT32_MAX:
         found = f"{pages.num_pages} pages of {shape.page_size}"
-        raise InputError("pages.num_pages", found, "have slots beyond 2^31 - 1", "give caches in parts")
+        raise InputError("pages.num_pages", found, "have KV slots beyond 2^31 - 1", "use several smaller caches")
     if type(max_tokens) is not int or not 1 <= max_tokens <= INT32_MAX // 2:
-        raise InputError("max_tokens", max_tokens, "is not a number of tokens", "give those of the longest request")
+        fix = "give the tokens of the longest request"
+        raise InputError("max_tokens", max_tokens, f"is not a number of 1..{INT32_MAX // 2}", fix)
     if max_rows is not None and pages.qo_indptr is None:
-        raise InputError("max_rows", max_rows, "goes with a qo_indptr", "give PageTable one, or leave max_rows out")
+        fix = "give PageTable a qo_indptr, or leave max_rows out"
+        raise InputError("max_rows", max_rows, "is used only with a qo_indptr", fix)
     if max_rows is not None and (type(max_rows) is not int or not 1 <= max_rows <= INT32_MAX):
-        raise InputError("max_rows", max_rows, "is not a number of query rows", "give those of all requests together")
+        fix = "give the query rows of all requests together"
+        raise InputError("max_rows", max_rows, f"is not a number of 1..{INT32_MAX}", fix)
     if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
         raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
     if not isinstance(batch_invariant, bool):
@@ -101,7 +104,7 @@ def compile_batch(
 
 
 def _check_invariant(strategy: BatchInvariant, pages: PageTable) -> None:
-    """Raises StrategyError or InputError for what batch-invariant mode does not serve."""
+    """Raises StrategyError or InputError for options that batch-invariant mode does not serve."""
     if strategy.block != 1 or strategy.isolated:
         reason = "has options for trees by slot"
         raise StrategyError("strategy", str(strategy), reason, "give batch_invariant(chunk=...)")

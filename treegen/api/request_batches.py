@@ -1,54 +1,44 @@
-"""Batches of the wrapper by request: page tables and lengths stay on the device, where sharing is found, too."""
+"""Batches of the wrapper by request: page tables and lengths stay on the device, and sharing is found there."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from treegen.api.compile_batch import compile_batch
-from treegen.backends.devices import backend_for, captures, resolve_target
+from treegen.api.request_names import request_names, table_sizes
+from treegen.api.request_room import LEAST_ROWS, Settings, room_for
+from treegen.backends.devices import backend_for, captures
 from treegen.backends.find_sharing import SharingReader
 from treegen.backends.page_buffers import PageBuffers
-from treegen.backends.page_table import PAGE_SIZES, PageTable
+from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.shape import Shape
-from treegen.ir.tree import Tree
 from treegen.runtime.batch_kernel import GROWN, BatchKernel
-from treegen.runtime.batch_room import is_served
-from treegen.scoring.options import ScoreOptions
-from treegen.strategies import Strategy, strategy_from
-from treegen.target.problem import Problem
+from treegen.strategies import Strategy
 
 READ_EVERY, READ_EVERY_UNNAMED = 64, 16
-"""Plans from one look at what requests share to the next, at most: with ids of requests, and without."""
-_MOST_TABLES = 1 << 30
-"""Bytes of tables, about one for each row and token of the longest request, that nobody is asked about."""
-_LEAST_ROWS, _LEAST_PAGES = 8, 1024
-"""Requests, and pages of all of them, that own buffers have room for from the beginning."""
-_DTYPES = (torch.int32, torch.int64)
-
-Settings: TypeAlias = "tuple[Shape, float | None, ScoreOptions]"
-"""What kernels of the wrapper are made for, beside batches: with the factor of scores, and what is done to them."""
+"""The most plans between two searches for shared pages: with ids of requests, and without."""
 
 
 class _Reading(NamedTuple):
-    """Who was in each row of the batch when a SharingReader was started: seats and their epochs."""
+    """The seat in each row of the batch, and its epoch, at the start of a SharingReader."""
 
     seats: Ints
     epochs: Ints
 
 
 class RequestBatches:
-    """The batches of a wrapper, by request, for one attention shape. Addresses of buffers stay as they are.
+    """Serves the batches of a wrapper by request, for one attention shape.
 
-    `plan` copies page tables on the device, says who is in which row, launches the step kernels and waits for nothing.
-    It starts a SharingReader when requests came or went, and after a number of plans (READ_EVERY). When a reader has
-    found something new, the next plan uses it; until then new requests are served alone.
+    `plan` copies the page table to buffers on the device, passes on which request is in each row, launches the step
+    kernels and waits for nothing. It starts a SharingReader when requests came or went, and after a number of plans
+    (READ_EVERY). When a reader has found something new, the next plan uses it; until then new requests are served
+    alone.
     """
 
     def __init__(
@@ -59,7 +49,9 @@ class RequestBatches:
         buffers: PageBuffers | None,
         max_tokens: int | None,
     ) -> None:
-        """buffers: fixed ones; None for own ones, which grow. max_tokens: of a request; None for what buffers hold."""
+        """buffers: the caller's, which keep their addresses; None for buffers that grow. max_tokens: the most tokens of
+        a request; None for all that the buffers can hold.
+        """
         self._settings, self._strategy, self._device, self._max_tokens = settings, strategy, device, max_tokens
         self._fixed, self._buffers = buffers is not None, buffers
         self._backend = backend_for(device, None)
@@ -68,51 +60,47 @@ class RequestBatches:
         self._reading: _Reading | None = None
         self._num_pages = 0
         self._live = LiveBatch(
-            page_size=settings[0].page_size, max_seats=_LEAST_ROWS if buffers is None else buffers.rows
+            page_size=settings[0].page_size, max_seats=LEAST_ROWS if buffers is None else buffers.rows
         )
         self._names: Sequence[Hashable] = range(0)
         self._seats: dict[Hashable, int] = {}
         self._planned: tuple[Ints, ...] = ()
-        self._rows, self._since, self._wanted = 0, 0, True  # plans since sharing was looked at; whether it has to be
+        self._rows = 0
+        self._since = 0  # plans since the last search for shared pages
+        self._wanted = True  # whether a search is due
         self._too_long: tuple[int, int] | None = None
 
     @property
     def settings(self) -> Settings:
-        """What the kernel is made for."""
+        """The settings that the kernel is compiled for."""
         return self._settings
 
     @property
     def device(self) -> torch.device:
-        """Where page tables are."""
+        """The device of the page tables."""
         return self._device
 
     @property
     def kernel(self) -> BatchKernel | None:
-        """The kernel, once a call has shown how large the cache is."""
+        """The kernel; None until the first call shows the size of the cache."""
         return self._kernel
 
     def holds(self, rows: int, pages: int) -> bool:
-        """Whether there is room for this number of requests and of pages."""
+        """Returns whether the buffers have room for this number of requests and of pages."""
         return self._buffers is not None and rows <= self._buffers.rows and pages <= self._buffers.pages
 
     @property
     def live(self) -> LiveBatch:
-        """The running requests, and what they share as far as is known."""
+        """The running requests, with the sharing that has been found so far."""
         return self._live
 
     def plan(self, indptr: Any, indices: Any, last_page_len: Any, ids: Sequence[Hashable | None] | None) -> None:
-        """Takes the page table of a step, and who is in its rows; checks before anything changes."""
-        rows, pages = _count("kv_indptr", indptr) - 1, _count("kv_indices", indices)
-        if rows < 0:
-            raise InputError("kv_indptr", "no entries", "has no begin", "give one entry more than requests")
-        if (last := _count("kv_last_page_len", last_page_len)) != rows:
-            reason = f"do not match {rows} requests of kv_indptr"
-            raise InputError("kv_last_page_len", f"{last} entries", reason, "give one each")
-        names = range(rows) if ids is None else self._names_of(ids, rows)
+        """Plans for the page table of a step. Arguments are checked before anything changes. Raises InputError."""
+        rows, pages = table_sizes(indptr, indices, last_page_len)
+        names = request_names(ids, rows, self._names)
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            raise InputError(
-                "plan", "a call while a graph is captured", "is for outside of graphs", "capture run alone"
-            )
+            reason = "must not be captured"
+            raise InputError("plan", "a call while a graph is captured", reason, "capture run alone")
         buffers = self._room(rows, pages)
         self._rows = rows
         buffers.take(indptr, indices, last_page_len, self._settings[0].page_size, self._backend)
@@ -126,7 +114,7 @@ class RequestBatches:
         self._kernel.step()
         if self._too_long is not None:
             (row, tokens), self._too_long = self._too_long, None
-            reason = f"is longer than max_tokens = {self._most_tokens}: results were 0"
+            reason = f"is longer than max_tokens = {self._most_tokens}: its results were 0"
             raise InputError("kv_indptr", f"row {row} with {tokens} tokens", reason, "give a larger max_tokens")
 
     def run(
@@ -138,7 +126,7 @@ class RequestBatches:
         *,
         return_lse: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention of the planned batch, with a base-2 lse; the first call makes the kernel."""
+        """Computes attention of the planned batch, with a base-2 lse. The first call makes the kernel."""
         shape = self._settings[0]
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or len(q) != self._rows:
             found = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
@@ -150,20 +138,22 @@ class RequestBatches:
         kernel = self._kernel
         if kernel is None or (len(k_pages) < self._num_pages and not self._fixed):
             if captures(q):
-                reason = "is the first one, which makes the kernel"
+                reason = "is the first call, which makes the kernel"
                 raise InputError("run", "a call while a graph is captured", reason, "call run once before capturing")
             kernel = self._made(len(k_pages))
         return kernel(q, k_pages, v_pages, out=out, return_lse=return_lse, lse_base="log2")
 
     def _room(self, rows: int, pages: int) -> PageBuffers:
-        """Buffers with room for a page table: those there are, or own ones at least twice as large. Raises InputError
-        for what is beyond fixed ones.
+        """Returns buffers with room for a page table, new and larger ones if need be.
+
+        Raises InputError where the caller's buffers are too small.
         """
         buffers = self._buffers
         if buffers is not None and self.holds(rows, pages):
             return buffers
         if self._fixed:
-            raise InputError("kv_indices", f"{rows} requests, {pages} pages", "exceed the buffers", "make larger ones")
+            found = f"{rows} requests, {pages} pages"
+            raise InputError("kv_indices", found, "exceed the buffers", "allocate larger buffers")
         if buffers is not None:
             rows, pages = max(rows, buffers.rows), max(pages, buffers.pages)
         self._kernel = self._reader = None
@@ -198,27 +188,10 @@ class RequestBatches:
         self._kernel, self._reader = kernel, reader
         return kernel
 
-    def _names_of(self, ids: Sequence[Hashable | None], rows: int) -> Sequence[Hashable]:
-        """Distinct names of requests, by row; None, for a row without a request, becomes a name of the row."""
-        if getattr(ids, "is_cuda", False):
-            raise InputError("request_ids", "a tensor on a GPU", "is not on the host", "give a list")
-        given: list[Hashable | None] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
-        if given == self._names:
-            return self._names
-        if len(given) != rows:
-            raise InputError("request_ids", f"{len(given)} ids", f"does not match {rows} requests", "give one each")
-        names: list[Hashable] = [(_Unnamed, row) if name is None else name for row, name in enumerate(given)]
-        try:
-            distinct = len(set(names)) == rows
-        except TypeError as cause:
-            raise InputError("request_ids", "an id", "cannot be hashed", "give integers or strings") from cause
-        if not distinct:
-            raise InputError("request_ids", given, "names a request twice", "give each its own row, None to free ones")
-        return names
-
     def _enter(self, names: Sequence[Hashable]) -> bool | None:
-        """Says who is in which row; returns whether requests came, went or moved, None where an owner of tokens that
-        others share has gone.
+        """Takes the request in each row.
+
+        Returns whether requests came, went or moved; None where the owner of tokens that others share has gone.
         """
         if names == self._names:
             return False
@@ -241,7 +214,7 @@ class RequestBatches:
         return None if owner_gone else True
 
     def _follow(self, kernel: BatchKernel, reader: SharingReader | None, changed: bool | None) -> None:
-        """Takes what has been found, looks for more, and plans where that shows something new."""
+        """Takes over sharing that has been found, starts a search where one is due, and plans for new findings."""
         assert reader is not None
         news = self._found(reader) or changed is None
         if self._wanted and self._reading is None:
@@ -255,7 +228,7 @@ class RequestBatches:
             try:
                 kernel.update(self._live)
             except (PlanError, StrategyError) as cause:
-                warn(PerformanceWarning, f"the plan before goes on to be used: {cause}")
+                warn(PerformanceWarning, f"the previous plan stays in use: {cause}")
                 kernel.seat(self._live)
             else:
                 self._planned = self._known()
@@ -263,7 +236,7 @@ class RequestBatches:
             kernel.seat(self._live)
 
     def _found(self, reader: SharingReader) -> bool:
-        """Takes what a reader that is ready has found; whether a plan of it would be another one."""
+        """Takes over the findings of a reader that is ready; returns whether they call for another plan."""
         if self._reading is None or not reader.ready():
             return False
         (seats, epochs), self._reading = self._reading, None
@@ -279,60 +252,7 @@ class RequestBatches:
         return bool((abs(known[-1] - self._planned[-1]) >= GROWN).any())
 
     def _known(self) -> tuple[Ints, ...]:
-        """What a plan follows from: who runs, who shares how much with whom, and lengths."""
+        """Returns what plans depend on: epochs of running requests, sharing, and lengths."""
         live = self._live
         epoch = np.where(live.row >= 0, live.epoch, -1)
         return epoch, live.shared_with.copy(), live.shared_tokens.copy(), live.tokens.copy()
-
-
-def obstacle(
-    settings: Settings, strategy: str | Strategy, device: torch.device, rows: int, pages: int, max_tokens: int | None
-) -> tuple[str, str] | None:
-    """Why batches of such a size cannot be served by request, and what to do about it; None where they can."""
-    shape, _, _ = settings
-    if shape.page_size not in PAGE_SIZES:
-        return f"page_size {shape.page_size} is not a power of two up to 128", "use such pages"
-    if device.type == "cuda" and backend_for(device, None) != "triton":
-        return f"kernels cannot run on {device}", "give tables on the host"
-    tokens = pages * shape.page_size
-    if rows * (tokens if max_tokens is None else min(tokens, max_tokens)) > _MOST_TABLES:
-        return f"tables for {rows} requests of up to {tokens} tokens exceed 1 GB", "give max_tokens, of one request"
-    chosen = strategy_from(strategy)
-    if chosen.automatic:
-        return None
-    if chosen.batch_invariant:
-        return f"{chosen} has no plans by request here", "use treegen.compile_batch, or another strategy"
-    if not chosen.serves_any_tree or not is_served(_sample_plan(chosen, shape)):
-        return f"{chosen} has no plans by request", "use auto, query or cohort"
-    return None
-
-
-def _sample_plan(strategy: Strategy, shape: Shape) -> Any:
-    """A plan of groups on two levels."""
-    page, many = shape.page_size, 12
-    above = [-1, *([0] * (many - 1))]
-    shared = [0, *([32 * page, 64 * page] * many)[: many - 1]]
-    tree = Tree.from_requests([64 * page + 100] * many, above, shared, page_size=page)
-    return strategy.plan(Problem(tree, shape, resolve_target(None)))
-
-
-def room_for(rows: int, pages: int) -> tuple[int, int]:
-    """Rounds requests and pages up to the room that buffers of the wrapper's own have."""
-    return 1 << max(rows - 1, _LEAST_ROWS - 1).bit_length(), 1 << max(pages - 1, _LEAST_PAGES - 1).bit_length()
-
-
-def _count(name: str, part: Any) -> int:
-    """The entries of a flat list, array or tensor of integers."""
-    if isinstance(part, torch.Tensor):
-        if part.dim() != 1 or part.dtype not in _DTYPES:
-            found = f"{part.dim()} dimensions of {part.dtype}"
-            raise InputError(name, found, "is not a flat tensor of int32", "give FlashInfer's page table")
-        return len(part)
-    try:
-        return len(part)
-    except TypeError as cause:
-        raise InputError(name, type(part).__name__, "is not an array", "give FlashInfer's page table") from cause
-
-
-class _Unnamed:
-    """Stands for rows without a request, in names of requests."""
