@@ -15,6 +15,7 @@ from test_weigh import problems, weights
 from treegen import LiveBatch, PageTable, Shape, Tree, cli, compile_batch
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
+from treegen.bench.batch_case import BatchShapes
 from treegen.bench.batch_runs import BatchSettings
 from treegen.bench.suite_tuning import (
     MeasuredBatch,
@@ -195,10 +196,10 @@ def replace_family(batch: MeasuredBatch) -> MeasuredBatch:
 def test_the_suite_is_measured_on_any_device(tmp_path: Path) -> None:
     """A tiny batch on the torch backend: outputs are checked, and all is written."""
     told: list[None] = []
+    shapes = BatchShapes(["4:2", "4:1"], 16, "fp32")
     found = list(
-        measure_suite([BATCH], ["4:2", "4:1"], target_from(None), SETTINGS, CPU, most=3, head_dim=16, dtype="fp32",
-                      on_batch=lambda: told.append(None))
-    )  # fmt: skip
+        measure_suite([BATCH], shapes, target_from(None), SETTINGS, CPU, most=3, on_batch=lambda: told.append(None))
+    )
     assert len(found) == len(told) == 2
     assert [len(batch.policies) for batch in found] == [3, 3]
     assert all(each.measured_us == 1.0 for batch in found for each in batch.policies)

@@ -16,11 +16,12 @@ import torch
 from treegen import BatchKernel, LiveBatch, Shape, cli
 from treegen.backends import oracle
 from treegen.bench import batch_results
-from treegen.bench.batch_case import BATCH_HEADS, MLA_HEADS, BatchCase, BatchStart, batch_shapes
+from treegen.bench.batch_case import BATCH_HEADS, MLA_HEADS, BatchCase, BatchShapes, BatchStart
 from treegen.bench.batch_providers import PlansAhead, TreegenBatches, TreegenExact
 from treegen.bench.batch_results import BatchOutcome, BatchResult, StepTimes
 from treegen.bench.batch_runs import BATCH_PROVIDERS, BatchSettings, batch_providers_from, measure_batch, run_batches
-from treegen.bench.flashinfer_batches import FlashInferBatchDecode, draft_mask
+from treegen.bench.flashinfer_batch_decode import FlashInferBatchDecode
+from treegen.bench.flashinfer_batch_prefill import draft_mask
 from treegen.bench.providers import UnavailableError
 from treegen.ir.errors import FormatError, InputError
 from treegen.ir.tree import Tree
@@ -226,14 +227,16 @@ def test_draft_masks() -> None:
 def test_shapes() -> None:
     made = batches(None)
     usual, latent = made[0], next(batch for batch in made if batch.mla)
-    assert [f"{one.num_qo_heads}:{one.num_kv_heads}" for one in batch_shapes(usual, BATCH_HEADS)] == list(BATCH_HEADS)
-    assert [f"{one.num_qo_heads}:{one.num_kv_heads}" for one in batch_shapes(latent, ["9:3"])] == list(MLA_HEADS)
-    assert {(one.head_dim, one.head_dim_v, one.page_size) for one in batch_shapes(latent, ["9:3"])} == {(576, 512, 64)}
+    assert [f"{one.num_qo_heads}:{one.num_kv_heads}" for one in BatchShapes(BATCH_HEADS).of(usual)] == list(BATCH_HEADS)
+    assert [f"{one.num_qo_heads}:{one.num_kv_heads}" for one in BatchShapes(["9:3"]).of(latent)] == list(MLA_HEADS)
+    assert {(one.head_dim, one.head_dim_v, one.page_size) for one in BatchShapes(["9:3"]).of(latent)} == {
+        (576, 512, 64)
+    }
 
 
 def test_runs_make_results() -> None:
     providers = [Reference(), Reference("flashinfer-a"), Reference("flashinfer-b"), TreegenExact("query")]
-    found = list(run_batches([BATCH], ["4:2"], providers, settings(), CPU, gbps=1000.0, head_dim=16, dtype="fp32"))
+    found = list(run_batches([BATCH], BatchShapes(["4:2"], 16, "fp32"), providers, settings(), CPU, gbps=1000.0))
     (result,) = found
     assert (result.batch, result.family, result.heads, result.requests) == ("tiny", "groups", "4:2", 5)
     assert (result.tokens, result.unique_tokens) == (71, 55)

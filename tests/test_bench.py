@@ -15,7 +15,7 @@ from forests import forest
 from treegen import Shape, Tree, cli
 from treegen.backends import oracle
 from treegen.bench import bench_runs, result_tables
-from treegen.bench.bench_runs import Timers
+from treegen.bench.bench_runs import RunSettings, Timers
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
 from treegen.bench.results import ProviderOutcome, Result
@@ -71,7 +71,7 @@ def measured(timed: list[Callable[[], object]] | None = None) -> list[Result]:
         return 10.0 * len(timed)
 
     made = bench_runs.run(
-        TREES, [SHAPE], PROVIDERS, target_from("h200"), repeats=3, rows=64, gbps=4000.0, timers=Timers(timer, None)
+        TREES, [SHAPE], PROVIDERS, target_from("h200"), RunSettings(3, 64, 4000.0, Timers(timer, None))
     )
     return list(made)
 
@@ -94,7 +94,7 @@ def test_a_result_that_moves_is_not_repeatable() -> None:
     source = torch.Generator().manual_seed(0)
     moving = Told("moving", lambda out: out + 1e-7 * torch.rand(out.shape, generator=source))
     (result,) = bench_runs.run(
-        TREES[:1], [SHAPE], [moving], target_from("h200"), repeats=1, rows=8, gbps=1.0, timers=Timers(None, None)
+        TREES[:1], [SHAPE], [moving], target_from("h200"), RunSettings(1, 8, 1.0, Timers(None, None))
     )
     assert result.outcomes[0].status == "right"
     assert result.outcomes[0].repeatable is False

@@ -15,12 +15,9 @@ from test_batch_runs import BATCH, CHUNKS, DRAFTS, case_of, settings
 from treegen import Shape
 from treegen.bench.batch_providers import BatchProvider
 from treegen.bench.batch_runs import measure_batch
-from treegen.bench.flashinfer_batches import (
-    FlashInferBatchCascade,
-    FlashInferBatchDecode,
-    FlashInferBatchMla,
-    FlashInferBatchPrefill,
-)
+from treegen.bench.flashinfer_batch_cascade import FlashInferBatchCascade
+from treegen.bench.flashinfer_batch_decode import FlashInferBatchDecode, FlashInferBatchMla
+from treegen.bench.flashinfer_batch_prefill import FlashInferBatchPrefill
 from treegen.workloads.served_batch import ServedBatch
 
 SHAPE = Shape(4, 2, 64, dtype="bf16", page_size=4)
@@ -205,7 +202,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla, "MLAPlanMetadata", StandInMetadata, raising=False)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)
-    monkeypatch.setattr("treegen.bench.flashinfer_batches._WORKSPACE_BYTES", 1)
+    monkeypatch.setattr("treegen.bench.flashinfer_batch_inputs._WORKSPACE_BYTES", 1)
 
 
 ALONE = replace(BATCH, name="pages of one", page_size=1)

@@ -84,7 +84,7 @@ def test_random_pages_are_right_or_refused(tree: Tree, page_size: int) -> None:
         table = row_table(tree, page_size)
         assert [request_slots(table, row, page_size) for row in range(tree.num_rows)] == expected
     else:
-        with pytest.raises(InputError, match="filled in part"):
+        with pytest.raises(InputError, match="partly filled"):
             row_table(tree, page_size)
     try:
         levels = level_tables(tree, page_size)
@@ -111,7 +111,7 @@ def test_partial_last_pages() -> None:
 
 def test_partial_page_inside_a_path_is_for_levels_only() -> None:
     tree = paged([-1, 0, 0], [15, 5, 9], 8)
-    with pytest.raises(InputError, match="token 15 of request 0 is in slot 16: pages are filled in part"):
+    with pytest.raises(InputError, match="token 15 of request 0 is in KV slot 16: its pages are partly filled"):
         row_table(tree, 8)
     top, leaves = level_tables(tree, 8)
     assert top.table.last_page_len.tolist() == [7]

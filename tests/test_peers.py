@@ -331,7 +331,7 @@ def test_flashinfer_refuses_what_it_cannot_serve(flashinfer: ModuleType) -> None
         refuses(provider, "not 80", shape=Shape(4, 2, 80, dtype="fp16"))
         refuses(provider, "row 1 sees nothing", Tree.from_parents([-1, 0], [0, 3], rows=[(1, 2), (0, 0)]))
         refuses(provider, "has no rows", Tree.from_parents([-1], [3], rows=[]))
-        refuses(provider, "page_size = 4: token 0 .* in slot 7", TREE.with_kv(
+        refuses(provider, "page_size = 4: token 0 .* in KV slot 7", TREE.with_kv(
             [range(7, 14), range(100, 105), range(200, 205), *(range(300 + 4 * v, 303 + 4 * v) for v in range(6))]
         ), PAGED)  # fmt: skip
     refuses(FlashInferDecode(), "page_size = 4: token 7 of request 0", paged_tree([7, 3, 6]), PAGED)

@@ -1,4 +1,5 @@
-"""Benchmarks of whatever computes attention over trees, side by side: providers, what they are run on, times, reports.
+"""Benchmarks: treegen and other libraries side by side, on trees and on running batches.
 
-Imports go one way: providers and peers, then runs, then reports.
+Providers compute attention, cases hold their inputs, runs measure them, and tables report the results. Imports go one
+way: providers and peers, then runs, then reports.
 """

@@ -1,4 +1,4 @@
-"""Cases of the suite of batches: caches, queries, page table and lengths on a device, and a reference in float64."""
+"""Cases of the suite of batches: caches, queries, page tables and lengths on a device, and a float64 reference."""
 
 from __future__ import annotations
 
@@ -21,28 +21,52 @@ from treegen.workloads.served_batch import BatchEvents, ServedBatch
 from treegen.workloads.stand_ins import stand_ins
 
 BATCH_HEADS = ("32:8", "8:1")
+"""Query heads and KV heads of the batches."""
 MLA_HEADS = ("128:1", "16:1")
-"""Heads of the batches with one latent KV head, in place of the others."""
+"""Query heads and KV heads of batches with one latent KV head."""
 _MLA_DIMS = (576, 512)
 _CHECKED_ROWS = 12
-"""Rows compared with the reference, at most; of a row of many queries, the first, one in the middle and the last."""
+"""The most rows of the table to compare with the reference. Of several query rows of a request, the first, one in the
+middle and the last are compared."""
 _REUSED_BYTES = 256 << 20
-"""Layers read caches of their own until so much lies between two reads of the same one: several times an L2 cache."""
+"""Bytes that are read between two reads of the same cache, several times an L2 cache: layers get enough caches for it.
+"""
 
 
-def batch_shapes(batch: ServedBatch, heads: Sequence[str], head_dim: int = 128, dtype: str = "bf16") -> list[Shape]:
-    """The shapes that a batch is measured with; heads: "query heads:KV heads" each, of which MLA has its own."""
-    dims = _MLA_DIMS if batch.mla else (head_dim, head_dim)
-    pairs = [tuple(map(int, text.split(":"))) for text in (MLA_HEADS if batch.mla else heads)]
-    return [
-        Shape(query, kv, dims[0], dims[1], dtype=dtype, page_size=batch.page_size, shared_kv=batch.mla)
-        for query, kv in pairs
-    ]
+@dataclass(frozen=True, slots=True)
+class BatchShapes:
+    """The attention shapes that batches are measured with.
+
+    Args:
+        heads: "query heads:KV heads" of each shape. Batches with one latent KV head use MLA_HEADS instead.
+        head_dim: Head dimension of q, K and V. Batches with one latent KV head have their own.
+        dtype: Element type of q and the caches.
+    """
+
+    heads: Sequence[str]
+    head_dim: int = 128
+    dtype: str = "bf16"
+
+    def of(self, batch: ServedBatch) -> list[Shape]:
+        """Returns the shapes for a batch."""
+        dims = _MLA_DIMS if batch.mla else (self.head_dim, self.head_dim)
+        pairs = [tuple(map(int, text.split(":"))) for text in (MLA_HEADS if batch.mla else self.heads)]
+        return [
+            Shape(query, kv, dims[0], dims[1], dtype=self.dtype, page_size=batch.page_size, shared_kv=batch.mla)
+            for query, kv in pairs
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStart:
-    """A batch, its events, and the two batches that are served before it."""
+    """A batch, its events, and the two stand-ins that are served before it.
+
+    Args:
+        batch: The batch that is measured.
+        events: Its events, step by step.
+        earlier: Its stand-ins.
+        sizes: Sizes of a page table and a cache that have room for all three batches.
+    """
 
     batch: ServedBatch
     events: tuple[BatchEvents, ...]
@@ -51,7 +75,7 @@ class BatchStart:
 
     @classmethod
     def of(cls, batch: ServedBatch, steps: int) -> BatchStart:
-        """The start of a course of `steps` steps, with sizes for all three batches."""
+        """Prepares a course of `steps` steps."""
         events = tuple(batch.events(steps))
         earlier = stand_ins(batch)
         sizes = BatchSizes.of(batch, events)
@@ -60,20 +84,21 @@ class BatchStart:
         return cls(batch, events, earlier, sizes)
 
     def pages(self, batch: ServedBatch) -> BatchPages:
-        """One of the three batches at its first step."""
+        """Sets up one of the three batches at its first step."""
         return BatchPages(batch, self.sizes)
 
 
 class BatchCase:
-    """What providers of batches compute on.
+    """The tensors that providers of batches compute on.
 
-    Row r of the batch has, where every request has one query, query row r; free rows have query rows that nobody reads.
-    Requests of several queries have their query rows one after another, in order of their rows, without gaps.
+    Where every request has one query row, row r of the batch has query row r, also where the row is free. Otherwise the
+    query rows of requests follow one another in order of their rows, without gaps.
 
         q [query rows, num_qo_heads, head_dim]       standard normal
         caches                                       pairs of K and V; layers 0, 1, ... cycle through them
-        page_table [rows, width], seq_lens [rows]    int32, as of the latest `upload`
-        qo_indptr [rows + 1]                         so, too: where each row's query rows begin; None for one each
+        page_table [rows, width], seq_lens [rows]    int32, of the latest `upload`
+        qo_indptr [rows + 1]                         int32, of the latest `upload`: offsets of each row's query rows;
+                                                     None where every request has one query row
     """
 
     def __init__(self, start: BatchStart, shape: Shape, layers: int, device: torch.device) -> None:
@@ -103,17 +128,15 @@ class BatchCase:
             self.qo_indptr = torch.zeros(sizes.rows + 1, dtype=torch.int32, device=device)
 
     def cache(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The K and V cache of a layer."""
+        """Returns the K and V cache of a layer."""
         return self.caches[layer % len(self.caches)]
 
     def new_out(self) -> torch.Tensor:
-        """An output [query rows, num_qo_heads, head_dim_v]."""
+        """Allocates an output `[query rows, num_qo_heads, head_dim_v]`."""
         return self.q.new_zeros(self.query_rows, self.shape.num_qo_heads, self.shape.head_dim_v)
 
     def upload(self, pages: BatchPages) -> None:
-        """Brings page table, lengths and where query rows begin to the device: what an engine does before each step,
-        whoever attends.
-        """
+        """Copies page table, lengths and offsets of query rows to the device, as every engine does before a step."""
         cells, ids = pages.taken_writes()
         on_device = torch.from_numpy(np.stack([cells, ids.astype(np.int64)])).to(self.device)
         self.page_table.view(-1)[on_device[0]] = on_device[1].int()
@@ -122,7 +145,10 @@ class BatchCase:
             self.qo_indptr[1:].copy_(torch.from_numpy(np.cumsum(pages.queries)))
 
     def first_queries(self, pages: BatchPages, order: npt.NDArray[np.integer] | None = None) -> Ints:
-        """The first query row of each row [rows]. order: the row at each query row, where a provider has moved them."""
+        """Returns the first query row of each row, `[rows]`.
+
+        order: the row at each query row, where a provider has reordered them.
+        """
         if not self.many_queries:
             places = np.arange(len(pages.lengths), dtype=np.int32)
             return places if order is None else np.argsort(order).astype(np.int32)
@@ -131,7 +157,7 @@ class BatchCase:
     def error_of(
         self, out: torch.Tensor, pages: BatchPages, layer: int = 0, order: npt.NDArray[np.integer] | None = None
     ) -> float:
-        """`max |out - reference| / max |reference|` on some rows; infinite where any running row holds NaN."""
+        """Returns `max |out - reference| / max |reference|` of some rows; infinity where a running row has a NaN."""
         rows, first = pages.rows, self.first_queries(pages, order)
         places = np.concatenate([first[row] + np.arange(pages.queries[row]) for row in rows.tolist()])
         if bool(out[torch.from_numpy(places.astype(np.int64)).to(out.device)].isnan().any()):
@@ -146,7 +172,7 @@ class BatchCase:
         return oracle.error(torch.stack(found), torch.stack(expected))
 
     def _reference(self, pages: BatchPages, layer: int, row: int, query: int, place: int) -> torch.Tensor:
-        """What one query row gives in float64 [num_qo_heads, head_dim_v]."""
+        """Computes one query row in float64, `[num_qo_heads, head_dim_v]`."""
         shape = self.shape
         slots = self._seen(pages, row, query)
         index = torch.from_numpy(slots).to(self.device)
@@ -156,7 +182,7 @@ class BatchCase:
         return torch.einsum("hgt,thd->hgd", weights, values).flatten(0, 1)
 
     def _seen(self, pages: BatchPages, row: int, query: int) -> npt.NDArray[np.int64]:
-        """The slots that a query sees."""
+        """Returns the KV slots that a query row sees."""
         length, queries, page = int(pages.lengths[row]), int(pages.queries[row]), pages.page_size
         tokens = np.arange(length - queries + query + 1)
         if self.draft:

@@ -1,7 +1,7 @@
-"""Providers of attention for running batches: the protocol that all of them follow, and treegen's own.
+"""Providers of attention for running batches: their protocol, and treegen's providers.
 
-A provider is prepared for a case. It then gets calls of `plan` before each step, of `begin` once in the step, of
-`attend` for each layer, and of `behind` when the step is launched. `begin` and `attend` are captured in a CUDA graph.
+A provider is prepared for a case. Each step then calls `plan`, `begin` once, `attend` for each layer, and `behind`
+after the launch. `begin` and `attend` are captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class BatchServer(Protocol):
 
     @property
     def order(self) -> npt.NDArray[np.integer[Any]] | None:
-        """The batch row at each query row as of the latest plan; None: query rows are in order of batch rows."""
+        """The batch row at each query row of the latest plan; None where query rows are in order of batch rows."""
 
     def plan(self, pages: BatchPages) -> None:
-        """Plans for a step. `pages.change` says what is new; for other pages than those before, all is new."""
+        """Plans for a step. `pages.change` holds the changes since the last call, unless it got other pages."""
 
     def begin(self) -> None:
-        """What a step does on the device before its first layer."""
+        """Does the device work of a step that comes before its first layer."""
 
     def attend(self, layer: int) -> torch.Tensor:
-        """A layer's attention [query rows, num_qo_heads, head_dim_v] on the current stream."""
+        """Computes attention of a layer on the current stream: `[query rows, num_qo_heads, head_dim_v]`."""
 
     def behind(self) -> None:
-        """Host work for later steps, while the device works on the one that was planned."""
+        """Does host work for later steps while the device works on this one."""
 
 
 class PlansAhead:
-    """A server that has done all its host work when a step is launched."""
+    """A server that has done all its host work before a step is launched."""
 
     def behind(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 class BatchProvider(Protocol):
@@ -56,19 +56,19 @@ class BatchProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """What its results are listed under."""
+        """The provider's name in results."""
 
     @property
     def replans(self) -> bool:
-        """Whether a graph captured for one plan serves later ones. Without that only a batch's first step is timed."""
+        """Whether a graph captured for one plan serves later plans. If not, only a batch's first step is timed."""
 
     def prepare(self, case: BatchCase) -> BatchServer:
-        """Allocates for a case; raises UnavailableError when it cannot serve it."""
+        """Allocates what a case needs. Raises UnavailableError where the provider cannot serve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreegenBatches:
-    """treegen's kernel for running batches, which reads page table and lengths on the device."""
+    """treegen's kernel for running batches, which reads the page table and lengths on the device."""
 
     name: str = OWN
     replans: bool = True
@@ -128,14 +128,14 @@ class LiveServer:
 
 @dataclass(frozen=True, slots=True)
 class TreegenExact:
-    """treegen's kernel for one tree: what a plan for this step alone gives, with a strategy by its name."""
+    """treegen's kernel for one tree: a plan for a single step, by the strategy of this name."""
 
     strategy: str = "auto"
     replans: bool = False
 
     @property
     def name(self) -> str:
-        """`exact`, with the strategy where that is not `auto`."""
+        """`exact`, followed by the strategy's name unless that is `auto`."""
         return "exact" if self.strategy == "auto" else f"exact-{self.strategy}"
 
     def prepare(self, case: BatchCase) -> BatchServer:
@@ -144,7 +144,7 @@ class TreegenExact:
 
 
 class _ExactServer(PlansAhead):
-    """Compiles the tree of each step anew."""
+    """Compiles a new kernel for the tree of each step."""
 
     order = None
 
@@ -165,7 +165,7 @@ class _ExactServer(PlansAhead):
         self._kernel = compile_tree(tree, strategy=self._strategy, shape=self._case.shape)
 
     def begin(self) -> None:
-        """Nothing: all is in the plan."""
+        """Does nothing: `plan` has done all work."""
 
     def attend(self, layer: int) -> torch.Tensor:
         self._kernel(self._case.q[: self._rows], *self._case.cache(layer), out=self._out[: self._rows])

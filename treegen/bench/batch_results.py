@@ -1,4 +1,4 @@
-"""Results of the suite of batches: as JSON, and as a short table beside FlashInfer's best."""
+"""Results of the suite of batches, as JSON and as short tables that compare treegen with FlashInfer's best."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treegen.text_files import parsed_json, read_text, save_text
 
 BATCH_FORMAT = "treegen bench batches 1"
 OWN = "treegen"
-"""The provider that FlashInfer is compared with."""
+"""The name of treegen's provider."""
 _PEER = "flashinfer"
 
 
@@ -30,16 +30,24 @@ class StepTimes:
 
     @classmethod
     def of(cls, times: Sequence[float]) -> StepTimes:
-        """The figures of at least one time."""
+        """Summarizes at least one time."""
         ranked = sorted(times)
         return cls(statistics.median(times), ranked[math.ceil(0.99 * len(ranked)) - 1], statistics.fmean(times))
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome:
-    """A provider on a batch. error: `max |out - ref| / max |ref|`, at the first and the last step; run_us: median
-    microseconds of one layer on a cold L2 as a CUDA graph; first_plan_ms: milliseconds to plan for the batch's first
-    step; plan, step: over the course; detail: why something is missing.
+    """The outcome of a provider on a batch.
+
+    Args:
+        provider: The provider's name.
+        status: Whether its output is right; only then times are taken.
+        error: `max |out - ref| / max |ref|`, the larger of the first and the last step.
+        run_us: Microseconds of one layer: the median on a cold L2, replayed as a CUDA graph.
+        first_plan_ms: Milliseconds to plan for the batch's first step.
+        plan: Milliseconds of the host to plan for a step, over the course.
+        step: Milliseconds of whole steps, over the course.
+        detail: Why something is missing.
     """
 
     provider: str
@@ -54,8 +62,19 @@ class BatchOutcome:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """A batch with a setting of heads, and the outcomes of all providers. tokens: of all requests at the first step;
-    unique_tokens: the same, shared ones once; floor_us: microseconds to move a layer's unique KV, q and out once.
+    """The outcomes of all providers on a batch with one setting of heads.
+
+    Args:
+        batch, family, seed: Which batch of the suite this is.
+        heads: "query heads:KV heads".
+        page_size: Tokens of a page.
+        requests: Requests at the first step.
+        tokens: Tokens of all requests at the first step.
+        unique_tokens: The same, where a shared token counts once.
+        steps: Steps of the course.
+        layers: Attention layers of a step.
+        floor_us: Microseconds to move a layer's unique KV, q and out once.
+        outcomes: One outcome for each provider.
     """
 
     batch: str
@@ -72,7 +91,7 @@ class BatchResult:
     outcomes: tuple[BatchOutcome, ...]
 
     def best(self, figure: Callable[[BatchOutcome], float | None], provider: str) -> float | None:
-        """The least figure of the right outcomes of providers whose names begin so."""
+        """Returns the least figure of right outcomes of providers whose names begin with `provider`."""
         found = [
             value
             for outcome in self.outcomes
@@ -83,22 +102,22 @@ class BatchResult:
 
 
 def run_us(outcome: BatchOutcome) -> float | None:
-    """Microseconds of a layer."""
+    """Returns microseconds of a layer."""
     return outcome.run_us
 
 
 def plan_p50(outcome: BatchOutcome) -> float | None:
-    """Median milliseconds to plan."""
+    """Returns the median milliseconds to plan."""
     return None if outcome.plan is None else outcome.plan.p50
 
 
 def step_p50(outcome: BatchOutcome) -> float | None:
-    """Median milliseconds of a step."""
+    """Returns the median milliseconds of a step."""
     return None if outcome.step is None else outcome.step.p50
 
 
 def step_p99(outcome: BatchOutcome) -> float | None:
-    """99th percentile of a step in milliseconds."""
+    """Returns the 99th percentile of a step in milliseconds."""
     return None if outcome.step is None else outcome.step.p99
 
 
@@ -108,18 +127,19 @@ FIGURES: tuple[tuple[str, Callable[[BatchOutcome], float | None], int], ...] = (
     ("step p50", step_p50, 2),
     ("step p99", step_p99, 2),
 )
-"""Title, figure and decimals of the table's columns; run and steps have a ratio."""
+"""Titles, figures and decimals of the table's columns."""
 _COMPARED = ("run us", "step p50", "step p99")
+"""Columns with a ratio of FlashInfer's figure to treegen's."""
 
 
 def save_batches(path: Path, machine: dict[str, object], results: Sequence[BatchResult]) -> None:
-    """Writes results, with what they were measured on. Raises FormatError when the file cannot be written."""
+    """Writes results and the machine that they were measured on. Raises FormatError if that fails."""
     value = {"format": BATCH_FORMAT, "machine": machine, "results": [asdict(result) for result in results]}
     save_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def load_batches(path: Path) -> tuple[dict[str, Any], list[BatchResult]]:
-    """What `save_batches` wrote. Raises FormatError for anything else."""
+    """Reads a file of `save_batches`: the machine and the results. Raises FormatError for any other file."""
     value = parsed_json(read_text(str(path)), str(path))
     if not isinstance(value, dict) or value.get("format") != BATCH_FORMAT:
         fix = "name a file that `treegen bench --table batches --json` wrote"
@@ -139,7 +159,7 @@ def _outcome(entry: dict[str, Any]) -> BatchOutcome:
 
 
 def batch_table(results: Sequence[BatchResult]) -> list[list[str]]:
-    """Rows of cells, a batch each: treegen's figure, FlashInfer's best, and how many times as fast treegen is."""
+    """Makes a table, a row per batch: treegen's figures, FlashInfer's best, and treegen's speed-ups over it."""
     titles = ["batch", "heads", "floor", "exact"]
     for title, _, _ in FIGURES:
         titles += [title, "FI", *(["x"] if title in _COMPARED else [])]
@@ -156,7 +176,7 @@ def batch_table(results: Sequence[BatchResult]) -> list[list[str]]:
 
 
 def batch_summary(results: Sequence[BatchResult]) -> list[list[str]]:
-    """Rows of cells, a family each and all of them: the geometric mean and the least ratio to FlashInfer's best."""
+    """Makes a table, a row per family and one for all: geometric mean and least of the ratios to FlashInfer's best."""
     rows = [["family", "cases", *(f"{title} {kind}" for title in _COMPARED for kind in ("mean x", "least x"))]]
     figures = [figure for title, figure, _ in FIGURES if title in _COMPARED]
     for family in [*dict.fromkeys(result.family for result in results), "all"]:
@@ -171,7 +191,7 @@ def batch_summary(results: Sequence[BatchResult]) -> list[list[str]]:
 
 
 def batch_problems(results: Sequence[BatchResult]) -> list[str]:
-    """A line for every reason why a provider was wrong or failed, or was unavailable for every batch."""
+    """Lists why providers were wrong, failed, or were unavailable for every batch: a line per reason."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     served = {outcome.provider for result in results for outcome in result.outcomes if outcome.status == "right"}
     for result in results:
@@ -186,7 +206,7 @@ def batch_problems(results: Sequence[BatchResult]) -> list[str]:
 
 
 def ratio(own: float | None, peer: float | None) -> float | None:
-    """How many times as fast the first is as the second."""
+    """Returns the speed-up of `own` over `peer`, two times in the same unit."""
     return None if own is None or peer is None else peer / own
 
 

@@ -1,4 +1,4 @@
-"""Runs of the suite of batches: a layer's time, the time to plan, and the wall time of whole steps of each provider."""
+"""Runs of the suite of batches: each provider's time of a layer, time to plan, and time of whole steps."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from dataclasses import dataclass
 import torch
 
 from treegen.backends import oracle
-from treegen.bench.batch_case import BatchCase, BatchStart, batch_shapes
+from treegen.bench.batch_case import BatchCase, BatchShapes, BatchStart
 from treegen.bench.batch_providers import BatchProvider, BatchServer, TreegenBatches, TreegenExact
 from treegen.bench.batch_results import BatchOutcome, BatchResult, StepTimes
-from treegen.bench.flashinfer_batches import (
-    FlashInferBatchCascade,
-    FlashInferBatchDecode,
-    FlashInferBatchMla,
-    FlashInferBatchPrefill,
-)
+from treegen.bench.flashinfer_batch_cascade import FlashInferBatchCascade
+from treegen.bench.flashinfer_batch_decode import FlashInferBatchDecode, FlashInferBatchMla
+from treegen.bench.flashinfer_batch_prefill import FlashInferBatchPrefill
 from treegen.bench.providers import UnavailableError
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.errors import InputError
@@ -46,9 +43,14 @@ BATCH_PROVIDERS = tuple(provider.name for provider in _PROVIDERS)
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """How batches are measured. layers: attention layers of a step's graph. repeats: timed replays of a layer.
+    """How batches are measured.
 
-    capture: makes a replay of a call, and the tensor that a replay fills. timer: microseconds of a call.
+    Args:
+        steps: Steps of the course.
+        layers: Attention layers of a step's graph.
+        repeats: Timed replays of a layer.
+        capture: Captures a call; returns a replay, and the tensor that the replay fills.
+        timer: Returns the microseconds of a call, from this number of repeats.
     """
 
     steps: int = 200
@@ -59,7 +61,7 @@ class BatchSettings:
 
 
 def batch_providers_from(names: str | None) -> tuple[BatchProvider, ...]:
-    """The providers of a list of names with commas; None: all. Raises InputError."""
+    """Returns the providers of a list of names with commas; all for None. Raises InputError."""
     if names is None:
         return _PROVIDERS
     by_name = dict(zip(BATCH_PROVIDERS, _PROVIDERS, strict=True))
@@ -71,18 +73,16 @@ def batch_providers_from(names: str | None) -> tuple[BatchProvider, ...]:
 
 def run_batches(
     batches: Sequence[ServedBatch],
-    heads: Sequence[str],
+    shapes: BatchShapes,
     providers: Sequence[BatchProvider],
     settings: BatchSettings,
     device: torch.device,
     gbps: float,
-    head_dim: int = 128,
-    dtype: str = "bf16",
 ) -> Iterator[BatchResult]:
-    """Measures all providers on each batch with each setting of heads. gbps: what the device copies, for the floors."""
+    """Measures all providers on each batch with each shape. gbps: the device's copy rate in GB/s, for the floors."""
     for batch in batches:
         start = BatchStart.of(batch, settings.steps)
-        for shape in batch_shapes(batch, heads, head_dim, dtype):
+        for shape in shapes.of(batch):
             case = BatchCase(start, shape, settings.layers, device)
             outcomes = tuple(measure_batch(provider, case, settings) for provider in providers)
             yield BatchResult(
@@ -103,7 +103,7 @@ def run_batches(
 
 
 def measure_batch(provider: BatchProvider, case: BatchCase, settings: BatchSettings) -> BatchOutcome:
-    """Lets a provider serve two earlier batches and then the case's, and measures it where its outputs are right."""
+    """Measures a provider on a case, after it has served the two stand-ins and if its outputs are right."""
     try:
         with expected_compiles():
             return _measured(provider, case, settings)
@@ -118,7 +118,7 @@ def measure_batch(provider: BatchProvider, case: BatchCase, settings: BatchSetti
 
 
 class _Graphs:
-    """A server's graphs of one layer alone and of a whole step, captured for the first plan that there is."""
+    """A server's CUDA graphs of one layer and of a whole step, captured at the first plan."""
 
     def __init__(self, server: BatchServer, layers: int, settings: BatchSettings, whole: bool) -> None:
         def step() -> torch.Tensor:
@@ -161,9 +161,9 @@ def _measured(provider: BatchProvider, case: BatchCase, settings: BatchSettings)
 
 
 def _plan(server: BatchServer, case: BatchCase, pages: BatchPages, *, whole: bool = False) -> float:
-    """Milliseconds that the host works before a step. whole: also what it would do behind the launch."""
+    """Plans for a step, and returns the milliseconds of the host. whole: includes the host work after the launch."""
     case.upload(pages)
-    pages.groups()  # an engine knows them
+    pages.groups()  # outside of the timing, because an engine knows its groups
     _synchronize(case.device)
     begin = time.perf_counter_ns()
     server.plan(pages)
@@ -173,10 +173,10 @@ def _plan(server: BatchServer, case: BatchCase, pages: BatchPages, *, whole: boo
 
 
 def _steps(server: BatchServer, case: BatchCase, pages: BatchPages, graphs: _Graphs) -> tuple[list[float], list[float]]:
-    """Milliseconds of each step: to plan, and in all.
+    """Runs the steps of the course, and returns the milliseconds of each: to plan, and in total.
 
-    A step's clock starts with its plan, when page table and lengths are on the device, and stops when the last layer
-    has been computed and the host has done what it does meanwhile.
+    A step's clock starts with its plan, when the page table and lengths are on the device. It stops when the last layer
+    is computed and the host work after the launch is done.
     """
     planned, whole = [], []
     with _quiet_collector():
@@ -193,7 +193,7 @@ def _steps(server: BatchServer, case: BatchCase, pages: BatchPages, graphs: _Gra
 
 @contextmanager
 def _quiet_collector() -> Iterator[None]:
-    """Leaves what there is out of garbage collection, so that only what steps make is collected in them."""
+    """Freezes existing objects, so garbage collection inside the block only looks at new ones."""
     gc.collect()
     gc.freeze()
     try:
@@ -208,7 +208,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _floor_us(batch: ServedBatch, case: BatchCase, gbps: float) -> float:
-    """Microseconds to move a layer's unique KV, q and out once."""
+    """Returns the microseconds to move a layer's unique KV, q and out once."""
     shape = case.shape
     moved = batch.unique_tokens * shape.kv_token_bytes
     rows = sum(request.queries for request in batch.requests)

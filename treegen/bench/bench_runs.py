@@ -1,4 +1,4 @@
-"""Runs: every provider on every case, its output checked before its time counts."""
+"""Runs every provider on every case. Outputs are checked before times are taken."""
 
 from __future__ import annotations
 
@@ -31,14 +31,36 @@ PACKAGES = ("torch", "triton", "flashinfer-python")
 
 @dataclass(frozen=True, slots=True)
 class Timers:
-    """How a call is timed, as it is and as a graph; None: not at all."""
+    """How a call is timed.
+
+    Args:
+        eager: Times the call itself; None to leave this out.
+        graph: Times the call's replay as a CUDA graph; None to leave this out.
+    """
 
     eager: Timer | None
     graph: Timer | None
 
 
 ON_DEVICE = Timers(median_us, median_us)
-"""On the current CUDA device."""
+"""Timers for the current CUDA device."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How cases are measured.
+
+    Args:
+        repeats: Timed calls.
+        rows: The most rows to compare with the oracle.
+        gbps: The device's copy rate in GB/s, for the floors.
+        timers: How a call is timed.
+    """
+
+    repeats: int
+    rows: int
+    gbps: float
+    timers: Timers = ON_DEVICE
 
 
 def run(
@@ -46,19 +68,15 @@ def run(
     shapes: Sequence[Shape],
     providers: Sequence[Provider],
     target: Target,
-    *,
-    repeats: int,
-    rows: int,
-    gbps: float,
-    timers: Timers = ON_DEVICE,
+    settings: RunSettings,
     on_case: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """Measures all providers on every tree with every shape. rows: how many are compared with the oracle, at most."""
+    """Measures all providers on every tree with every shape, and calls `on_case` after each case."""
     listed = list(trees)
     for shape in shapes:
         for name, tree in listed:
-            case = Case.of(tree, shape, default_device(), rows)
-            outcomes = tuple(measure(provider, case, repeats, timers) for provider in providers)
+            case = Case.of(tree, shape, default_device(), settings.rows)
+            outcomes = tuple(measure(provider, case, settings.repeats, settings.timers) for provider in providers)
             on_case()
             yield Result(
                 name,
@@ -68,13 +86,13 @@ def run(
                 shape.page_size,
                 tree.num_rows,
                 tree.unique_tokens,
-                floor_us(tree, shape, target, gbps),
+                floor_us(tree, shape, target, settings.gbps),
                 outcomes,
             )
 
 
 def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> ProviderOutcome:
-    """Prepares a provider for a case, checks its output and, only if that is right, takes its times."""
+    """Prepares a provider for a case, checks its output, and takes its times if the output is right."""
     try:
         with expected_compiles():
             call = provider.prepare(case)
@@ -94,7 +112,7 @@ def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> Pro
 
 
 def _graph_us(call: Call, case: Case, repeats: int, timers: Timers) -> tuple[float | None, str]:
-    """The time of the call's replay, or why there is none. What a replay gives is checked as well."""
+    """Checks and times a call's replay as a CUDA graph; returns microseconds, or None and the reason."""
     if timers.graph is None:
         return None, ""
     try:
@@ -111,7 +129,10 @@ def _graph_us(call: Call, case: Case, repeats: int, timers: Timers) -> tuple[flo
 
 
 def floor_us(tree: Tree, shape: Shape, target: Target, gbps: float) -> float:
-    """The larger of two times: to move every seen token's KV, q and out once, and to do the work at the tensor rate."""
+    """Returns the microseconds to move all seen KV, q and out once, or for the arithmetic, whichever is longer.
+
+    gbps: the device's copy rate in GB/s.
+    """
     moved = tree.unique_tokens * shape.kv_token_bytes
     moved += tree.num_rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes
     flops = tree.path_tokens * shape.num_qo_heads * 2 * (shape.head_dim + shape.head_dim_v)
@@ -119,7 +140,7 @@ def floor_us(tree: Tree, shape: Shape, target: Target, gbps: float) -> float:
 
 
 def machine(gbps: float) -> dict[str, object]:
-    """What the results depend on besides the code: the device and the versions."""
+    """Describes the machine: device, copy rate, versions of packages, and the command line."""
     versions = {}
     for package in PACKAGES:
         try:

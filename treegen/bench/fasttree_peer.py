@@ -1,6 +1,6 @@
-"""FastTree's published kernels (PanZaifeng/FastTree-Artifact, MLSys 2025) as a provider, from a checkout.
+"""FastTree's published kernels (PanZaifeng/FastTree-Artifact, MLSys 2025) as a provider, loaded from a checkout.
 
-The adapter calls the checkout's planner and its decode function the way kernel_bench/benchmark.py does.
+The adapter calls the planner and the decode function of the checkout as kernel_bench/benchmark.py does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from treegen.ir.arrays import INT32_MAX, offsets, ragged_ranges
 from treegen.ir.tree import Tree
 from treegen.tuning.kernel_meter import Case
 
-# What kernel_bench/benchmark.py takes by default: alpha, beta and gamma, tiles, splits and thresholds of the planner.
+# Defaults of kernel_bench/benchmark.py: alpha, beta and gamma, tiles, splits and thresholds of the planner.
 _COSTS = (0.66, 0.33, 0.1)
 _KV_TILES = (32, 32)
 _KV_SPLITS = (1024, 128)
@@ -28,19 +28,22 @@ _HEAD_DIMS = (16, 32, 64, 128, 256)
 
 
 def query_tiles(group: int) -> tuple[int, int]:
-    """Rows of a large and a small tile, by query heads per KV head.
+    """Returns the rows of a large and of a small tile for a number of query heads per KV head.
 
-    Published (kernel_bench/run_benchmark.sh) are (64, 16) for a group of 1, (16, 4) for 4 and (4, 1) for 16: tiles of
-    64 and 16 head rows. Other groups keep these numbers of head rows, down to one row.
+    The published numbers (kernel_bench/run_benchmark.sh) are (64, 16) for a group of 1, (16, 4) for 4 and (4, 1) for
+    16: tiles of 64 and 16 head rows. Other groups get the same numbers of head rows, at least one row.
     """
     return max(1, 64 // group), max(1, 16 // group)
 
 
 class FastTreeArtifact:
-    """The planner and kernels of kernel_bench in a checkout.
+    """The planner and the kernels of kernel_bench in a checkout.
 
-    planner_tiles: launch the tiles that the planner settled on. The published benchmark launches the ones that it
-    started from, and where the planner took the large tile for everything, rows are then left out of the result.
+    Args:
+        checkout: The folder of the checkout.
+        planner_tiles: Whether to launch the tiles that the planner chose. The published benchmark launches the tiles
+            that the planner started from; where the planner chose the large tile for everything, its result then lacks
+            rows.
     """
 
     def __init__(self, checkout: str | Path, *, planner_tiles: bool = False) -> None:
@@ -64,7 +67,7 @@ class FastTreeArtifact:
         limits = list(_KV_SPLITS), *(list(pair) for pair in _THRESHOLDS)
         with contextlib.redirect_stdout(io.StringIO()):
             planned, _ = kernels.fasttree_preparation(nodes, kv_ptrs, case.tree.num_rows, *heads, *limits, parameters)
-        # The planner numbers tokens node after node; its kernel takes any slot per token, and -1 behind the last.
+        # The planner numbers tokens node after node; its kernel takes any KV slot per token, and -1 after the last.
         tokens, *rest = planned
         slots = torch.tensor(slot_of_token, dtype=torch.int32, device=tokens.device)
         entries = torch.where(tokens >= 0, slots[tokens.clamp(min=0).long()], -1)
@@ -111,9 +114,9 @@ def _check(case: Case) -> None:
 
 
 def _nodes(tree: Tree, module: Any) -> tuple[list[Any], list[int], Any]:
-    """The tree as the planner's nodes, where their tokens begin and end, and the slot of every token.
+    """Returns the tree as nodes of the planner, the offsets of their tokens, and the KV slot of every token.
 
-    The planner wants the root first; nodes keep their order otherwise. Requests are the caller's rows.
+    The planner needs the root first; the other nodes keep their order. Requests are the caller's rows.
     """
     topology = tree.topology
     order = np.argsort(tree.parent >= 0, kind="stable")
@@ -135,7 +138,7 @@ def _nodes(tree: Tree, module: Any) -> tuple[list[Any], list[int], Any]:
 
 
 def _load(path: Path) -> Any:
-    """A module of the checkout, on its own: neither sys.path nor sys.modules is changed."""
+    """Loads a single module of the checkout without changing sys.path or sys.modules."""
     if not path.is_file():
         raise UnavailableError(f"no {path.name} in {path.parent}")
     spec = importlib.util.spec_from_file_location(f"fasttree_artifact_{path.stem}", path)

@@ -1,18 +1,18 @@
 """FlashInfer's paged decode, multi-level cascade and masked prefill as providers (flashinfer-python 0.7.2).
 
-Plans are made in `prepare` without the wrappers' CUDA-graph mode: what they plan then is the best they can, and a
-planned `run` only launches kernels on fixed buffers, so that it may be captured as long as it is not planned anew.
+Plans are made in `prepare`, without the wrappers' mode for CUDA graphs, which restricts plans. A planned `run` only
+launches kernels on fixed buffers, so it can be captured until the next plan.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from treegen.bench.flashinfer_package import check_served, flashinfer_package
 from treegen.bench.flashinfer_tables import level_tables, masked_requests, row_table
 from treegen.bench.providers import Call, UnavailableError
 from treegen.ir.arrays import Ints
@@ -23,23 +23,22 @@ from treegen.tuning.kernel_meter import Case
 _Table = TypeVar("_Table")
 
 _WORKSPACE_BYTES = 128 << 20
-"""FlashInfer's recommended size; what its split-KV partials need is bounded by the GPU's thread blocks, and is less."""
-_HEAD_DIMS = (64, 128, 256)
+"""FlashInfer's recommended size. Its split-KV partials need less: the GPU's thread blocks bound their number."""
 _TENSOR_CORE_GROUP = 4
-"""Query heads per KV head from which decode uses tensor cores."""
+"""The fewest query heads per KV head for which decode uses tensor cores."""
 
 
 class FlashInferDecode:
-    """BatchDecodeWithPagedKVCacheWrapper: every row is a request of its own and reads its whole path."""
+    """BatchDecodeWithPagedKVCacheWrapper: every row is a request and reads its whole path."""
 
     name = "flashinfer-decode"
 
     def prepare(self, case: Case) -> Call:
-        """See Provider. The call writes to an output that it owns."""
+        """See Provider. The call writes to an output of its own."""
         _check(case)
         shape, tree = case.shape, case.tree
         table = _paged(row_table, case)
-        flashinfer = _flashinfer()
+        flashinfer = flashinfer_package()
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             _workspace(case), "NHD", use_tensor_cores=shape.group >= _TENSOR_CORE_GROUP, backend="fa2"
         )
@@ -69,10 +68,13 @@ class FlashInferDecode:
 class FlashInferCascade:
     """MultiLevelCascadeAttentionWrapper: a level for every depth of the tree, merged level by level.
 
-    Rows that see nothing on a level have an empty KV range there, which FlashInfer answers with an empty state. Where
-    the tree's rows are not in rank order the call also gathers q and scatters out. backend: "auto" is FlashInfer's own
-    choice (FA3 on Hopper, which neither splits KV nor packs a group's heads into a tile); "fa2" takes the backend of
-    its decode wrapper on all levels, which the wrapper has no argument for.
+    Rows that see nothing on a level have an empty KV range there; FlashInfer returns an empty state for it. Where the
+    tree's rows are not in rank order the call also gathers q and scatters out.
+
+    Args:
+        backend: "auto" for FlashInfer's own choice (FA3 on Hopper, which neither splits KV nor packs a group's heads
+            into a tile); "fa2" for the backend of its decode wrapper on all levels. The wrapper has no argument for
+            that, so the provider sets it on the wrapper's levels.
     """
 
     def __init__(self, backend: str = "auto") -> None:
@@ -80,11 +82,11 @@ class FlashInferCascade:
         self._backend = backend
 
     def prepare(self, case: Case) -> Call:
-        """See Provider. The call returns a tensor that FlashInfer allocates, or, reordered, one that it owns."""
+        """See Provider. The call returns a new tensor of FlashInfer, or its own output where rows are reordered."""
         _check(case)
         shape, tree = case.shape, case.tree
         levels = _paged(level_tables, case)
-        flashinfer = _flashinfer()
+        flashinfer = flashinfer_package()
         wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(len(levels), _workspace(case), "NHD")
         if self._backend != "auto":
             for level in wrapper._batch_prefill_wrappers:
@@ -114,20 +116,21 @@ class FlashInferCascade:
 
 
 class FlashInferPrefill:
-    """BatchPrefillWithPagedKVCacheWrapper with a custom mask: every root with all below it is a request, whose rows are
-    its queries. What engines use for speculative tokens.
+    """BatchPrefillWithPagedKVCacheWrapper with a custom mask, which engines use for speculative tokens.
+
+    Every root with all below it is a request, and its rows are the queries.
     """
 
     name = "flashinfer-prefill"
 
     def prepare(self, case: Case) -> Call:
-        """See Provider. The call returns a tensor that FlashInfer allocates, or, reordered, one that it owns."""
+        """See Provider. The call returns a new tensor of FlashInfer, or its own output where rows are reordered."""
         _check(case)
         shape = case.shape
         if shape.page_size > 1:
-            raise UnavailableError("requests under masks are told by slot here: use a page size of 1")
+            raise UnavailableError("requests under masks need a page size of 1 here")
         requests = masked_requests(case.tree)
-        wrapper = _flashinfer().BatchPrefillWithPagedKVCacheWrapper(_workspace(case), "NHD", backend="fa2")
+        wrapper = flashinfer_package().BatchPrefillWithPagedKVCacheWrapper(_workspace(case), "NHD", backend="fa2")
         wrapper.plan(
             _tensor(requests.qo_indptr),
             _tensor(requests.table.indptr),
@@ -154,7 +157,7 @@ class FlashInferPrefill:
 
 
 def _in_rank_order(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tensor, tree: Tree) -> Call:
-    """A call of `attend`, which takes and gives rows in rank order, for rows in the caller's order."""
+    """Makes a call in the caller's order of rows from `attend`, which takes and returns rows in rank order."""
     row_of_rank = tree.topology.row_of_rank
     if np.array_equal(row_of_rank, np.arange(tree.num_rows)):
         return lambda: attend(q)
@@ -170,14 +173,10 @@ def _in_rank_order(attend: Callable[[torch.Tensor], torch.Tensor], q: torch.Tens
 
 
 def _check(case: Case) -> None:
-    shape, topology = case.shape, case.tree.topology
-    if shape.dtype not in ("fp16", "bf16"):
-        raise UnavailableError(f"FlashInfer takes fp16 and bf16, not {shape.dtype}")
-    if shape.head_dim not in _HEAD_DIMS:
-        raise UnavailableError(f"FlashInfer takes head dims {_HEAD_DIMS}, not {shape.head_dim}")
+    check_served(case.shape)
     if case.tree.num_rows == 0:
         raise UnavailableError("the tree has no rows")
-    sees = topology.prefix[case.tree.row_node] + case.tree.row_sees
+    sees = case.tree.topology.prefix[case.tree.row_node] + case.tree.row_sees
     if (sees == 0).any():
         raise UnavailableError(f"row {int((sees == 0).argmax())} sees nothing")
 
@@ -189,21 +188,12 @@ def _paged(tables: Callable[[Tree, int], _Table], case: Case) -> _Table:
         raise UnavailableError(f"no page table for {cause.argument} = {cause.value}: {cause.reason}") from cause
 
 
-def _flashinfer() -> Any:
-    try:
-        return importlib.import_module("flashinfer")
-    except ImportError as cause:
-        if isinstance(cause, ModuleNotFoundError) and cause.name == "flashinfer":
-            raise UnavailableError("flashinfer is not installed") from cause
-        raise UnavailableError(f"flashinfer cannot be imported: {cause}") from cause
-
-
 def _workspace(case: Case) -> torch.Tensor:
     return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=case.q.device)
 
 
 def _tensor(array: Ints) -> torch.Tensor:
-    """A copy on the host, where the wrappers plan; they take their own to the device."""
+    """Copies an array to a tensor on the host, where the wrappers plan; they copy it to the device themselves."""
     return torch.tensor(array, dtype=torch.int32)
 
 

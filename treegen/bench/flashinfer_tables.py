@@ -1,6 +1,6 @@
-"""Page tables of a tree in the form of FlashInfer's wrappers: rows as requests, levels of shared requests, or roots.
+"""Page tables of a tree in FlashInfer's form. A request is a row, a shared run of tokens, or a root with all below it.
 
-A request's tokens fill the slots of its pages in order; only its last page may be filled in part.
+A request's tokens fill the KV slots of its pages in order; only its last page may be filled in part.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from treegen.ir.tree import Tree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagesOnHost:
-    """Request r has the pages `indices[indptr[r]:indptr[r + 1]]`, the last with `last_page_len[r]` tokens.
+    """A page table on the host: request r has the pages `indices[indptr[r]:indptr[r + 1]]`.
 
-    A request without tokens has no pages and a `last_page_len` of 0.
+    `last_page_len[r]` is the number of tokens in the last of them. A request without tokens has no pages and a
+    `last_page_len` of 0.
     """
 
     indptr: Ints
@@ -31,7 +32,7 @@ class PagesOnHost:
         return len(self.last_page_len)
 
     def tokens(self, page_size: int) -> Longs:
-        """Tokens of every request."""
+        """Returns the tokens of every request."""
         full: Longs = np.maximum(np.diff(self.indptr).astype(np.int64) - 1, 0) * page_size
         return full + self.last_page_len
 
@@ -40,7 +41,7 @@ class PagesOnHost:
 class Level:
     """One level of a cascade: the ranks `qo_indptr[r]:qo_indptr[r + 1]` share request r of the table.
 
-    The requests cover all ranks; those of ranks that see nothing on this level have no tokens.
+    The requests cover all ranks. Ranks that see nothing on this level have a request without tokens.
     """
 
     qo_indptr: Ints
@@ -49,8 +50,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedRequests:
-    """Requests of many queries: the ranks `qo_indptr[r]:qo_indptr[r + 1]` are those of request r of the table, and mask
-    is, request by request, what of its tokens each sees [queries, tokens], flat.
+    """Requests with several query rows: the ranks `qo_indptr[r]:qo_indptr[r + 1]` belong to request r of the table.
+
+    mask: for each request which tokens each query row sees, `[queries, tokens]`, flattened and joined.
     """
 
     qo_indptr: Ints
@@ -59,7 +61,7 @@ class MaskedRequests:
 
 
 def masked_requests(tree: Tree) -> MaskedRequests:
-    """Every root that has rows, with all below it, as one request of all tokens that some row sees, in pages of one."""
+    """Makes one request of each root with rows: all tokens below it that some row sees, in pages of one token."""
     topology = tree.topology
     spans, ends = topology.spans, np.unique(topology.rank_hi[tree.parent < 0])
     indptr = np.append(0, ends[ends > 0])
@@ -75,9 +77,9 @@ def masked_requests(tree: Tree) -> MaskedRequests:
 
 
 def row_table(tree: Tree, page_size: int = 1) -> PagesOnHost:
-    """Every row, in the caller's order, as a request of its own: the pages of its whole path.
+    """Makes one request of each row, in the caller's order: the pages of its whole path.
 
-    Raises InputError when a row's tokens do not fill the pages that they are in.
+    Raises InputError where a row's tokens do not fill their pages.
     """
     spans = tree.topology.spans
     seeing = spans.hi.astype(np.int64) - spans.lo
@@ -88,17 +90,18 @@ def row_table(tree: Tree, page_size: int = 1) -> PagesOnHost:
 
 
 def level_tables(tree: Tree, page_size: int = 1) -> tuple[Level, ...]:
-    """The tree as levels of a cascade, the roots' first, with rows in rank order; no level is without tokens.
+    """Cuts the tree into levels of a cascade, from the roots down. Rows are in rank order, and every level has tokens.
 
-    A row's path is cut where the rows that see it change, and its i-th piece is on level i: nodes of one child and no
-    rows of their own are one piece with the child, rows inside a node cut the node. Raises InputError when a piece's
-    tokens do not fill the pages that they are in.
+    A row's path is cut where the set of rows that see it changes, and its i-th piece is on level i. A node with one
+    child and no rows of its own forms one piece with the child; rows inside a node cut the node.
+
+    Raises InputError where the tokens of a piece do not fill their pages.
     """
     spans = tree.topology.spans
     begins = np.ones(len(spans), bool)
     begins[1:] = (spans.lo[1:] != spans.lo[:-1]) | (spans.hi[1:] != spans.hi[:-1])
     lo, hi = spans.lo[begins], spans.hi[begins]
-    # Pieces are nested or apart, in depth-first order: of those before one, all but the ones that ended contain it.
+    # Pieces are nested or disjoint, in depth-first order: all earlier pieces that have not ended contain this one.
     depth = np.arange(len(lo)) - np.searchsorted(np.sort(hi), lo, side="right")
     piece = np.cumsum(begins) - 1
     return tuple(
@@ -108,14 +111,14 @@ def level_tables(tree: Tree, page_size: int = 1) -> tuple[Level, ...]:
 
 
 def _level(tree: Tree, lo: Ints, hi: Ints, span: npt.NDArray[Any], page_size: int) -> Level:
-    """The level of the pieces that the ranks `lo:hi` see; `span`: the spans of all of them."""
+    """Makes the level of the pieces that the ranks `lo:hi` see. span: the spans of all these pieces."""
     bounds = np.unique(np.concatenate([[0], lo, hi, [tree.num_rows]]))
     request = np.searchsorted(bounds, tree.topology.spans.lo[span])
     return Level(frozen(bounds), _table(tree, span, np.bincount(request, minlength=len(bounds) - 1), page_size))
 
 
 def _table(tree: Tree, span: npt.NDArray[Any], counts: npt.NDArray[Any], page_size: int) -> PagesOnHost:
-    """The table of requests that consist of `counts` spans each."""
+    """Makes the page table of requests with `counts` spans each. Raises InputError."""
     spans = tree.topology.spans
     lengths = spans.lengths[span]
     ends = offsets(lengths)
@@ -139,7 +142,7 @@ def _paged(slots: Longs, tokens: Longs, page_size: int) -> PagesOnHost:
     wrong = np.flatnonzero(slots != pages[np.cumsum(begins) - 1] * page_size + offset)
     if len(wrong):
         at = int(wrong[0])
-        reason = f"token {position[at]} of request {request[at]} is in slot {slots[at]}: pages are filled in part"
+        reason = f"token {position[at]} of request {request[at]} is in KV slot {slots[at]}: its pages are partly filled"
         raise InputError("page_size", page_size, reason, "use a page size of 1")
     last_page_len = np.where(tokens > 0, (tokens - 1) % page_size + 1, 0)
     return PagesOnHost(frozen(offsets(-(-tokens // page_size))), frozen(pages), frozen(last_page_len))

@@ -1,4 +1,4 @@
-"""All providers by name."""
+"""Names of all providers, and the providers that they name."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ _ARTIFACTS: dict[str, Callable[[Path], Provider]] = {
     "fasttree-artifact-planner-tiles": lambda folder: FastTreeArtifact(folder, planner_tiles=True),
 }
 PEERS = (*_LIBRARIES, *_ARTIFACTS)
-"""The names of all peers; any strategy's name is a provider, too."""
+"""Names of all peers. The name of a strategy is a provider as well."""
 
 
 def providers_from(names: str, fasttree: Path | None) -> list[Provider]:
-    """The providers of a list of names with commas. Raises InputError, and StrategyError for a name that nothing has.
+    """Returns the providers of a list of names with commas.
 
-    fasttree: a checkout of FastTree-Artifact, which its kernels are loaded from.
+    Args:
+        names: Names of peers and of strategies.
+        fasttree: The folder of a checkout of FastTree-Artifact.
+
+    Raises:
+        InputError: A provider needs the checkout.
+        StrategyError: A name is unknown.
     """
     return [_provider(name.strip(), fasttree) for name in names.split(",")]
 

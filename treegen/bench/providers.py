@@ -1,4 +1,4 @@
-"""Providers: treegen's strategies and other libraries, behind one face."""
+"""Providers of attention over trees: treegen's strategies and other libraries, with one interface."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from treegen.api.compile import compile as compile_tree
 from treegen.tuning.kernel_meter import Case
 
 Call: TypeAlias = Callable[[], torch.Tensor]
-"""One attention on the current stream, which a CUDA graph can capture: out [rows, num_qo_heads, head_dim_v] in the
-tree's order of rows."""
+"""Computes attention on the current stream, also in a CUDA graph: out `[rows, num_qo_heads, head_dim_v]` in the tree's
+order of rows."""
 
 
 class UnavailableError(Exception):
-    """What a provider cannot serve, with the reason in a line; a benchmark goes on without it."""
+    """A provider cannot serve a case, for a reason in one line. Benchmarks continue without it."""
 
 
 class Provider(Protocol):
@@ -25,20 +25,20 @@ class Provider(Protocol):
 
     @property
     def name(self) -> str:
-        """What its results are listed under."""
+        """The provider's name in results."""
 
     def prepare(self, case: Case) -> Call:
-        """Plans and allocates for a case; raises UnavailableError when it cannot serve it."""
+        """Plans and allocates for a case. Raises UnavailableError where the provider cannot serve it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Treegen:
-    """treegen with a strategy, by its name."""
+    """treegen with the strategy of this name."""
 
     name: str
 
     def prepare(self, case: Case) -> Call:
-        """Compiles the tree; a call does what a user's call with `out` does."""
+        """Compiles the tree. A call is a user's call of the kernel with `out`."""
         kernel = compile_tree(case.tree, strategy=self.name, shape=case.shape)
         q, k_cache, v_cache, out = case.q, case.k_cache, case.v_cache, torch.empty_like(case.q)
         return lambda: kernel(q, k_cache, v_cache, out=out)

@@ -1,4 +1,4 @@
-"""Reports: the results of runs as JSON, as a table with its means, and as a picture."""
+"""Reports of results: as JSON, as a table with means, and as a plot."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from treegen.text_files import parsed_json, read_text, save_text
 
 FORMAT = "treegen bench 1"
 _NAMED = 3
-"""Cases that are named for a problem, at most."""
+"""The most cases to name for a problem."""
 LARGE_FLOOR_US = 40.0
-"""Cases with a floor of at least this are those bound by memory or arithmetic rather than by launches."""
+"""The least floor, in microseconds, of cases that memory or arithmetic bounds rather than launches."""
 
 
 def save(path: Path, machine: dict[str, object], results: Sequence[Result]) -> None:
-    """Writes results, with what they were measured on. Raises FormatError when the file cannot be written."""
+    """Writes results and the machine that they were measured on. Raises FormatError if that fails."""
     value = {"format": FORMAT, "machine": machine, "results": [asdict(result) for result in results]}
     save_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
-    """What `save` wrote. Raises FormatError for anything else."""
+    """Reads a file of `save`: the machine and the results. Raises FormatError for any other file."""
     value = parsed_json(read_text(str(path)), str(path))
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise FormatError(
@@ -44,23 +44,26 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
 
 
 def outcome_of(result: Result, provider: str) -> ProviderOutcome | None:
-    """The outcome of a provider in a result."""
+    """Returns the outcome of a provider in a result; None where it did not run."""
     return next((outcome for outcome in result.outcomes if outcome.provider == provider), None)
 
 
 def time_of(result: Result, provider: str) -> float | None:
-    """The provider's time in microseconds, if it has one that counts."""
+    """Returns the provider's time in microseconds; None unless its output was right."""
     outcome = outcome_of(result, provider)
     return None if outcome is None else outcome.best_us
 
 
 def providers_of(results: Sequence[Result]) -> list[str]:
-    """All providers, in the order in which they ran."""
+    """Lists all providers, in the order in which they ran."""
     return list(dict.fromkeys(outcome.provider for result in results for outcome in result.outcomes))
 
 
 def only(results: Sequence[Result], names: str) -> list[Result]:
-    """Results of some providers, in this order of their names with commas. Raises InputError for one without any."""
+    """Keeps the outcomes of some providers, in the order of their names with commas.
+
+    Raises InputError for a provider without results.
+    """
     wanted, known = [name.strip() for name in names.split(",")], providers_of(results)
     for name in wanted:
         if name not in known:
@@ -72,13 +75,13 @@ def only(results: Sequence[Result], names: str) -> list[Result]:
 
 
 def speed_ups(results: Sequence[Result], provider: str, over: str) -> list[float]:
-    """How many times as fast a provider is as another, for every case in which both have times."""
+    """Returns the speed-up of a provider over another for every case in which both have times."""
     pairs = ((time_of(result, provider), time_of(result, over)) for result in results)
     return [other / own for own, other in pairs if own is not None and other is not None]
 
 
 def table(results: Sequence[Result]) -> list[list[str]]:
-    """Rows of cells: a case each, with the time of every provider in microseconds (or why there is none)."""
+    """Makes a table, a row per case: the time of every provider in microseconds, or its status."""
     providers = providers_of(results)
     rows = [["tree", "heads", "floor", *providers]]
     for result in results:
@@ -88,7 +91,7 @@ def table(results: Sequence[Result]) -> list[list[str]]:
 
 
 def summary(results: Sequence[Result]) -> list[list[str]]:
-    """Rows of cells: a provider each, with the speed of the first one over it and its fraction of the floor."""
+    """Makes a table, a row per provider: the first provider's speed-up over it, and floors over its times."""
     providers = providers_of(results)
     first = providers[0]
     rows = [["provider", "cases", "wrong", f"{first} is faster", "at least", f"of floors >= {LARGE_FLOOR_US:.0f} us"]]
@@ -113,7 +116,7 @@ def summary(results: Sequence[Result]) -> list[list[str]]:
 
 
 def problems(results: Sequence[Result]) -> list[str]:
-    """A line for every reason why a provider has no time, with the cases that it holds for."""
+    """Lists why providers have no time: a line per reason, with its cases."""
     cases: dict[tuple[str, str, str], list[str]] = {}
     for result in results:
         for outcome in result.outcomes:
@@ -128,9 +131,9 @@ def problems(results: Sequence[Result]) -> list[str]:
 
 
 def plot(path: Path, machine: dict[str, Any], results: Sequence[Result]) -> None:
-    """Draws every case's times as multiples of its floor, a group of bars per case and a panel per setting of heads.
+    """Draws the times of every case as multiples of its floor: bars grouped by case, a panel per setting of heads.
 
-    The file's ending chooses the format (.svg, .png, .pdf). Raises InputError without matplotlib.
+    path: the ending chooses the format (.svg, .png, .pdf). Raises InputError without matplotlib.
     """
     try:
         import matplotlib

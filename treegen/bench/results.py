@@ -1,4 +1,4 @@
-"""Results of runs: what was measured, without what measures it."""
+"""Results of runs as plain data."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ Status: TypeAlias = Literal["right", "wrong", "unavailable", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class ProviderOutcome:
-    """A provider on a case. error: `max |out - ref| / max |ref|`; times: medians in microseconds on a cold L2 without
-    the host's launch time, called as it is and replayed as a CUDA graph; detail: why there is none.
+    """The outcome of a provider on a case.
+
+    Args:
+        provider: The provider's name.
+        status: Whether its output is right; only then times are taken.
+        error: `max |out - ref| / max |ref|`.
+        eager_us: Microseconds of a call: the median on a cold L2, without the host's launch time.
+        graph_us: The same of the call's replay as a CUDA graph.
+        repeatable: Whether two calls give the same bits.
+        detail: Why something is missing.
     """
 
     provider: str
@@ -27,15 +35,23 @@ class ProviderOutcome:
 
     @property
     def best_us(self) -> float | None:
-        """The faster of both ways to call it, if it is right."""
+        """The smaller of both times; None unless the output is right."""
         times = [time for time in (self.eager_us, self.graph_us) if time is not None]
         return min(times, default=None) if self.status == "right" else None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A case with the outcomes of all providers. floor_us: microseconds that no attention over the tree falls far
-    below, from the copy bandwidth measured in the same run.
+    """The outcomes of all providers on a case.
+
+    Args:
+        tree: The name of the tree.
+        heads: "query heads/KV heads".
+        head_dim, dtype, page_size: The rest of the attention shape.
+        rows: Query rows of the tree.
+        unique_tokens: Tokens that some row sees.
+        floor_us: A lower bound of the time in microseconds, from the copy rate measured in the same run.
+        outcomes: One outcome for each provider.
     """
 
     tree: str
@@ -50,5 +66,5 @@ class Result:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """NaN for none."""
+    """Returns the geometric mean; NaN for no values."""
     return math.exp(statistics.fmean(map(math.log, values))) if values else math.nan

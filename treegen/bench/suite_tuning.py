@@ -1,7 +1,7 @@
-"""Tuning for running batches: policies measured over the suite of batches, and the fastest kept for each bucket.
+"""Tuning for running batches: measures policies over the suite of batches, and keeps the fastest for each bucket.
 
-Every batch of the suite is at its first step. Its best policies by estimates take turns in one BatchKernel, whose
-attention launch is captured once: other policies are other tables. Only the launch is timed, on a cold L2.
+Every batch of the suite is at its first step. Its best policies by estimates take turns in one BatchKernel. The
+attention launch is captured once, because policies differ only in tables. Only this launch is timed, on a cold L2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from treegen.autotune_cache.entry import Entry, Policy, installed_versions, policy_text
 from treegen.autotune_cache.key import PolicyKey
 from treegen.backends import oracle
-from treegen.bench.batch_case import BatchCase, BatchStart, batch_shapes
+from treegen.bench.batch_case import BatchCase, BatchShapes, BatchStart
 from treegen.bench.batch_providers import LiveServer
 from treegen.bench.batch_runs import BatchSettings
 from treegen.codegen.compile_counter import expected_compiles
@@ -36,13 +36,13 @@ from treegen.text_files import save_text
 from treegen.workloads.served_batch import ServedBatch
 
 BETTER = 0.98
-"""Time over that of the weighed choice up to which another policy is kept."""
+"""The largest ratio of a policy's time to the time of the weighed choice for which the policy is kept."""
 _ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPolicy:
-    """A policy for batches, its estimated and its measured microseconds."""
+    """A policy for batches, with its estimated and its measured microseconds."""
 
     policy: Policy
     estimated_us: float
@@ -56,7 +56,7 @@ class MeasuredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatch:
-    """Policies of a batch by rising estimates: the first is what is chosen where nothing was measured."""
+    """Measured policies of a batch, in order of their estimates. Without measurements the first one is chosen."""
 
     name: str
     family: str
@@ -65,7 +65,7 @@ class MeasuredBatch:
 
     @property
     def weighed_over_best(self) -> float:
-        """Time of the weighed choice over that of the fastest policy."""
+        """The time of the weighed choice divided by the time of the fastest policy."""
         return self.policies[0].measured_us / min(each.measured_us for each in self.policies)
 
     @property
@@ -78,23 +78,21 @@ class MeasuredBatch:
 
 def measure_suite(
     batches: Iterable[ServedBatch],
-    heads: Sequence[str],
+    shapes: BatchShapes,
     target: Target,
     settings: BatchSettings,
     device: torch.device,
     *,
     most: int = 12,
-    head_dim: int = 128,
-    dtype: str = "bf16",
     on_batch: Callable[[], object] = lambda: None,
 ) -> Iterator[MeasuredBatch]:
-    """Measures the `most` best policies of each batch with each setting of heads; MLA has heads of its own.
+    """Measures the `most` best policies of each batch with each shape, and calls `on_batch` after each.
 
     Raises BackendError where an output is wrong.
     """
     for batch in batches:
         start = BatchStart.of(batch, 0)
-        for shape in batch_shapes(batch, heads, head_dim, dtype):
+        for shape in shapes.of(batch):
             with expected_compiles():
                 yield _measured(start, shape, target, settings, device, most)
             gc.collect()
@@ -139,7 +137,7 @@ def _measured(
 
 
 def _proposals(problem: Problem, server: LiveServer, most: int) -> dict[Cohort, tuple[Policy, float]]:
-    """The strategies with the least estimated times that the kernel has room for, with their policies and times."""
+    """Returns the strategies with the least estimated times that fit the kernel, with policies and microseconds."""
     choices = server.kernel.choices
     weights = weights_of(problem, choices.tile)
     assert weights is not None  # every batch has tokens
@@ -154,8 +152,10 @@ def _proposals(problem: Problem, server: LiveServer, most: int) -> dict[Cohort, 
 
 
 def suite_entries(measured: Iterable[MeasuredBatch], source: str) -> list[Entry]:
-    """What the policy cache is to keep: for each bucket the policy with the least times over its batches, where these
-    are at most BETTER of the times of the weighed choices, all as geometric means. source: how was measured.
+    """Makes the entries for the policy cache: for each bucket its fastest policy, where that is fast enough.
+
+    Times of a bucket are geometric means over its batches. A policy is kept if its time is at most BETTER times that of
+    the weighed choices. source: how times were measured, for the entries.
     """
     buckets: dict[PolicyKey, list[MeasuredBatch]] = {}
     for batch in measured:
@@ -177,7 +177,7 @@ def suite_entries(measured: Iterable[MeasuredBatch], source: str) -> list[Entry]
 
 
 def suite_table(measured: Sequence[MeasuredBatch], entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """A line for each family: batches, policies, weighed choices over the best, rank correlations, kept policies."""
+    """Makes a table, a row per family: batches, policies, weighed choices over the best, rank correlations, entries."""
     kept = {entry.key for entry in entries}
     rows: list[tuple[str, ...]] = [
         ("family", "batches", "policies", "weighed/best", "worst", "rank corr.", "least", "kept for")
@@ -194,7 +194,7 @@ def suite_table(measured: Sequence[MeasuredBatch], entries: Sequence[Entry]) -> 
 def save_suite(
     path: Path, machine: dict[str, Any], measured: Sequence[MeasuredBatch], entries: Sequence[Entry]
 ) -> None:
-    """Writes all measurements and what is kept of them as JSON. Raises FormatError when that cannot be done."""
+    """Writes all measurements and the entries as JSON. Raises FormatError if that fails."""
     batches = [
         {
             "batch": batch.name,
@@ -209,5 +209,5 @@ def save_suite(
 
 
 def _mean(values: Iterable[float]) -> float:
-    """The geometric mean."""
+    """Returns the geometric mean."""
     return math.exp(float(np.mean([math.log(value) for value in values])))

@@ -1,4 +1,4 @@
-"""What is measured by default: the trees and head settings of FastTree's kernel benchmark."""
+"""Default cases of benchmarks: the trees and head settings of FastTree's kernel benchmark."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ FASTTREE_TREES = (
 
 
 def named(name: str, tree: Tree, page_tokens: int | None) -> tuple[str, Tree]:
-    """A tree under its text, if it has one, with its KV in shuffled pages of so many tokens, if any."""
+    """Names a tree by its text if it has one, and moves its KV to shuffled pages of `page_tokens` tokens if given."""
     return tree.text or name, tree if page_tokens is None else in_shuffled_pages(tree, page_tokens)

@@ -1,4 +1,4 @@
-"""PyTorch's own attention as providers: one call over all of a tree's KV, with a mask that says which row sees what."""
+"""PyTorch's attention functions as providers: one call over all of a tree's KV, with a mask."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from treegen.ir.arrays import offsets, ragged, ragged_ranges
 from treegen.tuning.kernel_meter import Case, free_bytes
 
 _MASK_COPIES = 4
-"""Bytes that a mask's entry takes, as bool and as the bias that PyTorch makes of it."""
-
-
+"""Bytes of a mask's entry: a bool, and the bias that PyTorch makes of it."""
 _FLEX_KERNELS: tuple[dict[str, str], ...] = ({}, {"BACKEND": "TRITON"})
-"""Options of FlexAttention's kernels: its own choice, and the kernel for many rows."""
+"""Options of FlexAttention's kernels: PyTorch's choice, and the kernel for many rows."""
 
 
 class _Gathered:
-    """A case's tensors as dense attention takes them: rows in order of rank, and all tokens that some row sees in order
-    of their slots. Where the cache holds just these it is taken as it is, else a call gathers them.
+    """A case's tensors for dense attention: rows in rank order, and all seen tokens in order of their KV slots.
+
+    Where the cache holds just these tokens it is used as it is; otherwise every call gathers them.
     """
 
     def __init__(self, case: Case) -> None:
@@ -41,11 +40,11 @@ class _Gathered:
         self._order = None if ranked else torch.from_numpy(order.astype(np.int64)).to(device)
 
     def queries(self) -> torch.Tensor:
-        """[rows by rank, num_qo_heads, head_dim]."""
+        """Returns q in rank order: `[rows, num_qo_heads, head_dim]`."""
         return self._case.q if self._order is None else self._case.q[self._order]
 
     def keys_and_values(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, num_kv_heads, head_dim] each."""
+        """Returns K and V of the seen tokens: `[tokens, num_kv_heads, head_dim]` each."""
         caches = (
             cache.flatten(0, -3) if cache.dim() == 4 else cache for cache in (self._case.k_cache, self._case.v_cache)
         )
@@ -53,7 +52,7 @@ class _Gathered:
         return keys, values
 
     def in_order(self, out: torch.Tensor) -> torch.Tensor:
-        """Results by rank, in the caller's order of rows."""
+        """Reorders results from rank order to the caller's order of rows."""
         if self._order is None:
             return out
         result = torch.empty_like(out)
@@ -63,12 +62,12 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True)
 class Sdpa:
-    """torch.nn.functional.scaled_dot_product_attention with a boolean mask; every head of a group is a row."""
+    """torch.nn.functional.scaled_dot_product_attention with a bool mask; every head of a group is a row."""
 
     name: str = "sdpa"
 
     def prepare(self, case: Case) -> Call:
-        """Makes the mask, [rows * group, tokens]."""
+        """Makes the mask, `[rows * group, tokens]`."""
         gathered, shape, rows = _Gathered(case), case.shape, case.tree.num_rows
         entries = rows * shape.group * len(gathered.lo)
         free = free_bytes(case.q.device)
@@ -92,14 +91,15 @@ class Sdpa:
 
 @dataclass(frozen=True, slots=True)
 class Flex:
-    """torch.nn.attention.flex_attention, compiled for the case, with a block mask. Where the kernel that it takes for
-    few rows does not compile, the one for many is asked for.
+    """torch.nn.attention.flex_attention with a block mask, compiled for the case.
+
+    Where PyTorch's kernel for few rows does not compile, the kernel for many rows is used.
     """
 
     name: str = "flex"
 
     def prepare(self, case: Case) -> Call:
-        """Makes the block mask and compiles."""
+        """Makes the block mask, and compiles."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         gathered, shape = _Gathered(case), case.shape

@@ -165,7 +165,7 @@ def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[s
 
     from treegen.backends.devices import default_device
     from treegen.bench import batch_results, batch_runs, bench_runs
-    from treegen.bench.batch_case import BATCH_HEADS
+    from treegen.bench.batch_case import BATCH_HEADS, BatchShapes
     from treegen.tuning.timing import copy_gbps
     from treegen.workloads.batches import batches, chosen_batches
 
@@ -182,7 +182,7 @@ def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[s
     heads = [text.replace("/", ":") for text in options.heads or BATCH_HEADS]
     found: list[BatchResult] = []
     with progress_bar(sum(1 if batch.mla else len(heads) for batch in chosen)) as on_case:
-        for result in batch_runs.run_batches(chosen, heads, providers, settings, default_device(), gbps):
+        for result in batch_runs.run_batches(chosen, BatchShapes(heads), providers, settings, default_device(), gbps):
             found.append(result)
             on_case()
             if json is not None:
@@ -206,8 +206,7 @@ def _measured(
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
+    settings = bench_runs.RunSettings(repeats, rows, gbps)
     with progress_bar(len(trees) * len(shapes)) as on_case:
-        found = bench_runs.run(
-            trees, shapes, providers, current_target(), repeats=repeats, rows=rows, gbps=gbps, on_case=on_case
-        )
+        found = bench_runs.run(trees, shapes, providers, current_target(), settings, on_case)
         return bench_runs.machine(gbps), list(found)

@@ -37,6 +37,7 @@ def tune_suite(options: SuiteOptions) -> None:
     from treegen.autotune_cache.entry import policy_text
     from treegen.autotune_cache.policy_cache import POLICY_CACHE
     from treegen.backends.devices import current_target, default_device
+    from treegen.bench.batch_case import BatchShapes
     from treegen.bench.batch_runs import BatchSettings
     from treegen.bench.bench_runs import machine
     from treegen.bench.suite_tuning import MeasuredBatch, measure_suite, save_suite, suite_entries, suite_table
@@ -66,13 +67,11 @@ def tune_suite(options: SuiteOptions) -> None:
         with progress_bar(len(of_heads)) as on_batch:
             found += measure_suite(
                 of_heads,
-                texts,
+                BatchShapes(texts, options.head_dim or 128, options.dtype or "bf16"),
                 target,
                 settings,
                 default_device(),
                 most=options.candidates,
-                head_dim=options.head_dim or 128,
-                dtype=options.dtype or "bf16",
                 on_batch=on_batch,
             )
         entries = suite_entries(found, source)
