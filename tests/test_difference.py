@@ -82,7 +82,7 @@ def nodes_told(lines: list[str]) -> int:
     """How many nodes the lines speak of."""
     left = re.fullmatch(r"\.\.\. (\d+) more nodes?", lines[-1]) if lines else None
     told = lines[:-1] if left else lines
-    others = [re.search(r"; and (\d+) more nodes? of depth", line) for line in told]
+    others = [re.search(r"; the same for (\d+) more nodes? of depth", line) for line in told]
     return len(told) + sum(int(found[1]) for found in others if found) + (int(left[1]) if left else 0)
 
 
@@ -122,7 +122,7 @@ def test_a_strategy_does_what_it_does(tree: Tree, name: str) -> None:
     assert found.none
     assert len(found.comparison.same) == len(found.entries[0].plan)
     assert [len(only) for only in found.comparison.only] == [0, 0]
-    assert "both do the same" in found.text()
+    assert "the plans are the same" in found.text()
     assert "estimate" not in found.text()
 
 
@@ -220,13 +220,15 @@ def test_what_is_read_beside_a_node() -> None:
     found = difference(tree, "query", "deft-node")
     lines = reading_lines(tuple(e.plan for e in found.entries), found.names, found.comparison, tree, 12)
     assert [re.sub(r" with rows [-0-9/. more]+", "", line) for line in lines] == [
-        "n0[0:10]: query reads it 12 times, beside 14 nodes below it; deft-node once, alone",
-        "n1[0:5]: query reads it 6 times, beside 7 nodes; deft-node once, alone; and 1 more node of depth 1 likewise",
-        "n3[0:3]: both read it once; query beside n0, n1, deft-node alone; and 11 more nodes of depth 2 likewise",
+        "n0[0:10]: query reads it 12 times, together with 14 nodes below it; deft-node once, alone",
+        "n1[0:5]: query reads it 6 times, together with 7 nodes; deft-node once, alone; "
+        "the same for 1 more node of depth 1",
+        "n3[0:3]: both read it once; query together with n0, n1, deft-node alone; "
+        "the same for 11 more nodes of depth 2",
     ]
     with_chunks = difference(Tree.parse("200(3)"), "deft-flatten", "deft-node")
     assert "deft-flatten in" not in str(with_chunks)
-    assert "in 2 pieces [0:128] [128:200] with rows 0-0, partly beside n1; deft-node once" in unwrapped(
+    assert "in 2 pieces [0:128] [128:200] with rows 0-0, partly together with n1; deft-node once" in unwrapped(
         str(with_chunks)
     )
 
@@ -235,7 +237,7 @@ def test_many_kinds_are_told_without_depths() -> None:
     chain = Tree.from_parents(list(range(-1, 29)), [200] * 30)
     text = difference(chain, "deft-node", "deft-node-chunk").text()
     assert "  n0[0:200]: " in text
-    assert "; and 29 more nodes of depths 1-29 likewise\n" in text
+    assert "; the same for 29 more nodes of depths 1-29\n" in text
 
 
 @pytest.mark.full

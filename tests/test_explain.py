@@ -145,7 +145,7 @@ def test_long_options_are_cut_short() -> None:
 
 def test_one_launch_in_place_of_two_is_said() -> None:
     tree, shape = Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
-    line = "made in one launch, whose final items wait for the partial ones"
+    line = "one launch: final items wait for partial items"
     final, apart = (strategies.cohort(head_rows=64, apart=32, merge=merge) for merge in ("final", "reduce"))
     assert line in explain(tree, [final], shape).text()
     assert line not in explain(tree, [apart], shape).text()

@@ -33,8 +33,8 @@ from treegen.progress import now
 from treegen.report.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.report.estimate_text import fitted
 from treegen.report.explain import explain as explained
-from treegen.report.explain import planned
 from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
+from treegen.report.verified_plans import planned
 from treegen.schedule.pipeline import Lowering, launched
 from treegen.search.weigh import candidates
 from treegen.strategies import strategy_names

@@ -1,1 +1,1 @@
-"""What plans read, write and cost, in words: explanations, differences, and the IO of whole decodings."""
+"""Reports on plans: explanations, differences between strategies, and the IO of whole decodings."""

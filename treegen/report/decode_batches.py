@@ -1,4 +1,4 @@
-"""Batches: trees at chosen steps of a decoding as one forest, so that all of them are planned and counted at once."""
+"""Batches of trees: trees at chosen steps of a decoding as one forest, which is planned and counted at once."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from treegen.workloads.traces import CourseSegment
 
 Floats = npt.NDArray[np.float64]
 
-_LARGEST_BATCH = 512  # trees that are counted at once
-_MOST_TOKENS = 2**30  # of them together: token coordinates are int32
+_LARGEST_BATCH = 512  # trees of a batch
+_MOST_TOKENS = 2**30  # tokens of a batch, because token coordinates are int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """The forest of trees at chosen steps, how many steps each tree stands for, and the number of its segment.
+    """The forest of trees at chosen steps of a decoding.
 
-    tokens, paths: of every tree, visible ones once and once per row.
+    Args:
+        forest: The trees.
+        weight: `[trees]`: the number of steps that each tree stands for.
+        segment: `[trees]`: the number of each tree's segment.
+        tokens: `[trees]`: tokens that some row sees, each once.
+        paths: `[trees]`: tokens that rows see, once per row.
     """
 
     forest: Forest
@@ -34,7 +39,7 @@ class Batch:
 
     @classmethod
     def of(cls, trees: list[Tree], weight: Floats, segment: Longs) -> Batch:
-        """The batch of at least one tree."""
+        """Makes the batch of at least one tree."""
         forest = Forest.of(trees)
         spans = forest.joined.topology.spans
         owner = np.searchsorted(forest.first_node, spans.node, side="right") - 1
@@ -44,7 +49,7 @@ class Batch:
         return cls(forest, weight, segment, tokens, paths)
 
     def take(self, chosen: Longs) -> Batch:
-        """The batch of these trees."""
+        """Makes the batch of these trees."""
         if len(chosen) == len(self.trees):
             return self
         return Batch.of([self.trees[index] for index in chosen], self.weight[chosen], self.segment[chosen])
@@ -56,12 +61,15 @@ class Batch:
 
     @property
     def rows(self) -> Longs:
-        """Rows of every tree."""
+        """Rows of every tree, `[trees]`."""
         return np.diff(self.forest.first_row)
 
 
 def batches(segments: Iterable[CourseSegment], stride: int) -> Iterator[Batch]:
-    """The trees of a decoding that are counted, with the steps that they stand for."""
+    """Yields the trees of a decoding that are counted, with the number of steps that they stand for.
+
+    stride: steps between two trees of a segment.
+    """
     trees: list[Tree] = []
     weights: list[Floats] = []
     numbers: list[int] = []
@@ -83,8 +91,10 @@ def batches(segments: Iterable[CourseSegment], stride: int) -> Iterator[Batch]:
 
 
 def _sampled(grown: Longs, stride: int) -> tuple[Longs, Floats]:
-    """Chosen steps of a segment, and weights with which a function that is linear in `grown` between them adds up
-    to its sum over all steps.
+    """Returns chosen steps of a segment, and their weights.
+
+    The weighted sum over the chosen steps equals the sum over all steps for every function that is linear in `grown`
+    between chosen steps.
     """
     last = len(grown) - 1
     places: Longs = np.unique(np.append(np.arange(0, last + 1, stride), last))

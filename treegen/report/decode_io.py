@@ -1,9 +1,9 @@
-"""IO over whole decodings: what every strategy reads and writes, summed over all steps of a workload.
+"""IO over whole decodings: the bytes that every strategy reads and writes, summed over all steps of a workload.
 
-It is counted as the papers count (DeFT, tables 4 and 12): rows that are alive at a step and their ancestors alone,
-every group's read range once, sums over all steps and decodings before any ratio. Between two events lengths grow
-linearly, so what follows from lengths is known from the first and the last step; what only a plan tells is planned
-there and every `stride` steps, and taken as linear in between.
+Counts follow the papers (DeFT, tables 4 and 12): only rows that are alive at a step and their ancestors count, every
+group's read range counts once, and ratios are taken of sums over all steps and decodings. Between two events lengths
+grow linearly, so counts that depend on lengths alone need only the first and the last step. Counts that need a plan are
+taken there and every `stride` steps, and are interpolated in between.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class StrategyIO:
-    """Bytes that a strategy moves over all steps, decodings and layers."""
+    """The bytes that a strategy moves over all steps, decodings and layers."""
 
     name: str
     kv_hbm_bytes: int  # every group's read range once
@@ -50,7 +50,16 @@ class StrategyIO:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadIO:
-    """The account of a workload. path_kv_bytes: KV that `query` reads, to which `kv_reduction` refers."""
+    """The account of a workload.
+
+    Args:
+        workload: The workload.
+        shape: The attention shape.
+        layers: Attention layers.
+        steps: Steps of all decodings together.
+        path_kv_bytes: Bytes of KV that `query` reads, the base of `kv_reduction`.
+        strategies: The bytes of each strategy.
+    """
 
     workload: Workload
     shape: Shape
@@ -60,11 +69,11 @@ class WorkloadIO:
     strategies: tuple[StrategyIO, ...]
 
     def kv_reduction(self, entry: StrategyIO) -> float:
-        """The part of the KV bytes of `query` that a strategy does not read; 0 when nothing is read at all."""
+        """Returns the fraction of the KV bytes of `query` that a strategy saves; 0 where nothing is read at all."""
         return 1 - entry.kv_hbm_bytes / self.path_kv_bytes if self.path_kv_bytes else 0.0
 
     def text(self) -> str:
-        """A plain table with one line per strategy, under the workload, the shape and titles."""
+        """Returns a plain table with a line per strategy, below the workload, the shape and titles."""
         decodes = f"{len(self.workload.decodes)} decodings, " if len(self.workload.decodes) > 1 else ""
         rows = [["strategy", "KV", "scores", "masks", "partials", "less KV than query"]]
         for entry in self.strategies:
@@ -84,7 +93,7 @@ class WorkloadIO:
         return self.text()
 
     def to_json(self) -> str:
-        """One JSON object: format, workload, shape with layers, strategies."""
+        """Returns a JSON object: format, workload, shape with layers, strategies."""
         return json.dumps(
             {
                 "format": FORMAT,
@@ -105,10 +114,19 @@ def decode_io(
     stride: int = DEFAULT_STRIDE,
     on_progress: Callable[[float], None] | None = None,
 ) -> WorkloadIO:
-    """What strategies read and write over a workload; needs neither torch nor a GPU.
+    """Counts the bytes that strategies read and write over a workload, without torch or a GPU.
 
-    `on_progress(amount)` is called with the decodings, or the part of one, that are done since the last call. Raises a
-    TreegenError for what is unknown or cannot be planned.
+    Args:
+        workload: The workload.
+        strategies: Names of strategies, or strategies.
+        shape: The attention shape.
+        target: The target, by name or as an object; by default h200.
+        layers: Attention layers.
+        stride: Steps between plans, for counts that need a plan.
+        on_progress: Called with the number of decodings (or the fraction of one) done since its last call.
+
+    Raises:
+        TreegenError: A name is unknown, or a plan cannot be made.
     """
     on_target = target_from(target)
     positive_int("layers", layers, StrategyError)
@@ -145,14 +163,15 @@ def decode_io(
 
 
 def score_elements(rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> Longs:
-    """Elements per query head and layer that unfused attention of all rows with all tokens writes and reads besides K
-    and V (DeFT, table 4).
+    """Returns the elements per query head and layer that unfused attention writes and reads, K and V aside.
+
+    rows, tokens: all rows attend to all tokens (DeFT, table 4).
     """
     return _SCORE_TRIPS * rows * tokens
 
 
 def decimal_bytes(amount: int) -> str:
-    """Bytes in the largest decimal unit that leaves at least 1: `1.68 TB`, as DeFT's table 12 has them."""
+    """Formats bytes in the largest decimal unit that leaves at least 1: `1.68 TB`, as in DeFT's table 12."""
     value, units = float(amount), ["B", "kB", "MB", "GB", "TB", "PB"]
     while value >= 1000 and len(units) > 1:
         value /= 1000
@@ -161,14 +180,14 @@ def decimal_bytes(amount: int) -> str:
 
 
 def policy_of_decode(segments: Sequence[CourseSegment], shape: Shape, target: Target) -> Strategy:
-    """What `auto` takes for a whole decoding: the best policy for its widest tree, half-way in it."""
+    """Returns the choice of `auto` for a whole decoding: the best policy for the middle of its widest segment."""
     widest = max(segments, key=lambda segment: segment.tree.num_rows)
     tree = widest.at((widest.first + widest.last) // 2)
     return weighed(Problem(tree, shape, target)).strategy
 
 
 def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known: Mapping[str, Floats]) -> Floats:
-    """Bytes per layer of every tree of a batch: KV, scores, masks, partials. known: what other strategies move."""
+    """Returns bytes per layer, `[KV, scores, masks, partials; trees]`. known: the results of other strategies."""
     if strategy.proven and strategy.traffic:
         return _told(strategy, strategy.traffic, batch, shape, target)
     picks: dict[str, list[int]] = {}
@@ -190,7 +209,7 @@ def _moved(strategy: Strategy, batch: Batch, shape: Shape, target: Target, known
 
 
 def _accounted(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> tuple[int, ...]:
-    """The account of one tree's plan, which is verified if nothing else vouches for it."""
+    """Accounts for the plan of one tree. Plans of strategies that are not proven are verified."""
     plan = strategy.plan(Problem(tree, shape, target))
     if not strategy.proven:
         verify(plan, tree)
@@ -199,7 +218,7 @@ def _accounted(strategy: Strategy, tree: Tree, shape: Shape, target: Target) -> 
 
 
 def _told(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Floats:
-    """See _moved: from the strategy's traffic, and from plans where that refers to them."""
+    """Returns the result of _moved from the strategy's declared traffic, with plans only where that needs them."""
     rows, tokens = batch.rows, batch.tokens
     planned = np.zeros((3, len(batch.trees)), np.int64)
     if traffic.kv == "plan" or traffic.partials != "none":
@@ -218,9 +237,9 @@ def _told(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, targ
 
 
 def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, target: Target) -> Longs:
-    """Tokens read, masked runs and partial rows of every tree's plan.
+    """Returns tokens read, masked runs and partial rows of every tree's plan.
 
-    Where they follow from nodes and rows, one tree per segment is planned; but masked runs depend on lengths.
+    One tree per segment is planned where all counts depend on nodes and rows alone. Masked runs depend on lengths.
     """
     if traffic.partials == "nodes" and traffic.kv != "plan":
         _, first, segment = np.unique(batch.segment, return_index=True, return_inverse=True)
@@ -231,7 +250,7 @@ def _counted(strategy: Strategy, traffic: Traffic, batch: Batch, shape: Shape, t
 
 
 def _planned(strategy: Strategy, batch: Batch, shape: Shape, target: Target) -> Longs:
-    """See _counted: of plans of all trees."""
+    """Returns the result of _counted from plans of all trees."""
     counted = np.zeros((3, len(batch.trees)), np.int64)
     for trees, forest, plan in strategy.plans_of_forest(batch.forest, shape, target):
         found = count(plan, forest.joined, forest.first_row, shape, target)

@@ -1,4 +1,4 @@
-"""Accounts as text: an estimate's figures, the cost model's terms and their values."""
+"""Estimates as text: their figures, and the terms of the cost model with their values."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from treegen.target.targets import Target
 from treegen.target.task_costs import source_of_costs
 
 COLUMNS = 80
-"""Columns that texts take at most, as terminals have them."""
-_MOST_LAUNCHES = 4  # launches whose values are listed
+"""The most columns of a text, as in terminals."""
+_MOST_LAUNCHES = 4  # launches to list values of
 
 _ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
     ("KV, each visible token once", lambda e: byte_text(e.kv_unique_bytes)),
@@ -36,12 +36,12 @@ _ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
 
 
 def account_lines(estimate: Estimate) -> list[str]:
-    """One line for each figure."""
+    """Returns a line for each figure."""
     return [f"  {name:32}{value(estimate):>12}" for name, value in _ACCOUNT]
 
 
 def time_lines(times: Times, *, terms: bool = False) -> Iterator[str]:
-    """What the time is made of, in microseconds. terms: with the values of the model's terms for every launch."""
+    """Yields the parts of the time in microseconds. terms: adds the values of the model's terms for every launch."""
     yield (
         f"    = launching {times.launching:.1f} + work items {times.items:.1f} + merges {times.merges:.1f}"
         + (f" + unfused traffic {times.unfused:.1f}" if times.unfused else "")
@@ -60,7 +60,7 @@ def _values_text(terms: Mapping[str, Floats]) -> Iterator[str]:
 
 
 def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
-    """The symbolic model, and where its constants come from."""
+    """Yields the formulas of the model, and the source of its constants."""
     own = target.constants_of == target.name
     source = f"fitted on {target.name}" if own else f"of {target.constants_of}, scaled to {target.name}"
     yield f"cost model, in microseconds per launch; constants {source}:"
@@ -68,13 +68,13 @@ def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
         yield f"  {title}"
         yield from (f"    {name} = {term}" for name, term in part.symbols.items())
     yield f"  all launches: {total_symbol()}"
-    yield f"  waiting: {WAITING} where final items wait for others in their launch, else 1"
+    yield f"  waiting: {WAITING} where final items wait for others in their launch, otherwise 1"
     if chosen == "profiled":
         yield f"  times of work items are profiled instead: {source_of_costs(target)}"
 
 
 def fitted(lines: Iterable[str], width: int = COLUMNS) -> Iterator[str]:
-    """The lines of all these, those of more than `width` columns broken at blanks, where they go on further in."""
+    """Yields all lines, with lines of more than `width` columns broken at blanks and indented."""
     for line in (line.rstrip() for text in lines for line in text.split("\n")):
         if len(line) <= width:
             yield line

@@ -1,4 +1,4 @@
-"""Comparisons: which groups two plans of one tree have in common, and which nodes they read differently."""
+"""Comparisons of two plans of one tree: the groups that both have, and the nodes that they read differently."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from treegen.ir.tree import Tree
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readings:
-    """How some groups of a plan read some nodes: one entry per node and group that reads it.
+    """How groups of a plan read nodes, with an entry for each node and group that reads it.
 
-    The entries of the i-th node are `indptr[i]:indptr[i + 1]`, by `group`. An entry's segments are
-    `segment[segment_indptr[e]:segment_indptr[e + 1]]`, by start. `rows` numbers the groups' rows and `pieces` what
-    the segments read and who sees it, so that equal numbers mean equal rows and pieces, also between two plans.
+        entries of node i     indptr[i] : indptr[i + 1], in order of group
+        segments of entry e   segment[segment_indptr[e] : segment_indptr[e + 1]], in order of start
+
+    `rows` and `pieces` number the rows of an entry's group, and its segments with the rows that see them. Equal numbers
+    mean equal rows or pieces, also between two plans.
     """
 
     indptr: Longs
@@ -34,19 +36,24 @@ class Readings:
 
     @property
     def owner(self) -> Longs:
-        """The node's position of every entry."""
+        """The position of each entry's node, `[entries]`."""
         return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What two plans of one tree have in common, and what they do not.
+    """The common groups of two plans of one tree, and their differences.
 
-    Groups are the same when the same rows read the same segments, in any order. `same`: numbers of such groups, as
-    pairs [count, 2], by the first plan's; `only`: numbers of the groups that only the first and only the second plan
-    has, ascending. A node is read differently when such groups read it: `nodes`, in depth-first order, and
-    `readings`, of each plan by its own `only` groups. `same_rows[i]`: whether in both plans the same rows read
-    `nodes[i]` in the same pieces, so that only what they read beside it differs.
+    Two groups are the same if the same rows read the same segments, in any order. A node is read differently if a group
+    reads it that only one plan has.
+
+    Args:
+        same: `[count, 2]`: numbers of the groups that both plans have, in order of the first plan.
+        only: Numbers of the groups that only the first plan has, and that only the second has, ascending.
+        nodes: Nodes that are read differently, in depth-first order.
+        same_rows: `[nodes]`: whether in both plans the same rows read the node in the same pieces. Then only the other
+            nodes that these groups read differ.
+        readings: How the `only` groups of each plan read `nodes`.
     """
 
     same: Longs
@@ -57,7 +64,7 @@ class Comparison:
 
 
 def compare(first: Plan, second: Plan, tree: Tree) -> Comparison:
-    """The comparison of two plans that obey the coverage law on `tree`."""
+    """Compares two plans that obey the coverage law on `tree`."""
     same, *only = _matched(_group_keys(first), _group_keys(second))
     preorder = tree.topology.preorder
     segments = [np.flatnonzero(np.isin(p.segment_group, own)) for p, own in zip((first, second), only, strict=True)]
@@ -73,7 +80,7 @@ def compare(first: Plan, second: Plan, tree: Tree) -> Comparison:
 
 
 def _matched(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[Longs, Longs, Longs]:
-    """Pairs of positions with equal keys, each position once, and the positions that are left over."""
+    """Returns pairs of positions with equal keys, each position once, and the remaining positions of both."""
     waiting: defaultdict[Hashable, list[int]] = defaultdict(list)
     for position in reversed(range(len(second))):
         waiting[second[position]].append(position)
@@ -83,7 +90,10 @@ def _matched(first: Sequence[Hashable], second: Sequence[Hashable]) -> tuple[Lon
 
 
 def _group_keys(plan: Plan) -> list[tuple[bytes, bytes]]:
-    """Every group's rows, and its segments in the order of their columns; an empty seen interval is one everywhere."""
+    """Returns keys of every group: its rows, and its segments in the order of their columns.
+
+    All empty seen intervals have the same key.
+    """
     seen = plan.seen_hi > plan.seen_lo
     columns = [plan.node, plan.start, plan.stop, np.where(seen, plan.seen_lo, 0), np.where(seen, plan.seen_hi, 0)]
     keys: list[npt.NDArray[Any]] = [*columns, plan.segment_group]
@@ -100,7 +110,7 @@ def _table(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _slices(table: npt.NDArray[Any], indptr: npt.NDArray[Any]) -> list[bytes]:
-    """The rows of the table between offsets, as bytes."""
+    """Returns the rows of the table between offsets, as bytes."""
     data, width = np.ascontiguousarray(table).tobytes(), table.itemsize * table.shape[1]
     ends = (indptr.astype(np.int64) * width).tolist()
     return [data[begin:end] for begin, end in pairwise(ends)]
@@ -109,8 +119,11 @@ def _slices(table: npt.NDArray[Any], indptr: npt.NDArray[Any]) -> list[bytes]:
 def _readings(
     plan: Plan, segment: Longs, place: Longs, nodes: int, rows: dict[bytes, int], pieces: dict[bytes, int]
 ) -> Readings:
-    """The readings by these segments' groups, of nodes at `place`; numbers of rows and pieces are added as needed."""
-    # What all rows of a group see is the same piece whatever their number.
+    """Returns the readings of nodes at `place` by the groups of these segments.
+
+    rows, pieces: known numbers; new ones are added.
+    """
+    # A piece that all rows of a group see has the same number for any number of rows.
     seen = plan.seen_hi > plan.seen_lo
     seen_lo = np.where(seen, plan.seen_lo, 0)
     seen_hi = np.where(seen, np.where(plan.masked, plan.seen_hi, -1), 0)
@@ -135,7 +148,7 @@ def _readings(
 
 
 def _agreeing(first: Readings, second: Readings) -> npt.NDArray[np.bool_]:
-    """For every node whether both have entries of the same rows and pieces, as often."""
+    """Returns for every node whether both have the same number of entries with the same rows and pieces."""
     owner, rows, pieces = (
         np.concatenate(pair)
         for pair in ((first.owner, second.owner), (first.rows, second.rows), (first.pieces, second.pieces))

@@ -1,4 +1,4 @@
-"""How two plans read the nodes that they read differently, in words: one line for all alike nodes of a depth."""
+"""Differences between two plans in words: a line for each kind of difference and depth."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from treegen.ir.plan import Group, Plan, Segment
 from treegen.ir.tree import Tree
 from treegen.report.plan_diff import Comparison, Readings
 
-_MOST_LISTED = 4  # pieces, row sets, other nodes
-_ALONE, _ABOVE, _BELOW, _ELSEWHERE = 1, 2, 4, 8  # what a group reads beside a node
+_MOST_LISTED = 4  # pieces, row sets or other nodes to list
+_ALONE, _ABOVE, _BELOW, _ELSEWHERE = 1, 2, 4, 8  # places of the other nodes that a group reads
 
 
 def reading_lines(
     plans: tuple[Plan, Plan], names: tuple[str, str], comparison: Comparison, tree: Tree, most_lines: int
 ) -> list[str]:
-    """One line per kind of difference and depth, told of its first node, at most `most_lines` of them.
+    """Returns a line for each kind of difference and depth, which describes its first node.
 
-    Nodes that other rows or other pieces are read by come before those that are only read beside others. When there
-    are too many kinds, one line stands for nodes of all depths.
+    Nodes that are read with other rows or in other pieces come first, then those that are only read together with other
+    nodes. Where there are more than `most_lines` lines, a line covers all depths; further ones are left out.
     """
     one, two = (
         _Side.of(plan, name, readings, comparison.nodes, tree)
@@ -48,19 +48,19 @@ def reading_lines(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """One plan's part of a comparison. Methods take a node by its position in `nodes`."""
+    """One plan's side of a comparison. Methods take the position of a node in `nodes`."""
 
     plan: Plan
     name: str
     readings: Readings
     nodes: Longs
-    tokens: Longs  # of every node those that some row sees; of a node that none sees, all
-    beside: Longs  # for every entry where in the tree the other nodes lie that its group reads
+    tokens: Longs  # tokens of every node that some row sees; all tokens where no row sees any
+    beside: Longs  # for every entry the places of the other nodes that its group reads
     preorder: Longs
 
     @classmethod
     def of(cls, plan: Plan, name: str, readings: Readings, nodes: Longs, tree: Tree) -> _Side:
-        """The part of this plan."""
+        """Makes the side of this plan."""
         spans = tree.topology.spans
         visible = np.zeros(len(tree.tokens), np.int64)
         np.maximum.at(visible, spans.node, spans.stop)
@@ -69,8 +69,10 @@ class _Side:
         return cls(plan, name, readings, nodes, tokens, beside, tree.topology.preorder.astype(np.int64))
 
     def kinds(self) -> npt.NDArray[np.int64]:
-        """Per node: whether it is read, in several pieces, by several row sets, evenly, as a whole, masked; and beside
-        what.
+        """Returns columns that describe how every node is read.
+
+        They are: read at all, in several pieces, by several row sets, evenly, as a whole, masked, and the places of
+        other nodes.
         """
         readings, plan = self.readings, self.plan
         owner, count = readings.owner, len(self.nodes)
@@ -89,15 +91,15 @@ class _Side:
         return np.stack([column.astype(np.int64) for column in columns], axis=1)
 
     def node_text(self, node: int) -> str:
-        """The node with the tokens that count, as plans print a segment."""
+        """Returns the node with its seen tokens, in the form of a plan's segment."""
         return f"n{self.nodes[node]}[0:{self.tokens[node]}]"
 
     def entries(self, node: int) -> slice:
-        """The node's entries."""
+        """Returns the positions of the node's entries."""
         return slice(int(self.readings.indptr[node]), int(self.readings.indptr[node + 1]))
 
     def reading_text(self, node: int) -> str:
-        """In which pieces, how often and with which rows the node is read; nothing when it is not."""
+        """Describes how often, in which pieces and with which rows the node is read; empty if it is not read."""
         by_rows: dict[int, list[int]] = {}
         entries = range(self.entries(node).start, self.entries(node).stop)
         for entry, rows in zip(entries, self.readings.rows[self.entries(node)].tolist(), strict=True):
@@ -111,7 +113,7 @@ class _Side:
         return " and ".join([*texts, f"in {_counted(left, 'more group')}"] if left else texts)
 
     def _times_text(self, node: int, copies: list[list[int]]) -> str:
-        """What several row sets read in the same pieces; a list of entries for each."""
+        """Describes several row sets that read the same pieces. copies: a list of entries for each row set."""
         pieces = [self._piece_text(entry) for entry in copies[0][:_MOST_LISTED]]
         rows = _listed([self._rows_text(of_rows[0]) for of_rows in copies[:_MOST_LISTED]], len(copies), " / ")
         often = {1: "once", 2: "twice"}.get(len(copies), f"{len(copies)} times")
@@ -140,7 +142,7 @@ class _Side:
         return _listed(texts, len(segments), " + ")
 
     def beside_text(self, node: int) -> str:
-        """The other nodes that the groups of this node's entries read."""
+        """Describes the other nodes that the groups of this node's entries read."""
         entries = self.entries(node)
         where = int(np.bitwise_or.reduce(self.beside[entries], initial=0))
         if where in (0, _ALONE):
@@ -153,14 +155,14 @@ class _Side:
         else:
             relation = {_ABOVE: " above it", _BELOW: " below it"}.get(where & ~_ALONE, "")
             text = f"{len(others)} nodes{relation}"
-        return f"{'partly ' if where & _ALONE else ''}beside {text}"
+        return f"{'partly ' if where & _ALONE else ''}together with {text}"
 
 
 def _beside(plan: Plan, readings: Readings, nodes: Longs, tree: Tree) -> Longs:
-    """For every entry where in the tree the other nodes lie that its group reads."""
+    """Returns for every entry the places of the other nodes that its group reads."""
     begin = tree.topology.preorder.astype(np.int64)
     end = begin + tree.topology.subtree
-    # A group's nodes lie on one path when the subtree of each reaches beyond the last of them.
+    # The nodes of a group lie on one path if the subtree of each one ends after the last of them.
     first, last, path = (np.full(len(plan), value, np.int64) for value in (len(begin), -1, len(begin)))
     np.minimum.at(first, plan.segment_group, begin[plan.node])
     np.maximum.at(last, plan.segment_group, begin[plan.node])
@@ -174,7 +176,10 @@ def _beside(plan: Plan, readings: Readings, nodes: Longs, tree: Tree) -> Longs:
 
 
 def _classes(kinds: npt.NDArray[np.int64], depth: Longs, keys: npt.NDArray[np.int64]) -> list[Longs]:
-    """Positions of equal keys, ascending; first where other rows read the node, then by depth, then by position."""
+    """Groups positions by equal keys, ascending.
+
+    Classes of nodes that other rows read come first, then classes are in order of depth and of position.
+    """
     if not len(keys):
         return []
     order = np.lexsort(keys.T)
@@ -198,7 +203,7 @@ def _difference_text(one: _Side, two: _Side, node: int, same_rows: bool) -> str:
 
 
 def _others_text(others: Longs, depth: Longs, one: _Side, two: _Side) -> str:
-    """How many nodes the line stands for besides its own, and in how many groups they are read where that varies."""
+    """Describes the further nodes of a line, with the numbers of groups that read them where these vary."""
     if not len(others):
         return ""
     low, high = int(depth[others].min()), int(depth[others].max())
@@ -209,11 +214,11 @@ def _others_text(others: Longs, depth: Longs, one: _Side, two: _Side) -> str:
         if groups.min() < groups.max():
             ranges.append(f"{side.name} in {groups.min()}-{groups.max()} groups")
     varying = f" ({', '.join(ranges)})" if ranges else ""
-    return f"; and {_counted(len(others), 'more node')} of {depths} likewise{varying}"
+    return f"; the same for {_counted(len(others), 'more node')} of {depths}{varying}"
 
 
 def _groups_in_both(plan: Plan, comparison: Comparison) -> Longs:
-    """For every differing node how many groups that both plans have read it as well."""
+    """Counts for every differing node the groups of both plans that also read it."""
     group = plan.segment_group
     chosen = np.isin(group, comparison.same[:, 0])
     pairs = np.unique(plan.node[chosen].astype(np.int64) * len(plan) + group[chosen])
@@ -222,13 +227,13 @@ def _groups_in_both(plan: Plan, comparison: Comparison) -> Longs:
 
 
 def _distinct(owner: Longs, number: Longs, count: int) -> Longs:
-    """How many distinct numbers every owner has."""
+    """Counts the distinct numbers of every owner."""
     width = int(number.max(initial=0)) + 1
     return np.bincount(np.unique(owner * width + number) // width, minlength=count)
 
 
 def _listed(texts: Sequence[str], count: int, separator: str) -> str:
-    """The first texts of `count`, and how many are left."""
+    """Joins the first of `count` texts, and says how many more there are."""
     shown = separator.join(texts[:_MOST_LISTED])
     return shown if count <= _MOST_LISTED else f"{shown}{separator}... {count - _MOST_LISTED} more"
 

@@ -1,4 +1,4 @@
-"""Ranking: strategies by estimated time, and in one line each why they are where they are."""
+"""Ranking of strategies by estimated time, with the reason for each one's place in a line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from treegen.cost.estimate import Estimate
 from treegen.cost.figures import byte_text, time_text
 from treegen.report.estimate_text import COLUMNS
 
-_CLOSE = 1.02  # within 2 % of the fastest counts as equal: the model does not know better
+_CLOSE = 1.02  # times within 2 % of the fastest count as equal: the model is not more exact
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A strategy's place among others, 1 for the least estimated time, and the reason."""
+    """A strategy's place, 1 for the least estimated time, and the reason."""
 
     place: int
     name: str
@@ -24,7 +24,7 @@ class Ranked:
 
 
 def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
-    """(name, estimate, times) of strategies by rising estimated time; equal ones keep their order."""
+    """Ranks strategies by estimated time; equal ones keep their order. entries: (name, estimate, times) of each."""
     order = sorted(entries, key=lambda entry: entry[1].time_us)
     _, best, best_times = order[0]
     result = []
@@ -40,7 +40,7 @@ def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
 
 
 def _bound(estimate: Estimate, made_of: Times) -> str:
-    """What takes most of the time."""
+    """Names what takes most of the time."""
     if not estimate.launches:
         return "nothing to do"
     if made_of.unfused > made_of.items:
@@ -67,7 +67,7 @@ def _launches(estimate: Estimate) -> str:
 
 
 def _excess(estimate: Estimate, made_of: Times, best: Estimate, best_times: Times) -> str:
-    """Where it loses most against the fastest."""
+    """Names the largest loss against the fastest strategy."""
     more = {
         "unfused": made_of.unfused - best_times.unfused,
         "items": made_of.items - best_times.items,
@@ -106,13 +106,13 @@ _COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
     ("scores", lambda e: byte_text(e.score_bytes)),
     ("masks", lambda e: byte_text(e.mask_bytes)),
 )
-_LONGEST_NAME = 18  # of a strategy in the table; the reasons have it in full
+_LONGEST_NAME = 18  # characters of a strategy's name in the table; reasons have the full name
 
 
 def ranking_lines(entries: Sequence[Ranked], width: int = COLUMNS) -> Iterator[str]:
-    """A table sorted by estimated time, with a line of titles, and below it the reason for each strategy's place.
+    """Yields a table sorted by estimated time with a line of titles, and then the reason for each strategy's place.
 
-    The table names strategies without options, and leaves out its last columns where `width` does not hold them.
+    The table names strategies without options. Columns that exceed `width` characters are left out.
     """
     names = ["strategy", *(_short(entry.name.partition("(")[0]) for entry in entries)]
     places = ["", *(f"{entry.place}." for entry in entries)]

@@ -1,4 +1,4 @@
-"""Differences: what two strategies do differently on one tree, group by group and node by node, as text and JSON."""
+"""Differences between two strategies on one tree, by group and by node, as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_text import draw
 from treegen.report.estimate_text import COLUMNS, fitted
-from treegen.report.explain import ExplainedPlan, entry_json, explain, group_text, tree_json
+from treegen.report.explain import explain
+from treegen.report.explained_plan import ExplainedPlan, entry_json, group_text, tree_json
 from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines
 from treegen.strategies import Strategy
 from treegen.target.targets import Target
 
 DEFAULT_GROUPS = 12
+"""Default of the most lines on nodes, and of the most groups of each plan, to list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What two strategies make of one tree for a shape and a target, and the comparison of their plans."""
+    """The plans of two strategies for one tree, shape and target, and their comparison."""
 
     tree: Tree
     shape: Shape
@@ -36,18 +38,18 @@ class Difference:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The strategies' names, with options where these alone tell them apart."""
+        """The strategies' names, with options where the names are equal."""
         one, two = self.entries
         return (one.name, two.name) if one.name != two.name else (one.strategy.summary, two.strategy.summary)
 
     @property
     def none(self) -> bool:
-        """Whether both do the same: the same groups, in tiles of the same classes."""
+        """Whether both plans are the same: the same groups, in tiles of the same classes."""
         one, two = self.entries
         return not any(map(len, self.comparison.only)) and one.schedule.classes == two.schedule.classes
 
     def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
-        """Plain, stable text; at most `most_groups` lines on nodes, and as many groups of each plan, are listed."""
+        """Returns plain, stable text. most_groups: the most lines on nodes, and the most groups per plan, to list."""
         tree, compared = self.tree, self.comparison
         assumed = " (assumed: no shape was given)" if self.shape_assumed else ""
         lines = [
@@ -64,7 +66,8 @@ class Difference:
         if len(compared.nodes):
             plans = self.entries[0].plan, self.entries[1].plan
             beside = int(compared.same_rows.sum())
-            apart = f"{len(compared.nodes) - beside} with other rows or in other pieces, {beside} only beside others"
+            others = len(compared.nodes) - beside
+            apart = f"{others} with other rows or in other pieces, {beside} only together with other nodes"
             lines += ["", f"nodes read differently: {len(compared.nodes)} ({apart})"]
             lines += [f"  {line}" for line in reading_lines(plans, self.names, compared, tree, most_groups)]
         for name, entry, only in zip(self.names, self.entries, compared.only, strict=True):
@@ -78,8 +81,10 @@ class Difference:
         return self.text()
 
     def to_json(self) -> str:
-        """One JSON object. `only`: the groups that one plan alone has, of each plan; `nodes`: those read differently,
-        with the positions in `only` of the groups that read them.
+        """Returns a JSON object.
+
+        Its field `only` has the groups that only one plan has, for each plan. `nodes` has the nodes that are read
+        differently, with the positions in `only` of the groups that read them.
         """
         compared = self.comparison
         strategies = [entry_json(entry) for entry in self.entries]
@@ -118,11 +123,11 @@ class Difference:
         ]
 
     def _groups_text(self) -> str:
-        """How many groups both plans have, and each alone."""
+        """Counts the groups that both plans have, and those that only one of them has."""
         one, two = self.names
         same, only = len(self.comparison.same), [len(groups) for groups in self.comparison.only]
         if self.none:
-            return f"both do the same: all {same} groups are in both, with the same rows, segments and tiles"
+            return f"the plans are the same: all {same} groups are in both, with the same rows, segments and tiles"
         if not any(only):
             return f"all {same} groups are in both, with the same rows and segments; their tiles differ"
         both = f"groups in both, with the same rows and segments: {same}"
@@ -136,13 +141,21 @@ def difference(
     shape: Shape | None = None,
     target: str | Target | None = None,
 ) -> Difference:
-    """Plans a tree with two strategies, verifies and compares the plans; needs neither torch nor a GPU.
+    """Plans a tree with two strategies, verifies the plans and compares them, without torch or a GPU.
 
-    A strategy that picks another, as `auto` does, stands for its pick. Without a shape, DEFAULT_SHAPE is assumed.
-    Raises a TreegenError for what is unknown or cannot be planned.
+    A strategy that chooses another one, as `auto` does, is replaced by its choice.
+
+    Args:
+        tree: The tree.
+        first, second: The strategies, by name or as objects.
+        shape: The attention shape; by default DEFAULT_SHAPE.
+        target: The target, by name or as an object; by default h200.
+
+    Raises:
+        TreegenError: A name is unknown, or a plan cannot be made.
     """
     explanation = explain(tree, (first, second), shape, target)
-    one, two = explanation.entries[0], explanation.entries[-1]  # strategies that are one have one entry
+    one, two = explanation.entries[0], explanation.entries[-1]  # equal strategies share one entry
     compared = compare(one.plan, two.plan, tree)
     return Difference(tree, explanation.shape, shape is None, explanation.target, (one, two), compared)
 
@@ -165,7 +178,7 @@ def _group_lines(name: str, entry: ExplainedPlan, only: Longs, most_groups: int)
 
 
 def _estimate_lines(names: tuple[str, str], entries: tuple[ExplainedPlan, ExplainedPlan]) -> Iterable[str]:
-    """The fields of both estimates, and how many times the first's amount the second's is."""
+    """Yields the fields of both estimates, and the ratio of the second to the first."""
     one, two = (entry.estimate for entry in entries)
     rows = [("estimate", *names, "second/first")]
     for name in (*(field.name for field in fields(Estimate)), "padding_waste"):
@@ -179,7 +192,7 @@ def _estimate_lines(names: tuple[str, str], entries: tuple[ExplainedPlan, Explai
 
 
 def amount_text(field: str, amount: float) -> str:
-    """An amount in the unit that the name of its field of Estimate ends with."""
+    """Formats an amount in the unit at the end of its field's name in Estimate."""
     if field.endswith("_bytes"):
         return byte_text(int(amount))
     if field.endswith("_flops"):

@@ -27,7 +27,8 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
-from treegen.report.explain import ExplainedPlan, Explanation
+from treegen.report.explain import Explanation
+from treegen.report.explained_plan import ExplainedPlan
 from treegen.runtime.batch_checks import check_batch, check_tensors
 from treegen.runtime.batch_room import (
     CLAIMS_PER_ROW,

@@ -19,7 +19,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
-from treegen.report.explain import ExplainedPlan, Explanation, explain
+from treegen.report.explain import Explanation, explain
+from treegen.report.explained_plan import ExplainedPlan
 from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.copies import Copyable

@@ -1,0 +1,135 @@
+"""One strategy's plan of a tree with its account, as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from treegen.cost.analytic import Times
+from treegen.cost.estimate import CostModel, Estimate, assess
+from treegen.ir.plan import Group, Plan
+from treegen.ir.schedule import Schedule
+from treegen.ir.tree import Tree
+from treegen.report.estimate_text import account_lines, time_lines
+from treegen.strategies import Strategy
+from treegen.target.problem import Problem
+
+_MOST_PIECES = 8  # rank intervals, and segments, of a group to list
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedPlan:
+    """A strategy's plan of a tree, with its schedule and estimates.
+
+    Args:
+        strategy: The strategy.
+        reason: Why this strategy was chosen.
+        plan: Its plan.
+        schedule: The lowered plan.
+        estimate: Bytes, work and time.
+        times: The parts of the estimated time.
+    """
+
+    strategy: Strategy
+    reason: str
+    plan: Plan
+    schedule: Schedule
+    estimate: Estimate
+    times: Times
+
+    @classmethod
+    def from_plan(
+        cls,
+        strategy: Strategy,
+        reason: str,
+        plan: Plan,
+        schedule: Schedule,
+        problem: Problem,
+        model: CostModel = "analytic",
+        *,
+        fixed: bool = False,
+    ) -> ExplainedPlan:
+        """Assesses a plan that is already lowered. fixed: whether its launches are those of a fixed capacity."""
+        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, problem, model, fixed=fixed))
+
+    @property
+    def name(self) -> str:
+        """The strategy's name, without its options."""
+        return self.strategy.name
+
+
+def tree_json(tree: Tree) -> dict[str, object]:
+    """Returns the facts of a tree for JSON forms."""
+    return {
+        "text": tree.text,
+        "signature": tree.signature(),
+        "nodes": len(tree.nodes),
+        "rows": tree.num_rows,
+        "unique_tokens": tree.unique_tokens,
+        "path_tokens": tree.path_tokens,
+    }
+
+
+def entry_json(entry: ExplainedPlan) -> dict[str, Any]:
+    """Returns an entry for JSON forms, with all groups of its plan."""
+    plan = entry.plan
+    intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
+    columns = (column.tolist() for column in (plan.node, plan.start, plan.stop, plan.seen_lo, plan.seen_hi))
+    segments = [
+        {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
+        for node, start, stop, lo, hi in zip(*columns, strict=True)
+    ]
+    masked = plan.masked.tolist()
+    rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
+    groups = [
+        {
+            "rows": intervals[rows[g] : rows[g + 1]],
+            "segments": segments[pieces[g] : pieces[g + 1]],
+            "mask": plan.mask if any(masked[pieces[g] : pieces[g + 1]]) else "none",
+        }
+        for g in range(len(plan))
+    ]
+    return {
+        "name": entry.name,
+        "options": entry.strategy.options,
+        "groups": groups,
+        "tile_classes": [asdict(tile) for tile in entry.schedule.classes],
+        "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
+        "reason": entry.reason,
+    }
+
+
+def entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[str]:
+    """Returns an entry as lines of text; see Explanation.text for the options."""
+    plan, schedule = entry.plan, entry.schedule
+    shown = min(most_groups, len(plan))
+    lines = [f"strategy {entry.strategy.summary}: {entry.reason}", f"  {len(plan)} groups, {len(plan.node)} segments"]
+    lines += [f"    group {index}: {group_text(plan.groups[index])}" for index in range(shown)]
+    if 0 < shown < len(plan):
+        lines.append(f"    ... {len(plan) - shown} more groups")
+    partial = int((schedule.column("slot0") >= 0).sum())
+    counts = f"{len(schedule.items) - partial} final, {partial} partial"
+    merges = f"{schedule.num_slots} partial rows, {len(schedule.merge_rows)} merged rows"
+    lines.append(f"  {len(schedule.items)} work items ({counts}), {merges}")
+    for index, tile in enumerate(schedule.classes):
+        items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
+        lines.append(f"    tile class {tile}: {items} work items")
+    if entry.estimate.launches < schedule.launches:
+        lines.append("  one launch: final items wait for partial items")
+    return [*lines, *account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]
+
+
+def group_text(group: Group) -> str:
+    """Returns the group's text, shortened where it has very many rank intervals or segments."""
+    rows = [f"{lo}-{hi - 1}" for lo, hi in group.rows]
+    segments = str(Group(group.rows, group.segments[:_MOST_PIECES])).partition(" | ")[2]
+    return f"rows {_cut(rows, ',')} | {segments}{_more(len(group.segments), ', ')}"
+
+
+def _cut(pieces: Sequence[str], separator: str) -> str:
+    return separator.join(pieces[:_MOST_PIECES]) + _more(len(pieces), separator)
+
+
+def _more(count: int, separator: str) -> str:
+    return f"{separator}... {count - _MOST_PIECES} more" if count > _MOST_PIECES else ""
