@@ -212,9 +212,9 @@ def test_the_suite_is_measured_on_any_device(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["1,4/5,5", "--suite"], "goes with neither TREE"), ([], "name trees, or give --suite"),
+    [(["1,4/5,5", "--suite"], "excludes TREE"), ([], "name trees, or give --suite"),
      (["--suite", "--heads", "32:8,8"], "heads"), (["--suite", "--family", "nobody"], "has no batches"),
-     (["--suite", "--family", "drafts-8"], "has no batches that are tuned")],
+     (["--suite", "--family", "drafts-8"], "has no batches that can be tuned")],
 )  # fmt: skip
 def test_wrong_commands(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", *arguments]) == 2

@@ -295,7 +295,7 @@ def test_results_survive_their_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, problem in (
         (["--table", "trees"], "trees"),
-        (["--table", "batches", "1,2/3,4"], "neither trees"),
+        (["--table", "batches", "1,2/3,4"], "excludes trees"),
         (["--table", "batches", "--family", "nobody"], "nobody"),
         (["--table", "batches", "--providers", "nobody"], "nobody"),
         (["--table", "batches", "--heads", "8"], "heads"),

@@ -213,7 +213,7 @@ def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_names_all_peers(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "--help"]) == 0
     printed = "".join(capsys.readouterr().out.replace("│", " ").split())
-    assert f"peers:{','.join(PEERS)}." in printed
+    assert f"withcommas:{','.join(PEERS)}." in printed
     assert [provider.name for provider in providers_from(f"{','.join(PEERS)},query", Path())] == [*PEERS, "query"]
 
 

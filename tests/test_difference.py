@@ -374,7 +374,7 @@ def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--diff", "query", "auto", "--strategy", "auto"], "strategy = auto: cannot go with --diff"),
+        (["--diff", "query", "auto", "--strategy", "auto"], "strategy = auto: excludes --diff"),
         (["--diff", "query"], "'--diff' requires 2 arguments"),
         (["--diff", "query", "all"], "strategy = all: is not registered"),
     ],

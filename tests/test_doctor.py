@@ -109,7 +109,7 @@ def test_on_a_machine_with_gpus(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "CUDA up to 13.1" in found["versions"]["NVIDIA driver"]
     below, untuned = found["notes"]
     assert below.startswith("GPU 0 is below compute capability 8.0")
-    assert "auto follows the model" in untuned
+    assert "auto uses the cost model" in untuned
     text = run(capsys)
     assert "  1: NVIDIA H200, compute capability 9.0, 132 SMs, 128.0 GiB; target h200\n" in text
     assert "target Tesla V100, cost model scaled from h200" in text
@@ -130,7 +130,7 @@ def test_what_is_amiss(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     found = report(capsys)
     assert [cache["writable"] for cache in found["caches"]] == [False, False, True]
     assert sum("cannot be written: set TREEGEN_CACHE_DIR" in note for note in found["notes"]) == 2
-    assert any(note.startswith("TREEGEN_CACHE is no variable of treegen's") for note in found["notes"])
+    assert any(note.startswith("TREEGEN_CACHE is not a variable of treegen") for note in found["notes"])
     assert "NOT WRITABLE" in run(capsys)
 
 

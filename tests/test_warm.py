@@ -164,7 +164,7 @@ def test_the_command_says_what_it_would_do(capsys: pytest.CaptureFixture[str], t
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_the_command_needs_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["warm", "1,4/5,5"]) == 2
-    assert "no CUDA device" in capsys.readouterr().err
+    assert "not a CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

@@ -1,5 +1,5 @@
-"""The command line: explain a tree, print its kernels, account for decodings, measure policies, compare with peers,
-list what there is, generate trees, look into the policy cache, report what this machine has.
+"""The command line. It explains plans, prints kernels, accounts for decodings, measures policies and other libraries,
+generates trees, shows the policy cache, and describes this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treegen.cli import (
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.version import VERSION
 
-# The root of unknown options, missing arguments and values of a wrong type: typer raises it but does not export it.
+# The base class of errors about unknown options, missing arguments and wrong values. typer does not export it.
 _UsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
 
 app = typer.Typer(
@@ -59,7 +59,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def program(
     context: typer.Context,
-    traceback: Annotated[bool, typer.Option("--traceback", help="Print where an error comes from as well.")] = False,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print the traceback of an error as well.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -70,13 +70,16 @@ def program(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 2, and one line on stderr, when something is wrong with the
-    arguments or with what they name, or when the command needs a package that is not installed.
+    """Runs the command line.
 
-    treegen's warnings are one line on stderr each.
+    Warnings of treegen are printed to stderr, one line each.
+
+    Returns:
+        The exit code. It is 2, after one line on stderr, where arguments or files are wrong, or where the command needs
+        a package that is not installed.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a drawing, where the encoding has no lines
+        sys.stdout.reconfigure(errors="replace")  # the encoding may have no characters for drawings
     settings: dict[str, Any] = {}
     shown, warnings.formatwarning = warnings.formatwarning, _warning_line
     try:
@@ -88,18 +91,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tracebacks.print_exc()
         message = _absence(error) if isinstance(error, ModuleNotFoundError) else str(error)
     except _UsageError as error:
-        # Without a command the message is the help: all of it, or nothing when it is printed already.
+        # Without a command the message is the help, or empty where that is printed already.
         message = error.format_message()
         if not message or "\n" in message:
             print(message, end="", file=sys.stderr)
             return 2
     except (BrokenPipeError, SystemExit):
-        # The reader of our output has gone (`| head`), which typer may have noticed first. What is still buffered goes
-        # nowhere, so that the interpreter does not fail on it at exit.
+        # The reader of our output has gone (`| head`), which typer may have noticed first. Buffered output is thrown
+        # away, or the interpreter would fail on it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.errno is None:  # not of a file: a library of a package's that cannot be loaded
+        if error.errno is None:  # not about a file: a package's shared library cannot be loaded
             raise
         message = f"output cannot be written: {error.strerror}"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _absence(error: ModuleNotFoundError) -> str:
-    """What is missing where a package could not be imported. Raises the error where that is a module of ours."""
+    """Describes a missing package. Raises the error again if the module belongs to treegen."""
     package = (error.name or "treegen").partition(".")[0]
     if package == "treegen":
         raise error
@@ -120,7 +123,7 @@ def _absence(error: ModuleNotFoundError) -> str:
 def _warning_line(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning as the command line shows it: one of treegen's without the line of code that it names."""
+    """Formats a warning. Those of treegen leave out the line of code that raised them."""
     if issubclass(category, TreegenWarning):
         return f"treegen: warning: {message}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

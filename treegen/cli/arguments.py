@@ -1,10 +1,11 @@
-"""Options that several commands take, and what their texts mean."""
+"""Options that several commands have, and the parsing of their texts."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from itertools import product
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,27 +18,49 @@ TreeArgument = Annotated[
     str,
     typer.Argument(
         metavar="TREE",
-        help="Levels 1,16/1000,50; nodes 1000(50*16); a .json or .txt file, of templates FILE#INDEX@STEP; or - for "
-        "what standard input has.",
+        help="Levels 1,16/1000,50 (nodes per level/tokens per node); nodes 1000(50*16); a .json or .txt file, with "
+        "FILE#INDEX@STEP for a step of a template; or - for standard input.",
         show_default=False,
     ),
 ]
 StrategyOption = Annotated[str, typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.")]
 HeadsOption = Annotated[
     str | None,
-    typer.Option(metavar="QUERY:KV", help="Numbers of query heads and KV heads, as 32:8 or 32/8.", show_default="32:8"),
+    typer.Option(metavar="QUERY:KV", help="Query heads and KV heads, as 32:8 or 32/8.", show_default="32:8"),
 ]
-HeadDimOption = Annotated[int | None, typer.Option(help="Head dimension.", show_default="128")]
-DtypeOption = Annotated[str | None, typer.Option(help="Element type: fp16, bf16 or fp32.", show_default="bf16")]
-PageSizeOption = Annotated[int | None, typer.Option(help="Tokens of a page of the KV cache.", show_default="1")]
+HeadDimOption = Annotated[int | None, typer.Option(help="Elements of a head of q, K and V.", show_default="128")]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="Element type of q, K and V: fp16, bf16 or fp32.", show_default="bf16")
+]
+PageSizeOption = Annotated[int | None, typer.Option(help="Tokens per page of the KV cache.", show_default="1")]
 TargetOption = Annotated[
     str,
-    typer.Option(metavar="NAME|FILE|current", help="What to plan for; see `treegen targets` and `treegen profile`."),
+    typer.Option(
+        metavar="NAME|FILE|current",
+        help="The GPU to plan for: a name of `treegen targets`, a file of `treegen profile`, or this machine's GPU.",
+    ),
+]
+FamilyOption = Annotated[
+    str | None,
+    typer.Option(metavar="NAME,...", help="Families or names of batches, with commas.", show_default="all batches"),
+]
+SeedOption = Annotated[
+    int, typer.Option(min=0, help="Seed of the batches; 0 is the suite, others are batches of the same kinds.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        envvar="TREEGEN_DATA",
+        help="Folder of recorded traces for the family `traces`.",
+        show_envvar=True,
+        show_default="leave this family out",
+    ),
 ]
 
 
 def shape_from(heads: str | None, head_dim: int | None, dtype: str | None, page_size: int | None) -> Shape | None:
-    """The shape that the options describe, DEFAULT_SHAPE's parts where they are silent; None when all are."""
+    """Makes the shape of these options, with DEFAULT_SHAPE's parts for None. Returns None where all are None."""
     if heads is None and head_dim is None and dtype is None and page_size is None:
         return None
     default = DEFAULT_SHAPE
@@ -54,12 +77,13 @@ def shape_from(heads: str | None, head_dim: int | None, dtype: str | None, page_
 def shapes_from(
     heads: Sequence[str], head_dims: Sequence[int], dtypes: Sequence[str], page_sizes: Sequence[int]
 ) -> list[Shape]:
-    """The shapes of all combinations, DEFAULT_SHAPE's parts where a list is empty."""
+    """Makes the shapes of all combinations, with DEFAULT_SHAPE's part for an empty list."""
     every = product(heads or (None,), head_dims or (None,), dtypes or (None,), page_sizes or (None,))
     return list(dict.fromkeys(shape_from(*parts) or DEFAULT_SHAPE for parts in every))
 
 
 def _heads(text: str) -> tuple[int, int]:
+    """Returns query heads and KV heads. Raises ShapeError."""
     pair = re.fullmatch("([0-9]{1,6})[:/]([0-9]{1,6})", text)
     if pair is None:
         raise ShapeError("heads", text, "is not a pair of head counts", "give query and KV heads as 32:8")
@@ -67,7 +91,7 @@ def _heads(text: str) -> tuple[int, int]:
 
 
 def target_of(text: str) -> Target:
-    """The target of a name or in a file; `current` is this machine's GPU. Raises BackendError."""
+    """Returns the target of a name or in a file; `current` means this machine's GPU. Raises BackendError."""
     if text != "current":
         return target_from(text)
     from treegen.backends.devices import current_target

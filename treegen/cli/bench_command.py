@@ -1,4 +1,4 @@
-"""The command bench: treegen and its peers on tables of trees, side by side."""
+"""The command bench: treegen and other libraries on the same trees or batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treegen.cli.arguments import print_table, shapes_from
+from treegen.cli.arguments import DataOption, FamilyOption, SeedOption, print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError, InputError
 from treegen.workloads.specs import STRIDE, trees_of
@@ -31,7 +31,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="SPEC...",
-            help="Trees, files or folders of them, decodings as `treegen io` takes them, .jsonl traces of trees.",
+            help="Trees, files or folders of trees, decodings as in `treegen io`, or .jsonl files of trees.",
             show_default="the table of FastTree's kernel benchmark",
         ),
     ] = None,
@@ -39,57 +39,77 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Strategies, or peers: sdpa, flex, flashinfer-decode, flashinfer-cascade, flashinfer-cascade-fa2, "
-            "flashinfer-prefill, fasttree-artifact, fasttree-artifact-planner-tiles.",
-            show_default="auto,query; with --from all",
+            help="Strategies or other libraries, with commas: sdpa, flex, flashinfer-decode, flashinfer-cascade, "
+            "flashinfer-cascade-fa2, flashinfer-prefill, fasttree-artifact, fasttree-artifact-planner-tiles. "
+            "`--table batches` has providers of its own.",
+            show_default="auto,query; all with --from or --table batches",
         ),
     ] = None,
     heads: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUERY:KV", help="Numbers of heads; again.", show_default="16:1, 32:8 and 32:32"),
+        typer.Option(
+            metavar="QUERY:KV",
+            help="Query heads and KV heads; can be repeated.",
+            show_default="16:1, 32:8 and 32:32; 32:8 and 8:1 with --table batches",
+        ),
     ] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(help="Head dimension; again.", show_default="128")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="Element type; again.", show_default="fp16")] = None,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens of a page of the KV cache.")] = 1,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; can be repeated.", show_default="fp16")
+    ] = None,
+    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV cache.")] = 1,
     shuffled: Annotated[
-        int | None, typer.Option(min=1, help="Put KV into shuffled pages of so many tokens.", show_default="in order")
+        int | None,
+        typer.Option(min=1, help="Move KV to shuffled pages of this number of tokens.", show_default="KV in order"),
     ] = None,
     fasttree: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="A checkout of FastTree-Artifact for `fasttree-artifact`."),
+        typer.Option(
+            metavar="FOLDER", help="A checkout of FastTree-Artifact, for its providers.", show_default="none of them"
+        ),
     ] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken of a decoding.")] = STRIDE,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls.")] = 20,
-    rows: Annotated[int, typer.Option(min=1, help="Rows compared with the oracle, at most.")] = 256,
+    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken from a decoding.")] = STRIDE,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per case; times are their medians.")] = 20,
+    rows: Annotated[int, typer.Option(min=1, help="The most rows to compare with the oracle.")] = 256,
     table: Annotated[
         str | None,
         typer.Option(
-            metavar="batches", help="Measure a suite of running batches in place of trees: layers, plans and steps."
+            metavar="batches",
+            help="Measure layers, plans and steps of a suite of running batches.",
+            show_default="measure trees",
         ),
     ] = None,
-    family: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Batches of these families, or by these names.")
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a batch.")] = 200,
+    family: FamilyOption = None,
+    steps: Annotated[int, typer.Option(min=1, help="Decoding steps of a batch.")] = 200,
     layers: Annotated[int, typer.Option(min=1, help="Attention layers of a batch's step.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Batches of the same kinds by another seed.")] = 0,
-    data: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", envvar="TREEGEN_DATA", help="Recorded traces for batches.", show_envvar=True),
+    seed: SeedOption = 0,
+    data: DataOption = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all results to this file.", show_default="not written")
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all results here.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw them here (.svg or .png).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the results to this .svg or .png file.", show_default="not drawn"),
+    ] = None,
     results: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Show what --json wrote, measuring nothing.")
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Show a file that --json wrote, and measure nothing.", show_default="measure"
+        ),
     ] = None,
 ) -> None:
-    """Measure attention over trees by treegen and its peers on this machine's GPU; outputs are checked first.
+    """Measure attention over trees by treegen and by other libraries on this machine's GPU.
 
-    A time is the faster of a call's and of its replay's as a CUDA graph, a median on a cold L2 without the host's
-    launch time. The floor is what the GPU needs to move every seen token's KV, q and out once as fast as it copies, or
-    for the arithmetic. With `--table batches`, requests come, grow and go: a layer's time, the host's time to plan, and
-    the wall time of whole steps are measured, beside FlashInfer's best. The exit code is 1 when an output is wrong or a
-    provider fails.
+    Outputs are checked before times are taken. A time is the median of calls on a cold L2 without the host's launch
+    time, of the call itself or of its replay as a CUDA graph, whichever is faster. The floor is the time to move KV of
+    all seen tokens, q and out once at the GPU's copy rate, or the time for the arithmetic, whichever is longer.
+
+    With `--table batches`, requests come, grow and go. The time of a layer, the host's time to plan and the time of
+    whole steps are compared with FlashInfer's best.
+
+    The exit code is 1 when an output is wrong or a provider fails.
     """
     from treegen.bench import result_tables
 
@@ -97,7 +117,7 @@ def bench(
         if table != "batches":
             raise InputError("table", table, "is unknown", "use batches, or name trees")
         if specs or shuffled is not None or plot is not None:
-            raise InputError("table", table, "goes with neither trees nor --plot", "leave these out")
+            raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         chosen = _BatchOptions(family, heads, providers, steps, layers, repeats, seed, data)
         raise typer.Exit(_bench_batches(chosen, json, results))
     if results is not None:
@@ -128,7 +148,7 @@ def bench(
 
 @dataclass(frozen=True, slots=True)
 class _BatchOptions:
-    """The options of `--table batches`."""
+    """The options of `--table batches`; None for defaults."""
 
     family: str | None
     heads: list[str] | None
@@ -141,7 +161,7 @@ class _BatchOptions:
 
 
 def _bench_batches(options: _BatchOptions, json: Path | None, loaded: Path | None) -> int:
-    """Measures the suite of batches, or loads its results, prints the table and returns the exit code."""
+    """Measures the suite of batches, or loads results, prints tables and returns the exit code."""
     from treegen.bench import batch_results
 
     if loaded is not None:
@@ -160,7 +180,7 @@ def _bench_batches(options: _BatchOptions, json: Path | None, loaded: Path | Non
 
 
 def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[str, Any], list[BatchResult]]:
-    """The machine and all results; `json` is written after each, so that what an end of time cuts off is short."""
+    """Measures the suite, and returns the machine and all results. `json` is written after each result."""
     import torch
 
     from treegen.backends.devices import default_device
@@ -175,7 +195,7 @@ def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[s
     if options.data is None:
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
-        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")
+        raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
     settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
@@ -197,6 +217,7 @@ def _measured(
     repeats: int,
     rows: int,
 ) -> tuple[dict[str, Any], list[Result]]:
+    """Measures trees, and returns the machine and all results. rows: the most rows to compare with the oracle."""
     import torch
 
     from treegen.backends.devices import current_target
@@ -204,7 +225,7 @@ def _measured(
     from treegen.tuning.timing import copy_gbps
 
     if not torch.cuda.is_available():
-        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --from")
+        raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     settings = bench_runs.RunSettings(repeats, rows, gbps)
     with progress_bar(len(trees) * len(shapes)) as on_case:

@@ -1,4 +1,4 @@
-"""Commands about cached policies: ls, why, clear, export, import."""
+"""Commands for cached policies: ls, why, clear, export, import."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from treegen.target.targets import DEFAULT_TARGET
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 from treegen.workloads.tree_files import tree_from_argument
 
-app = typer.Typer(no_args_is_help=True, help="Look into the cache of policies that were measured as the fastest.")
+app = typer.Typer(no_args_is_help=True, help="Show and move cached policies, which were measured as the fastest.")
 
 
 @app.command("ls")
 def list_entries() -> None:
-    """List the entries of the user's folder and the shipped ones."""
+    """List the entries of the user's folder and those shipped with treegen."""
     listed = POLICY_CACHE.entries()
     if not listed:
         print(f"no entries in {policies_folder()}, and none are shipped")
@@ -54,7 +54,7 @@ def why(
     page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
 ) -> None:
-    """Say what a tree's key is, whether the cache has it, and how the nearest entries differ."""
+    """Show a tree's key, its entry in the cache, or how the nearest entries differ."""
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
     key = key_for(policy_bucket(tree_from_argument(tree)), shape, target_of(target))
     policies_folder()  # warns where the user's own folder is not used
@@ -68,20 +68,20 @@ def why(
         print(f"hit ({found.where}): {policy_text(found.entry.policy)}, {_time(found.entry)}")
         print(f"  source: {found.entry.source}")
         for text in differing_versions(found.entry):
-            print(f"  measured with {text}: used all the same, `treegen tune` measures again")
+            print(f"  measured with {text}: used nevertheless; `treegen tune --again` measures it again")
     else:
         print(f"miss: {found.reason}")
         print("\n".join(POLICY_CACHE.why(key)))
 
 
 @app.command()
-def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False) -> None:
-    """Remove the entries of the user's folder; shipped ones stay."""
+def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Remove without asking.")] = False) -> None:
+    """Remove the entries of the user's folder. Shipped entries stay."""
     if not yes:
         try:
             yes = typer.confirm(f"remove all entries in {policies_folder()}?", err=True)
         except typer.Abort:
-            print("")  # the answer's line
+            print("")  # ends the line of the question
     if not yes:
         print("nothing removed")
         raise typer.Exit(1)
@@ -90,13 +90,15 @@ def clear(yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] 
 
 @app.command("export")
 def export_entries(file: Annotated[Path, typer.Argument(metavar="FILE", help="The JSON file to write.")]) -> None:
-    """Write all valid entries of the user's folder into one file, for `import` elsewhere."""
+    """Write all valid entries of the user's folder to a file, for `import` on another machine."""
     print(f"exported {POLICY_CACHE.export_to(file)} entries")
 
 
 @app.command("import")
-def import_entries(file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.")]) -> None:
-    """Take the entries of a file into the user's folder; entries that are there already stay as they are."""
+def import_entries(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that `export` wrote.")],
+) -> None:
+    """Add the entries of a file to the user's folder. Existing entries stay."""
     imported = POLICY_CACHE.import_from(file)
     print(f"imported {imported.taken} entries into {policies_folder()}")
     for reason in imported.refused:
@@ -116,7 +118,7 @@ def _cells(listed: Listed) -> tuple[str, ...]:
 
 
 def differing_parts(key: PolicyKey) -> list[str]:
-    """Returns the versions of a key that are not this treegen's; its entry is then not used."""
+    """Names the versions of a key that differ from this treegen's. An entry with such a key is not used."""
     current = {"kernels": KERNEL_VERSION, "space": SPACE_VERSION}
     return [name for name, value in current.items() if getattr(key, name) != value]
 

@@ -1,4 +1,4 @@
-"""`treegen doctor`: what this machine has and what treegen makes of it, to read and to paste into a bug report."""
+"""`treegen doctor`: a report on this machine and on treegen's choices for it, to paste into a bug report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from treegen.target.targets import DEFAULT_TARGET, target_from
 from treegen.version import VERSION
 
 FORMAT = 1
-"""Of the JSON form; whoever changes what a field means raises it."""
+"""The version of the JSON form. Raise it when a field changes its meaning."""
 _PACKAGES = ("torch", "triton", "numpy", "jinja2", "typer")
 _OPTIONAL = {"flashinfer": "flashinfer-python", "matplotlib": "matplotlib"}
 _PREFIXES = ("TREEGEN_", "TRITON_", "CUDA_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_")
@@ -40,17 +40,18 @@ _NONE = "not installed"
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what this machine has (versions, GPUs, caches, policies, variables), what treegen chooses on it, and what is
-    amiss; a text to paste into a bug report.
+    """Report versions, GPUs, caches, policies and variables of this machine, treegen's choices for it, and problems.
+
+    Paste the report into bug reports.
     """
     found = examined()
     print(json.dumps(found) if as_json else "\n".join(_lines(found)))
 
 
 def examined() -> dict[str, Any]:
-    """All that `treegen doctor` says, as a JSON object."""
+    """Returns the whole report as a JSON object."""
     torch, problem = _torch()
     devices = _devices(torch)
     backend = _backend(torch, problem)
@@ -83,24 +84,24 @@ def examined() -> dict[str, Any]:
 
 
 def _torch() -> tuple[Any, str]:
-    """The module torch, or None and why there is none."""
+    """Imports torch; returns None and the reason where that fails."""
     if not _installed("torch"):
         return None, "torch is not installed"
     try:
         return importlib.import_module("torch"), ""
-    except Exception as error:  # a broken installation is what this command is for
+    except Exception as error:  # reports are also made of broken installations
         return None, f"torch cannot be imported ({type(error).__name__}: {error})"
 
 
 def _installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # hidden on purpose, or half installed
+    except (ImportError, ValueError):  # hidden on purpose, or installed in part
         return False
 
 
 def _version(name: str, package: str | None = None) -> str | None:
-    """The installed version of a module, which is not imported for it; None where there is none."""
+    """Returns the installed version of a module without importing it; None where it is not installed."""
     if not _installed(name):
         return None
     try:
@@ -110,7 +111,7 @@ def _version(name: str, package: str | None = None) -> str | None:
 
 
 def _driver(torch: Any) -> str | None:
-    """The NVIDIA driver: the kernel module's version, and up to which CUDA it serves as torch tells it."""
+    """Describes the NVIDIA driver: the kernel module's version, and the latest CUDA version that it supports."""
     parts = []
     if _KERNEL_MODULE.is_file():
         version = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", _KERNEL_MODULE.read_text("utf-8", "replace"))
@@ -123,17 +124,17 @@ def _driver(torch: Any) -> str | None:
 
 
 def _compiler() -> str | None:
-    """The C compiler that Triton makes its launchers with: $CC, else gcc or clang."""
+    """Returns the C compiler for Triton's launchers: $CC, by default gcc or clang."""
     chosen = os.environ.get("CC")
     return shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")
 
 
 def _devices(torch: Any) -> list[dict[str, Any]]:
-    """All CUDA devices, the current one first."""
+    """Describes all CUDA devices, the current one first."""
     if torch is None:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of drivers that are too old: no GPU is listed then
+        warnings.simplefilter("ignore")  # about old drivers: no GPU is listed then
         if not torch.cuda.is_available():
             return []
     from treegen.backends.devices import target_of_device
@@ -157,7 +158,7 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def _backend(torch: Any, problem: str) -> dict[str, str | None]:
-    """The backend that kernels take by default, and why."""
+    """Returns the default backend of kernels, and the reason."""
     if torch is None:
         return {"name": None, "why": f"{problem}: plans can be made and explained, kernels cannot run"}
     from treegen.backends.devices import backend_for, default_device, obstacle_to_triton
@@ -172,7 +173,7 @@ def _backend(torch: Any, problem: str) -> dict[str, str | None]:
 
 
 def _caches() -> list[dict[str, Any]]:
-    """The folders that treegen and Triton keep files in."""
+    """Describes the cache folders of treegen and of Triton."""
     home = Path(os.environ.get("TRITON_HOME") or os.path.expanduser("~"))
     triton = Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")
     own = {name: cache_root() / name for name in ("kernels", "policies")}
@@ -186,7 +187,7 @@ def _caches() -> list[dict[str, Any]]:
 
 
 def _contents(folder: Path) -> dict[str, int]:
-    """Files in a folder and below, and their bytes; what goes away meanwhile, or cannot be read, is not counted."""
+    """Counts the files below a folder and their bytes. Files that vanish or cannot be read are not counted."""
     sizes = []
     for place, _, names in os.walk(folder):
         for name in names:
@@ -198,14 +199,15 @@ def _contents(folder: Path) -> dict[str, int]:
 
 
 def _access(folder: Path) -> dict[str, bool]:
-    """Whether a folder exists, and whether files can be put into it, once it is made."""
+    """Returns whether a folder exists, and whether it is writable or can be made."""
     existing = next(place for place in (folder, *folder.absolute().parents) if os.path.lexists(place))
     return {"exists": existing == folder, "writable": existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)}
 
 
 def _policies(target: str) -> tuple[dict[str, dict[str, int]], list[str]]:
-    """How many policies of the user's folder, and shipped, can be used here, and of the others why not; and a note for
-    those in use that were measured with other versions.
+    """Counts policies by state, of the user's folder and shipped ones.
+
+    Also returns notes on usable policies that were measured with other versions of packages.
     """
     counts: dict[str, Counter[str]] = {"user": Counter(), "shipped": Counter()}
     versions: Counter[str] = Counter()
@@ -223,7 +225,7 @@ def _policies(target: str) -> tuple[dict[str, dict[str, int]], list[str]]:
             versions["; ".join(texts)] += 1
         counts[listed.where][state] += 1
     notes = [
-        f"{count} policies were measured with {texts}: used all the same, `treegen warm` measures them again"
+        f"{count} policies were measured with {texts}: used nevertheless; `treegen warm --again` measures them again"
         for texts, count in versions.most_common()
     ]
     return {where: dict(counter.most_common()) for where, counter in counts.items()}, notes
@@ -232,7 +234,7 @@ def _policies(target: str) -> tuple[dict[str, dict[str, int]], list[str]]:
 def _notes(
     problem: str, devices: list[dict[str, Any]], caches: list[dict[str, Any]], policies: dict[str, dict[str, int]]
 ) -> Iterator[str]:
-    """What is amiss, or decides what users see, each with what to do."""
+    """Yields notes on problems and on important facts, each with its remedy."""
     if problem:
         yield f"{problem}: install it to run kernels"
     elif not devices:
@@ -249,12 +251,12 @@ def _notes(
             variable = "TRITON_CACHE_DIR" if cache["what"] == "Triton" else "TREEGEN_CACHE_DIR"
             yield f"{cache['path']} cannot be written: set {variable} to a writable folder"
     if devices and not any(states.get("usable") for states in policies.values()):
-        yield "no policy was measured for this GPU and these versions: auto follows the model until `treegen tune`"
+        yield "no policy was measured for this GPU and these versions: auto uses the cost model until `treegen tune`"
     if damaged := policies["user"].get("damaged"):
         yield f"damaged policies in the user's folder: {damaged}; `treegen cache ls` names them"
     for name in sorted(os.environ):
         if name.startswith("TREEGEN_") and name not in NAMES:
-            yield f"{name} is no variable of treegen's: it knows {', '.join(NAMES)}"
+            yield f"{name} is not a variable of treegen: use {', '.join(NAMES)}"
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:

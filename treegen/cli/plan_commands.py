@@ -1,4 +1,4 @@
-"""Commands about plans: explain, emit, io, strategies."""
+"""Commands for plans: explain, emit, io, strategies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from treegen.workloads.traces import workload_from
 from treegen.workloads.tree_files import tree_from_argument
 
 _MOST_WEIGHED = 12
-"""Policies that --trace lists."""
+"""The most policies that --trace lists."""
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
     ] = None,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Tell what two strategies do differently.", show_default=False),
+        typer.Option(metavar="A B", help="Compare the plans of two strategies.", show_default="explain --strategy"),
     ] = None,
     heads: HeadsOption = None,
     head_dim: HeadDimOption = None,
@@ -65,26 +65,26 @@ def explain(
     page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
     cost: Annotated[
-        str, typer.Option(metavar="MODEL", help="What times are estimated with: analytic or profiled.")
+        str, typer.Option(metavar="MODEL", help="The cost model for times: analytic or profiled.")
     ] = "analytic",
     trace: Annotated[bool, typer.Option("--trace", help="List the best policies that auto weighs.")] = False,
     groups: Annotated[
         int | None,
         typer.Option(
             min=0,
-            help="Groups of every plan, and lines of --diff on nodes, to list at most.",
-            show_default=f"none; {DEFAULT_GROUPS} with --diff",
+            help="The most groups of each plan to list; with --diff also the most lines on nodes.",
+            show_default=f"0; {DEFAULT_GROUPS} with --diff",
         ),
     ] = None,
     formulas: Annotated[
-        bool, typer.Option("--formulas", help="Print the cost model's formulas, and the values of their terms.")
+        bool, typer.Option("--formulas", help="Print the formulas of the cost model, and the values of their terms.")
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all groups.")] = False,
 ) -> None:
-    """Draw a tree, list who reads what together, and account for bytes, padding and launches."""
+    """Draw a tree, show which rows read which KV together, and account for bytes, padding, launches and time."""
     if diff is not None and strategy is not None:
         fix = "leave out --strategy or --diff"
-        raise StrategyError("strategy", strategy, "cannot go with --diff, which names the two it compares", fix)
+        raise StrategyError("strategy", strategy, "excludes --diff, which names two strategies itself", fix)
     shape, model = shape_from(heads, head_dim, dtype, page_size), _cost_model(cost)
     on_target = target_of(target)
     with activity_bar():
@@ -101,7 +101,7 @@ def explain(
 
 
 def _weighed(tree: Tree, shape: Shape | None, target: Target) -> list[str]:
-    """The policies that take least by the estimates that `auto` weighs, a line for each."""
+    """Lists the policies with the least estimated times among those that `auto` weighs, a line for each."""
     found = candidates(Problem(tree, shape or DEFAULT_SHAPE, target), _MOST_WEIGHED)
     return ["", f"weighed on {target.name}:", *fitted(f"  {time_us:.2f} us: {policy}" for policy, time_us in found)]
 
@@ -116,12 +116,15 @@ def emit(
     target: TargetOption = DEFAULT_TARGET,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Write <digest>.py files here.", show_default="print"),
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Write <digest>.py files to this folder.", show_default="print"
+        ),
     ] = None,
 ) -> None:
     """Print the Triton modules that a tree's kernel launches.
 
-    A page size other than 1 gives the modules for pages that lie apart; a cache without gaps is addressed by slot.
+    With a page size other than 1 these are the modules for pages with gaps in between. A cache without gaps is
+    addressed by KV slot.
     """
     shape = shape_from(heads, head_dim, dtype, page_size) or DEFAULT_SHAPE
     with activity_bar():
@@ -150,8 +153,8 @@ def account_workload(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help="few-shot, reasoning or speculative, as few-shot:width=30,steps=100; or a .json file of reasoning "
-            "templates, FILE or FILE#INDEX, or of a speculative decoding, FILE or FILE:prompt=500.",
+            help="few-shot, reasoning or speculative, with options as in few-shot:width=30,steps=100; or a .json file "
+            "of reasoning templates (FILE or FILE#INDEX) or of a speculative decoding (FILE or FILE:prompt=500).",
             show_default=False,
         ),
     ],
@@ -160,11 +163,13 @@ def account_workload(
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
     layers: Annotated[int, typer.Option(help="Attention layers of the model.")] = DEFAULT_LAYERS,
-    stride: Annotated[int, typer.Option(help="Steps between plans, where only plans tell.")] = DEFAULT_STRIDE,
+    stride: Annotated[
+        int, typer.Option(help="Steps between plans, for counts that need a plan; they are interpolated in between.")
+    ] = DEFAULT_STRIDE,
     target: TargetOption = DEFAULT_TARGET,
-    json: Annotated[bool, typer.Option("--json", help="Print exact numbers as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
 ) -> None:
-    """Account for the bytes that strategies move over whole decodings."""
+    """Account for the bytes that strategies read and write over whole decodings."""
     named_workload = workload_from(workload)
     names = _strategies(strategy)
     shape = shape_from(heads, head_dim, dtype, None) or DEFAULT_SHAPE
@@ -189,7 +194,7 @@ def _cost_model(text: str) -> CostModel:
 
 
 def _sources(schedules: Sequence[Schedule], shape: Shape) -> Collection[Source]:
-    """The modules behind all schedules, each once."""
+    """Emits the modules of all schedules, each once."""
     found: dict[str, Source] = {}
     for schedule in schedules:
         found.update((source.digest, source) for source in emission.emit(schedule, shape, shape.page_size))

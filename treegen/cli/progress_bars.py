@@ -1,4 +1,4 @@
-"""Progress bars on stderr, where that is a terminal, for commands that take longer than a second."""
+"""Progress bars on stderr for commands that take longer than a second, where stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _QUIET_SECONDS = 1.0
 
 
 class Advance(Protocol):
-    """Tells a bar that `steps` more steps are done."""
+    """Advances a bar by a number of steps."""
 
     def __call__(self, steps: float = 1) -> None: ...
 
 
 @contextmanager
 def progress_bar(steps: float, doing: str = "") -> Iterator[Advance]:
-    """Yields a function to call with the number of steps that were done since its last call."""
+    """Yields a function that advances the bar by the number of steps done since its last call."""
     with _bar(steps, doing) as bar:
         yield bar.advance if bar else _ignore
 
 
 @contextmanager
 def activity_bar() -> Iterator[None]:
-    """Shows what treegen.progress is told inside, beside a bar without an end."""
+    """Shows the progress that treegen.progress reports inside the block, with a bar of unknown length."""
     with _bar(None, "") as bar:
         if bar is None:
             yield
@@ -42,7 +42,7 @@ def activity_bar() -> Iterator[None]:
 
 @contextmanager
 def _bar(steps: float | None, doing: str) -> Iterator[_Bar | None]:
-    """A bar that is shown once the body takes longer than a moment; None where stderr is no terminal."""
+    """Yields a bar, which is shown after _QUIET_SECONDS; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -59,7 +59,7 @@ def _bar(steps: float | None, doing: str) -> Iterator[_Bar | None]:
 
 
 class _Bar:
-    """What is being done, and how far it is; `show` draws it from another thread."""
+    """The text and the progress of a bar. `show` is called from another thread."""
 
     def __init__(self, steps: float | None, doing: str) -> None:
         self._steps, self._done, self._doing = steps, 0.0, doing
@@ -67,21 +67,21 @@ class _Bar:
         self._shown: Progress | None = None
 
     def tell(self, doing: str) -> None:
-        """What is being done from now on."""
+        """Changes the text."""
         with self._lock:
             self._doing = doing
             if self._shown is not None:
                 self._shown.update(self._shown.task_ids[0], description=doing)
 
     def advance(self, steps: float = 1) -> None:
-        """So many more steps are done."""
+        """Adds steps that are done."""
         with self._lock:
             self._done += steps
             if self._shown is not None:
                 self._shown.update(self._shown.task_ids[0], completed=self._done)
 
     def show(self) -> None:
-        """Draws the bar, which then draws itself again several times a second."""
+        """Draws the bar, which redraws itself several times a second."""
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -95,10 +95,10 @@ class _Bar:
             self._shown = shown
 
     def hide(self) -> None:
-        """Takes the bar away, if it is shown."""
+        """Removes the bar if it is shown."""
         if self._shown is not None:
             self._shown.stop()
 
 
 def _ignore(steps: float = 1) -> None:
-    """Where no bar is shown."""
+    """Does nothing, where no bar is shown."""

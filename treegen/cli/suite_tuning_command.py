@@ -1,4 +1,4 @@
-"""What `tune --suite` does: policies measured over the suite of batches, a table of them, and the fastest kept."""
+"""The work of `tune --suite`: measures policies over the suite of batches, keeps the fastest, and prints a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT_HEADS = "32:8,8:1"
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """The options of the command. heads: pairs with commas. data: the folder of recorded traces. seed: of the suite."""
+    """The options of the command; None for defaults. heads: "query:KV" pairs with commas."""
 
     heads: str | None
     head_dim: int | None
@@ -28,9 +28,9 @@ class SuiteOptions:
 
 
 def tune_suite(options: SuiteOptions) -> None:
-    """Measures, stores what is faster than the weighed choices, and prints a line for each family and stored policy.
+    """Measures policies, stores those that are faster than the weighed choices, and prints them and a table by family.
 
-    Results are stored, and written to `options.json`, after each setting of heads.
+    Policies are stored, and results written to `options.json`, after each setting of heads.
     """
     import torch
 
@@ -46,15 +46,15 @@ def tune_suite(options: SuiteOptions) -> None:
 
     heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
     for text in heads:
-        shape_from(text, options.head_dim, options.dtype, None)  # checks them
+        shape_from(text, options.head_dim, options.dtype, None)  # checks the heads
     suite = batches(options.data, options.seed)
     chosen = [batch for batch in chosen_batches(suite, options.family) if batch.requests[-1].queries == 1]
     if not chosen:
-        raise InputError("family", options.family, "has no batches that are tuned", "name others")
+        raise InputError("family", options.family, "has no batches that can be tuned", "name other families")
     if options.data is None:
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
-        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU")
+        raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU")
     target, settings = current_target(), BatchSettings(repeats=options.repeats)
     source = f"medians of {options.repeats} launches on a cold L2, {target.name}"
     found: list[MeasuredBatch] = []

@@ -1,4 +1,4 @@
-"""Commands about devices: targets, profile."""
+"""Commands for targets: targets, profile."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from treegen.text_files import save_text
 
 
 def list_targets() -> None:
-    """List the devices that plans can be made for; `--target` also takes a file that `treegen profile` has written."""
+    """List the GPUs that plans can be made for. `--target` also takes a file that `treegen profile` wrote."""
     titles = ("name", "capability", "SMs", "shared memory per block", "L2", "memory", "tensor fp16", "task costs")
     rows = [
         (
@@ -36,11 +36,11 @@ def list_targets() -> None:
 def profile(
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write the target here.", show_default="print it"),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the target to this file.", show_default="print it"),
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls of every task.")] = 30,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls of each task.")] = 30,
 ) -> None:
-    """Measure what tasks of many sizes cost on this machine's GPU, and write it down as a target for `--target`."""
+    """Measure the time of tasks of many sizes on this machine's GPU, and write a target for `--target`."""
     from treegen.tuning.profile import ROWS, TOKENS, profiled_target, target_object
 
     with progress_bar(len(ROWS) * len(TOKENS)) as on_task:

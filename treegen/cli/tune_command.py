@@ -1,4 +1,4 @@
-"""The command tune: measure candidates and keep the fastest."""
+"""The command tune: measures candidates and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import typer
 
 from treegen.autotune_cache.entry import policy_text
 from treegen.cli.arguments import (
+    DataOption,
     DtypeOption,
+    FamilyOption,
     HeadDimOption,
     PageSizeOption,
+    SeedOption,
     print_table,
     shape_from,
 )
@@ -22,22 +25,24 @@ from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.target.problem import Problem
 from treegen.workloads.tree_files import tree_from_argument
 
-CandidatesOption = Annotated[int, typer.Option(min=1, help="How many of the model's best are measured.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls of every candidate.")]
-TimeoutOption = Annotated[float, typer.Option(help="Seconds for a candidate, with compiling and checking it.")]
-AgainOption = Annotated[bool, typer.Option("--again", help="Measure even what the cache knows.")]
+CandidatesOption = Annotated[int, typer.Option(min=1, help="Number of the cost model's best policies to measure.")]
+RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls of each candidate; times are their medians.")]
+TimeoutOption = Annotated[
+    float, typer.Option(help="Seconds for each candidate, including the time to compile and check it.")
+]
+AgainOption = Annotated[bool, typer.Option("--again", help="Measure buckets again that the cache already knows.")]
 
 
 def tune(
     trees: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TREE...", help="Trees, as `treegen explain` takes them.", show_default=False),
+        typer.Argument(metavar="TREE...", help="Trees, as in `treegen explain`.", show_default=False),
     ] = None,
     heads: Annotated[
         str | None,
         typer.Option(
             metavar="QUERY:KV",
-            help="Numbers of query heads and KV heads, as 32:8; with --suite several, with commas.",
+            help="Query heads and KV heads; with --suite several pairs, with commas.",
             show_default="32:8; with --suite 32:8,8:1",
         ),
     ] = None,
@@ -46,37 +51,41 @@ def tune(
     page_size: PageSizeOption = None,
     candidates: Annotated[
         int | None,
-        typer.Option(min=1, help="How many of the model's best are measured.", show_default="8; with --suite 12"),
+        typer.Option(
+            min=1, help="Number of the cost model's best policies to measure.", show_default="8; with --suite 12"
+        ),
     ] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=1, help="Timed calls of every candidate.", show_default="15; with --suite 2 x 7"),
+        typer.Option(
+            min=1,
+            help="Timed calls of each candidate; times are their medians. --suite measures each twice.",
+            show_default="15; with --suite 7",
+        ),
     ] = None,
     timeout: TimeoutOption = 60.0,
     again: AgainOption = False,
     suite: Annotated[
         bool,
-        typer.Option("--suite", help="Tune kernels for running batches over the suite of batches, in place of trees."),
+        typer.Option("--suite", help="Tune kernels for running batches, over a suite of batches instead of trees."),
     ] = False,
-    family: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Batches of these families, or by these names.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Batches of the same kinds by another seed.")] = 0,
-    data: Annotated[
+    family: FamilyOption = None,
+    seed: SeedOption = 0,
+    data: DataOption = None,
+    json: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", envvar="TREEGEN_DATA", help="Recorded traces for batches.", show_envvar=True),
+        typer.Option(metavar="FILE", help="Write the results of --suite to this file.", show_default="not written"),
     ] = None,
-    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write what --suite measured here.")] = None,
 ) -> None:
-    """Measure the cost model's best candidates on this machine's GPU and keep the fastest for such trees.
+    """Measure the cost model's best policies on this machine's GPU, and keep the fastest for similar trees.
 
-    `auto` takes what is kept for all trees of the same bucket (`treegen cache why TREE`). With `--suite`, kernels of
-    `compile_batch` take what is kept for batches of the same bucket; where no policy is 2 % faster than the one that is
-    chosen by estimates, nothing is kept.
+    `auto` uses the policy that was kept for a tree's bucket, a set of similar trees (`treegen cache why TREE`). With
+    `--suite`, kernels of `compile_batch` use the policy that was kept for their batch's bucket. There a policy is kept
+    only if it is at least 2 % faster than the policy that estimates choose.
     """
     if suite:
         if trees or page_size is not None or again:
-            raise InputError("suite", "--suite", "goes with neither TREE, --page-size nor --again", "leave these out")
+            raise InputError("suite", "--suite", "excludes TREE, --page-size and --again", "leave these out")
         options = SuiteOptions(heads, head_dim, dtype, family, data, seed, candidates or 12, repeats or 7, json)
         tune_suite(options)
         return

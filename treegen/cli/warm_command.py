@@ -1,4 +1,4 @@
-"""The command warm: fill the cache ahead of a deployment."""
+"""The command warm: fills the cache before a deployment."""
 
 from __future__ import annotations
 
@@ -30,34 +30,37 @@ def warm(
         list[str] | None,
         typer.Argument(
             metavar="SPEC...",
-            help="Trees, files or folders of them, decodings as `treegen io` takes them, .jsonl traces of trees.",
+            help="Trees, files or folders of trees, decodings as in `treegen io`, or .jsonl files of trees.",
             show_default=False,
         ),
     ] = None,
     heads: Annotated[
         list[str] | None,
-        typer.Option(metavar="QUERY:KV", help="Numbers of heads; for several shapes again.", show_default="32:8"),
+        typer.Option(metavar="QUERY:KV", help="Query heads and KV heads; can be repeated.", show_default="32:8"),
     ] = None,
-    head_dim: Annotated[list[int] | None, typer.Option(help="Head dimension; again.", show_default="128")] = None,
+    head_dim: Annotated[
+        list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
+    ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; again.", show_default="bf16")
+        list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; can be repeated.", show_default="bf16")
     ] = None,
     page_size: Annotated[
-        list[int] | None, typer.Option(help="Tokens of a page of the KV cache; again.", show_default="1")
+        list[int] | None, typer.Option(help="Tokens per page of the KV cache; can be repeated.", show_default="1")
     ] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken of a decoding.")] = STRIDE,
+    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken from a decoding.")] = STRIDE,
     candidates: CandidatesOption = 8,
     repeats: RepeatsOption = 15,
     timeout: TimeoutOption = 60.0,
     again: AgainOption = False,
     serving: Annotated[
-        bool, typer.Option("--serving", help="Compile what batches of a server launch (compile_batch), for no trees.")
+        bool, typer.Option("--serving", help="Compile the kernels of compile_batch for these shapes, without trees.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the work, without doing it.")] = False,
 ) -> None:
-    """Fill the cache ahead of a deployment: policies of all trees and kernels of all shapes, on all GPUs of this kind.
+    """Fill the cache before a deployment: measure policies for all trees, and compile kernels for all shapes.
 
-    A run that was interrupted goes on where it was. The exit code is 1 when anything failed, 130 after Ctrl-C.
+    All GPUs of the current GPU's kind share the work. An interrupted run continues where it stopped. The exit code is 1
+    when anything failed, and 130 after Ctrl-C.
     """
     from treegen.backends.devices import current_target, devices_of
     from treegen.tuning.tune import Tuning
@@ -68,11 +71,12 @@ def warm(
     target = current_target()
     devices = devices_of(target)
     if not devices and not dry_run:
-        raise BackendError("device", "cpu", "is no CUDA device to measure on", "run it on a GPU, or with --dry-run")
+        raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --dry-run")
     if serving or not specs:
         if not serving or specs:
-            fix = "give trees to warm policies for, or --serving alone"
-            raise InputError("SPEC", " ".join(specs or ()), "does not go with or without --serving", fix)
+            reason = "excludes --serving" if specs else "is needed without --serving"
+            fix = "give trees to measure policies for, or --serving alone"
+            raise InputError("SPEC", " ".join(specs or ()), reason, fix)
         _warm_serving(shapes, target, dry_run)
         return
     kernels = kernels_of(shapes, target)
@@ -87,7 +91,7 @@ def warm(
 
 
 def _warm_serving(shapes: Sequence[Shape], target: Target, dry_run: bool) -> None:
-    """Compiles what batches of these shapes launch, and prints what was done."""
+    """Compiles the kernels for batches of these shapes, and prints their numbers."""
     import torch
 
     from treegen.runtime.warm_batches import warm_batches
@@ -113,7 +117,7 @@ def _warm(
     tuning: Tuning,
     again: bool,
 ) -> int:
-    """Compiles, measures, prints what was done, and returns the exit code."""
+    """Compiles kernels, measures policies, prints summaries, and returns the exit code."""
     from treegen.tuning import compile_pool, warm
 
     compiled: list[compile_pool.Compiled] = []
@@ -136,7 +140,7 @@ def _warm(
             warm.warm(jobs, target, devices, tuning, again=again, on_job=finish_job)
     except KeyboardInterrupt:
         done = f"{len(compiled)} of {len(kernels)} kernels and {len(measured)} of {len(jobs)} policies"
-        print(f"interrupted after {done}; run it again to go on")
+        print(f"interrupted after {done}; run it again to continue")
         code = 130
     print(warm.kernel_summary(compiled, compiled_at - begin))
     print(warm.summary(measured, time.perf_counter() - compiled_at))
