@@ -24,7 +24,7 @@ import treegen
 from treegen.backends import oracle
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
 from treegen.tuning.timing import median_us
-from treegen.workloads.tree_files import load_templates
+from treegen.workloads.recorded_decodings import load_templates
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 USUAL_HEADS = (32, 8)

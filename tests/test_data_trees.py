@@ -19,7 +19,7 @@ from treegen.schedule.lower import lower
 from treegen.strategies import deft_flatten, deft_node, query, strategy_from, strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
-from treegen.workloads.tree_files import Template, load_templates
+from treegen.workloads.recorded_decodings import Template, load_templates
 
 H200 = target_from("h200")
 TINY = Shape(2, 1, 16, dtype="fp32")

@@ -20,8 +20,8 @@ from treegen.strategies.registry import strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.workloads.generate import reasoning_template
+from treegen.workloads.recorded_decodings import Draft
 from treegen.workloads.traces import Decode, Workload, few_shot, replay, verification, workload_from
-from treegen.workloads.tree_files import Draft
 
 H200 = target_from("h200")
 PAPER = Shape(32, 32, 128, dtype="fp16")

@@ -10,7 +10,8 @@ import pytest
 from treegen import Tree
 from treegen.ir.errors import FormatError, TreeError, TreegenError
 from treegen.text_files import save_text
-from treegen.workloads.tree_files import Template, load_templates, load_tree, tree_from_argument
+from treegen.workloads.recorded_decodings import Template, load_templates
+from treegen.workloads.tree_files import load_tree, tree_from_argument
 
 # A prompt of 5 tokens; thoughts of 3, 4 and 0 tokens below it; the second goes on with 2 and 6, with a pause of 1 step.
 TEMPLATE = {

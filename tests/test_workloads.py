@@ -8,8 +8,8 @@ import pytest
 
 from treegen import Tree
 from treegen.ir.errors import FormatError, TreeError
+from treegen.workloads.recorded_decodings import Draft, Template, load_templates
 from treegen.workloads.traces import Decode, few_shot, generate, replay, verification, workload_from
-from treegen.workloads.tree_files import Draft, Template, load_templates
 
 TEMPLATE = {
     "parent": [-1, 0, 0, 0, 2, 2],

@@ -44,13 +44,13 @@ class TreeAttentionWrapper(Copyable):
     are not int32 on the device; and with tables above 1 GB.
 
     **CUDA graphs.** With `use_cuda_graph`, replays of a graph captured from `run` use the latest plan. The lengths of
-    the three buffers, which are needed, fix the batch size and the most pages of a batch; a page that several requests share counts for
-    each of them. The first `plan` settles the attention shape, and whether batches are served by request. Call `run`
-    once before capturing. By request, `plan` writes page tables to the buffers, and kernels read them there. On the
-    host, the buffers are not written to, and the first `plan` also settles the strategy for "auto" and makes a kernel
-    of fixed capacity. `cohort`, `query` (which "auto" mostly takes) and strategies without partial results then serve
-    every page table that fits the buffers. Others may need more: `plan` then raises InputError, and the previous plan
-    stays.
+    the three buffers, which are then needed, fix the batch size and the most pages of a batch; a page that several
+    requests share counts for each of them. The first `plan` settles the attention shape, and whether batches are served
+    by request. Call `run` once before capturing. By request, `plan` writes page tables to the buffers, and kernels read
+    them there. On the host, the buffers are not written to, and the first `plan` also settles the strategy for "auto"
+    and makes a kernel of fixed capacity. `cohort`, `query` (which "auto" mostly takes) and strategies without partial
+    results then serve every page table that fits the buffers. Others may need more: `plan` then raises InputError, and
+    the previous plan stays.
 
     A wrapper belongs to one thread at a time. Calls on several streams may overlap, but not with `plan`. `copy`,
     `deepcopy` and `pickle` make a wrapper with a kernel of its own, as they do for Kernel. A copy of a wrapper that

@@ -1,5 +1,5 @@
-"""The command line. It explains plans, prints kernels, accounts for decodings, measures policies and other libraries,
-generates trees, shows the policy cache, and describes this machine.
+"""The command line: explains plans, prints kernels, accounts for decodings, measures policies and other libraries,
+generates trees, shows cached policies, and reports on this machine.
 """
 
 from __future__ import annotations

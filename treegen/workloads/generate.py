@@ -12,7 +12,7 @@ from treegen.ir.arrays import check_made, frozen
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
 from treegen.ir.tree.kv import KVRuns
-from treegen.workloads.tree_files import Template
+from treegen.workloads.recorded_decodings import Template
 
 _LARGEST = 1_000_000
 _DRAFT_DEPTH = 4  # tokens below the root token: Medusa has one head for each

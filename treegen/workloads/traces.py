@@ -15,7 +15,7 @@ from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import FormatError, TreeError
 from treegen.ir.tree import Tree
 from treegen.workloads import generate
-from treegen.workloads.tree_files import Draft, Template, load_course
+from treegen.workloads.recorded_decodings import Draft, Template, load_course
 
 _LARGEST = 1_000_000
 _OPTIONS = {
