@@ -140,7 +140,7 @@ def test_a_window_is_not_read_outside_of() -> None:
     per_token = kernel.shape.kv_token_bytes
     assert whole.estimate.kv_hbm_bytes == (4000 + 1600) * per_token
     assert kernel.estimate.kv_hbm_bytes == (50 + 1600) * per_token
-    assert "scores: window of 149 tokens before a row's own (3950 of 5600 tokens are in no row's)" in kernel.explain()
+    assert "scores: window of 149 tokens before a row's own (3950 of 5600 tokens are in no window)" in kernel.explain()
     # Rows of different depths: what a group reads begins where the first of its rows' windows does.
     ragged = Tree.from_parents([-1, 0, 0], [1000, 10, 300])
     alone = verified(ragged, 1310, 1, strategy="query", backend="torch", window_left=20)
@@ -209,14 +209,14 @@ def branching(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "branch": ({"score_mod": branching}, r"score_mod = test_scoring.py:\d+ `if q_idx > kv_idx:`: takes the value"),
+    "branch": ({"score_mod": branching}, r"score_mod = test_scoring.py:\d+ `if q_idx > kv_idx:`: needs a value"),
     "and": ({"mask_mod": lambda b, h, q_idx, kv_idx: q_idx > 3 and kv_idx > 3}, "mask_mod = test_scoring.py"),
-    "math": ({"score_mod": lambda score, *_: math.tanh(score)}, "takes the value"),
+    "math": ({"score_mod": lambda score, *_: math.tanh(score)}, "needs a value"),
     "unknown": ({"score_mod": lambda score, *_: torch.nn.functional.gelu(score)}, "calls gelu"),
     "method": ({"score_mod": lambda score, *_: score.round()}, "calls round"),
     "tensor": ({"score_mod": lambda score, *_: score + SLOPES}, r"takes a tensor of shape \(4,\) as a whole"),
     "indices": ({"score_mod": lambda score, b, h, q, t: score + GRID[b]}, "with 1 indices"),
-    "float index": ({"score_mod": lambda score, b, h, q, t: score + SLOPES[score]}, "no whole number"),
+    "float index": ({"score_mod": lambda score, b, h, q, t: score + SLOPES[score]}, "not an integer"),
     "float64": ({"score_mod": lambda score, b, h, q, t: score + SLOPES.double()[h]}, "torch.float64"),
     "bits of numbers": ({"mask_mod": lambda b, h, q, t: (b & 1) == 0}, "of numbers"),
     "string": ({"score_mod": lambda score, *_: "score"}, "uses str"),

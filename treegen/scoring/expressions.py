@@ -1,4 +1,4 @@
-"""Expressions: what functions compute of scores and places, as sympy trees, and how to walk them."""
+"""Expressions: sympy trees of functions of scores and positions, and the walk over them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SCORE = sympy.Symbol("score", real=True)
 BATCH, HEAD, QUERY, TOKEN = (
     sympy.Symbol(name, integer=True, nonnegative=True) for name in ("b", "h", "q_idx", "kv_idx")
 )
-"""Row number in the caller's order; query head; positions of query and token, their depth along the row's path."""
+"""The row in the caller's order; the query head; the positions of query and token along the row's path, from 0."""
 
 
 class Where(sympy.Function):  # type: ignore[misc]
-    """Where(condition, a, b): a where the condition holds, else b."""
+    """Where(condition, a, b): a where the condition holds, otherwise b."""
 
     nargs = 3
 
     @classmethod
     def eval(cls, condition: sympy.Basic, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
-        """Simpler forms."""
+        """Simplifies constant conditions and equal branches."""
         if condition in (sympy.true, sympy.false):
             return a if condition == sympy.true else b
         return a if a == b else None
@@ -35,13 +35,13 @@ class Where(sympy.Function):  # type: ignore[misc]
 
 
 class FloorDivision(sympy.Function):  # type: ignore[misc]
-    """Division rounded towards minus infinity, of whole numbers or others."""
+    """Division rounded towards minus infinity, of integers or other numbers."""
 
     nargs = 2
 
     @classmethod
     def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
-        """The quotient of numbers."""
+        """Evaluates the quotient of constants."""
         return sympy.floor(a / b) if a.is_Number and b.is_Number else None
 
     def _eval_is_integer(self) -> Any:
@@ -58,7 +58,7 @@ class FloorRemainder(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
-        """The remainder of numbers."""
+        """Evaluates the remainder of constants."""
         return a - sympy.floor(a / b) * b if a.is_Number and b.is_Number else None
 
     def _eval_is_integer(self) -> Any:
@@ -75,24 +75,24 @@ class Sigmoid(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, x: sympy.Basic) -> sympy.Basic | None:
-        """Its value of a number."""
+        """Evaluates the function of a constant."""
         return 1 / (1 + sympy.exp(-x)) if x.is_Number else None
 
 
 class Load(sympy.Function):  # type: ignore[misc]
-    """Load(k, i, j, ...): the entry at i, j, ... of the captured tensor number k."""
+    """Load(k, i, j, ...): the entry at i, j, ... of captured tensor k."""
 
     is_real = True
 
 
 class WholeLoad(Load):
-    """The same of a tensor of whole numbers."""
+    """A Load from a tensor of integers."""
 
     is_integer = True
 
 
 def is_truth(expression: sympy.Basic) -> bool:
-    """Whether an expression is true or false, and no number."""
+    """Returns whether an expression is a truth value and not a number."""
     return isinstance(expression, BooleanFunction | BooleanAtom | sympy.core.relational.Relational)
 
 
@@ -100,26 +100,27 @@ T = TypeVar("T")
 
 
 class Algebra(Protocol[T]):
-    """What an expression is computed in: text, or tensors. Arguments of `call` are computed already."""
+    """The values that expressions are computed in: text, or tensors."""
 
     def symbol(self, name: str) -> T:
-        """A symbol's value."""
+        """Returns a symbol's value."""
 
     def constant(self, value: float | bool) -> T:
-        """A number: int, float (also infinite) or bool."""
+        """Returns the value of a constant: int, float (also infinite) or bool."""
 
     def call(self, name: str, *arguments: T) -> T:
-        """One of: add, sub, mul, div, power, floor_div, floor_mod (of whole numbers), whole_div, whole_mod (of whole
-        numbers that are not negative), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor,
-        ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of whole numbers), int (of those that are
-        whole in a type with fractions).
+        """Applies a function to computed arguments.
+
+        Names are add, sub, mul, div, power, floor_div and floor_mod (of integers), whole_div and whole_mod (of integers
+        of at least 0), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor, ceil, exp, log,
+        sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of integers), and int (of integers in a floating-point type).
         """
 
     def load(self, number: int, indices: tuple[T, ...], wrapped: tuple[bool, ...]) -> T:
-        """An entry of a captured tensor; `wrapped` indices may be negative, and then count from the end."""
+        """Returns an entry of a captured tensor. A `wrapped` index may be negative and then counts from the end."""
 
     def kept(self, expression: sympy.Basic, value: T) -> T:
-        """What stands for the value of a compound expression from now on."""
+        """Stores the value of a compound expression; returns the value to use for it from now on."""
 
 
 _CALLS: dict[type, str] = {
@@ -134,11 +135,11 @@ _JOINING = frozenset({"and", "or", "xor", "minimum", "maximum"})
 _OF_FLOATS = frozenset({"floor", "ceil", "exp", "log", "tanh", "sigmoid", "sin", "cos", "erf"})
 _ROOTS = {sympy.Rational(1, 2): "sqrt", -sympy.Rational(1, 2): "rsqrt"}
 _MOST_MULTIPLIED = 8
-"""Whole powers up to which a power is written as products."""
+"""The largest integer exponent of a power that is computed by products."""
 
 
 def computed(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
-    """An expression's value in an algebra. known: of expressions that were computed before; it gains others."""
+    """Computes an expression in an algebra. known: values of earlier expressions; new ones are added."""
     if expression in known:
         return known[expression]
     if isinstance(expression, sympy.Symbol):
@@ -181,7 +182,7 @@ def _compound(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Ba
 
 def _index(index: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
     value = computed(index, algebra, known)
-    # What is rounded is whole, but of a type with fractions.
+    # Rounded values are integers in a floating-point type.
     return algebra.call("int", value) if index.has(sympy.floor, sympy.ceiling) else value
 
 

@@ -1,4 +1,4 @@
-"""Indices beyond the ends of a tensor, in functions that are called on tensors as they are on symbols when traced."""
+"""Indices beyond the ends of a tensor, for score functions that are called on tensors instead of symbols."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from torch.overrides import TorchFunctionMode
 
 
 class ClampedIndices(TorchFunctionMode):
-    """Within it single entries are taken as kernels take them: a negative index counts from the end, and one that is
-    out of bounds takes the nearest entry.
+    """Makes single entries of tensors behave as in kernels.
+
+    A negative index counts from the end, and an index out of bounds takes the nearest entry.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Clamps the indices of `tensor[...]`; calls all other functions as they are."""
+        """Clamps the indices of `tensor[...]`, and leaves all other functions unchanged."""
         if func is torch.Tensor.__getitem__:
             tensor, given = args
             indices = given if isinstance(given, tuple) else (given,)
             if len(indices) == tensor.dim() and all(map(_is_whole, indices)):
-                # A mode is off while it handles a function.
+                # This mode is off inside this method.
                 places = (_clamped(index, size) for index, size in zip(indices, tensor.shape, strict=True))
                 return tensor[tuple(places)]
         return func(*args, **(kwargs or {}))

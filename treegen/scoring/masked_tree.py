@@ -1,4 +1,4 @@
-"""Masks of any shape: the tree that a mask is, or a tree with a mask_mod that reads the mask."""
+"""Masks of any shape: as a tree where that is possible, otherwise as a tree and a mask_mod that reads the mask."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ def masked_tree(
     *,
     device: torch.device | str | None = None,
 ) -> tuple[Tree, Callable[..., Any] | None]:
-    """The tree and the mask_mod, for `treegen.compile`, of a batch of requests under FlashInfer's masks.
+    """Makes a tree and a mask_mod for `treegen.compile` from a batch of requests with FlashInfer's masks.
 
-    Arguments as of Tree.from_custom_mask. Where the masks have the shape of a tree, that is the tree, and no mask_mod
-    is needed (None). Else every query is a row that sees all tokens of its request, and the mask_mod reads, from a
-    tensor on `device` (default: the current CUDA device, if there is one), what of them it sees: a byte for each query
-    and token behind those that all queries of the request see. Raises TreeError.
+    Where the masks have the shape of a tree, no mask_mod is needed. Otherwise each query is a row that sees all tokens
+    of its request, and the mask_mod hides tokens from it. It reads a tensor with a byte for each query and token, from
+    the first token on that some query of the request does not see.
+
+    Args:
+        custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size: As in Tree.from_custom_mask.
+        device: The device of the mask_mod's tensor; by default the current CUDA device, without one the CPU.
+
+    Returns:
+        The tree, and the mask_mod or None.
+
+    Raises:
+        TreeError: An argument is wrong.
     """
     arguments = (custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size)
     try:
@@ -60,6 +69,6 @@ def masked_tree(
 def _sees(
     seen: torch.Tensor, begin: torch.Tensor, before: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any
 ) -> Any:
-    """A mask_mod: entry `begin[b]` of `seen` is that of row b and the token behind `before[b]` ones that it sees."""
+    """The mask_mod: row b sees its first `before[b]` tokens; entries of further tokens begin at `seen[begin[b]]`."""
     place = kv_idx - before[b]
     return (place < 0) | seen[begin[b] + torch.clamp(place, min=0)]

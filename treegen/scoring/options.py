@@ -1,4 +1,4 @@
-"""Scoring: what a kernel was told to do to its scores, checked, traced, and in the forms that backends take."""
+"""Score options: the arguments of treegen.compile about scores, checked, traced, and in the forms of backends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What `treegen.compile` takes of scores, where each argument is explained."""
+    """The arguments of `treegen.compile` about scores. It documents each of them. Raises InputError."""
 
     score_mod: Callable[..., Any] | None = None
     mask_mod: Callable[..., Any] | None = None
@@ -37,7 +37,7 @@ class ScoreOptions:
             raise InputError("logits_soft_cap", cap, reason, "give such a number, or None for no cap")
         object.__setattr__(self, "logits_soft_cap", cap or None)
         if type(self.window_left) is not int or not -1 <= self.window_left <= INT32_MAX:
-            fix = "give the tokens before a row's own that it sees, or -1 for all"
+            fix = "give the number of tokens before its own that a row sees, or -1 for all"
             raise InputError("window_left", self.window_left, f"is not a whole number of -1..{INT32_MAX}", fix)
         for name, parameters in (("score_mod", "score, b, h, q_idx, kv_idx"), ("mask_mod", "b, h, q_idx, kv_idx")):
             value = getattr(self, name)
@@ -46,11 +46,12 @@ class ScoreOptions:
         for name in ("alibi_slopes", "sinks"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
-                raise InputError(name, type(value).__name__, "is not a tensor of floats", "give one [num_qo_heads]")
+                fix = "give a tensor [num_qo_heads] of floats"
+                raise InputError(name, type(value).__name__, "is not a tensor of floats", fix)
 
     @property
     def any(self) -> bool:
-        """Whether scores are not left as they are."""
+        """Whether any option differs from its default."""
         return any(
             getattr(self, field.name) is not field.default and getattr(self, field.name) != field.default
             for field in fields(self)
@@ -58,29 +59,29 @@ class ScoreOptions:
 
     @property
     def scores(self) -> bool:
-        """Whether something is done to scores, or they are masked: not by sinks alone."""
+        """Whether any option except sinks differs from its default."""
         return replace(self, sinks=None).any
 
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Those that the caller gave, by their arguments."""
+        """The functions that the caller gave, by argument."""
         named = {"score_mod": self.score_mod, "mask_mod": self.mask_mod}
         return {name: function for name, function in named.items() if function is not None}
 
     def text(self, tokens: int, seen: int) -> str:
-        """One line on what is done to scores. tokens: of the tree; seen: of those that some row's window reaches."""
+        """Describes the options in a line. tokens: tokens of the tree. seen: those that some row's window reaches."""
         parts = [name for name in ("score_mod", "mask_mod", "sinks") if getattr(self, name) is not None]
         if self.alibi_slopes is not None:
             parts.insert(0, "ALiBi")
         if self.logits_soft_cap:
             parts.insert(0, f"soft-cap {self.logits_soft_cap:g}")
         if self.window_left >= 0:
-            left = f"{tokens - seen} of {tokens} tokens are in no row's"
+            left = f"{tokens - seen} of {tokens} tokens are in no window"
             parts.append(f"window of {self.window_left} tokens before a row's own ({left})")
         return f"scores: {', '.join(parts)}"
 
     def score(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        """The new score: soft-cap, then ALiBi, then score_mod."""
+        """Returns the new score: applies the soft cap, then ALiBi, then score_mod."""
         if self.logits_soft_cap:
             score = self.logits_soft_cap * torch.tanh(score / self.logits_soft_cap)
         if self.alibi_slopes is not None:
@@ -88,7 +89,7 @@ class ScoreOptions:
         return score if self.score_mod is None else self.score_mod(score, b, h, q_idx, kv_idx)
 
     def mask(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        """Whether a row sees a token of its path; None where it sees all."""
+        """Returns whether a row sees a token of its path; None where rows see all tokens."""
         seen = None if self.mask_mod is None else self.mask_mod(b, h, q_idx, kv_idx)
         if self.window_left < 0:
             return seen
@@ -96,20 +97,28 @@ class ScoreOptions:
         return inside if seen is None else inside & seen
 
     def check(self, shape: Shape) -> None:
-        """Raises InputError unless there is an entry for every head."""
+        """Raises InputError unless tensors have an entry for every query head."""
         for name in ("alibi_slopes", "sinks"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (shape.num_qo_heads,):
                 reason = f"does not match {shape.num_qo_heads} query heads"
-                raise InputError(name, f"shape {tuple(value.shape)}", reason, "give a number for each")
+                raise InputError(name, f"shape {tuple(value.shape)}", reason, "give one number per query head")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scoring:
-    """Options traced. score and mask: expressions, None where nothing is done; captured: the tensors that they read;
-    code: None where both are None. prunes: whether what no row's window reaches is left out, and not masked. isolated:
-    whether values that are not finite are to reach only rows that see them. Other values of these tensors, written into
-    them, count from the next call on.
+    """Traced score options.
+
+    Captured tensors may be overwritten: every call reads their values of that time.
+
+    Args:
+        options: The options.
+        score: The expression of the new score; None where scores do not change.
+        mask: The expression of the mask; None without a mask.
+        captured: The tensors that both read.
+        code: Triton code of both; None where both are None.
+        prunes: Whether tokens that no row's window reaches are left out of the plan instead of masked.
+        isolated: Whether infinities and NaN reach only rows that see their tokens.
     """
 
     options: ScoreOptions
@@ -122,7 +131,7 @@ class Scoring:
 
     @classmethod
     def of(cls, options: ScoreOptions) -> Scoring | None:
-        """Traces the functions; None where scores are left as they are. Raises InputError for what cannot be traced."""
+        """Traces the options; returns None for defaults. Raises InputError for a function that cannot be traced."""
         if not options.any:
             return None
         from treegen.scoring.expressions import BATCH, HEAD, QUERY, SCORE, TOKEN
@@ -142,22 +151,22 @@ class Scoring:
 
     @property
     def positions(self) -> bool:
-        """Whether kernels need those of rows and tokens."""
+        """Whether kernels need the positions of rows and tokens."""
         return self.code is not None and self.code.positions
 
     @property
     def guarded(self) -> bool:
-        """Whether kernels have to keep values from rows: in isolated mode, where scores may hide a token from some."""
+        """Whether kernels have to protect rows from values: in isolated mode, where scores may hide tokens."""
         return self.isolated and (self.mask is not None or self.options.score_mod is not None)
 
     @property
     def sinks(self) -> torch.Tensor | None:
-        """A score for every query head that takes part in each row's softmax, without a value."""
+        """A score for each query head in every row's softmax, without a value: `[num_qo_heads]`."""
         return self.options.sinks
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Sinks and captured tensors by names for messages."""
+        """Sinks and captured tensors, by their names in messages."""
         names = {id(self.options.alibi_slopes): "alibi_slopes"}
         tensors = {
             names.get(id(tensor), f"tensor {number} that score_mod or mask_mod reads"): tensor
@@ -170,7 +179,7 @@ class Scoring:
 
     @property
     def readable(self) -> tuple[torch.Tensor, ...]:
-        """The captured tensors in types that kernels read."""
+        """The captured tensors, in types that kernels read."""
         return tuple(map(_readable, self.captured))
 
     def check(self, shape: Shape, device: torch.device) -> None:
@@ -188,7 +197,7 @@ class Scoring:
         q_idx: torch.Tensor,
         kv_idx: torch.Tensor,
     ) -> torch.Tensor:
-        """The new scores, -inf where a row does not see a token; all of forms that broadcast to that of `scores`."""
+        """Returns the new scores, with -inf for hidden tokens. All arguments broadcast to the shape of `scores`."""
         from treegen.scoring.torch_values import Values
 
         values = Values({"score": scores, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx}, self.captured)
@@ -205,5 +214,5 @@ def _traced_again(options: ScoreOptions, prunes: bool) -> Scoring:
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a type that kernels read."""
+    """Returns the same memory in a type that kernels read."""
     return tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor

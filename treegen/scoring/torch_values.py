@@ -1,4 +1,4 @@
-"""Values: expressions computed in PyTorch, for the torch backend and for what runs unfused."""
+"""Expressions computed in PyTorch, for the torch backend and for unfused attention."""
 
 from __future__ import annotations
 
@@ -37,32 +37,32 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """An algebra of tensors. symbols: what names stand for; captured: the tensors that are read."""
+    """An algebra of tensors. symbols: tensors by name. captured: the tensors that loads read."""
 
     symbols: dict[str, torch.Tensor]
     captured: tuple[torch.Tensor, ...]
 
     def of(self, *expressions: sympy.Basic) -> list[torch.Tensor]:
-        """The values of expressions."""
+        """Computes expressions."""
         known: dict[sympy.Basic, torch.Tensor] = {}
         return [computed(expression, self, known) for expression in expressions]
 
     def symbol(self, name: str) -> torch.Tensor:
-        """What it stands for."""
+        """Returns the tensor of this name."""
         return self.symbols[name]
 
     def constant(self, value: float | bool) -> torch.Tensor:
-        """A scalar."""
+        """Returns a scalar."""
         kind = torch.float32 if isinstance(value, float) else None
         return torch.tensor(value, dtype=kind, device=next(iter(self.symbols.values())).device)
 
     def call(self, name: str, *arguments: torch.Tensor) -> torch.Tensor:
-        """PyTorch's function."""
+        """Calls PyTorch's function."""
         result: torch.Tensor = _FUNCTIONS[name](*arguments)
         return result
 
     def load(self, number: int, indices: tuple[torch.Tensor, ...], wrapped: tuple[bool, ...]) -> torch.Tensor:
-        """An entry of a captured tensor; beyond its ends the last one, as in kernels."""
+        """Returns an entry of a captured tensor. An index out of bounds takes the nearest entry, as in kernels."""
         tensor = self.captured[number]
         tensor = tensor.float() if tensor.dtype.is_floating_point else tensor.long()
         places = []
@@ -72,5 +72,5 @@ class Values:
         return tensor[tuple(places)]
 
     def kept(self, expression: sympy.Basic, value: torch.Tensor) -> torch.Tensor:
-        """The value itself."""
+        """Returns the value itself."""
         return value

@@ -1,4 +1,4 @@
-"""Tracing: a Python function of scores and places, in PyTorch's terms, becomes an expression."""
+"""Tracing: makes an expression of a Python function of scores and positions that uses PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from treegen.ir.errors import InputError
 from treegen.scoring.expressions import FloorDivision, FloorRemainder, Load, Sigmoid, Where, WholeLoad, is_truth
 
 _MOST_DIMS = 4
-"""Dimensions of a captured tensor, at most."""
+"""The most dimensions of a captured tensor."""
 _DTYPES = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32,
@@ -25,11 +25,11 @@ _FIX = "write it with arithmetic, comparisons, torch.where and functions like to
 
 
 class _UnsupportedError(Exception):
-    """What the function does and tracing cannot follow."""
+    """The traced function does something that tracing cannot follow."""
 
 
 class Traced:
-    """A value in a traced function."""
+    """A symbolic value in a traced function."""
 
     __slots__ = ("expression",)
 
@@ -38,13 +38,11 @@ class Traced:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Takes PyTorch's functions of traced values."""
+        """Handles PyTorch's functions of traced values."""
         return _function(func, args, kwargs or {})
 
     def _refused(self, *_: object) -> NoReturn:
-        raise _UnsupportedError(
-            "takes the value of something that is known only in the kernel (if, and, or, not, int, ...)"
-        )
+        raise _UnsupportedError("needs a value that is known only in the kernel (by if, and, or, not, int, ...)")
 
     __bool__ = __int__ = __float__ = __index__ = __len__ = __iter__ = __getitem__ = _refused
     __hash__ = None  # type: ignore[assignment]
@@ -70,7 +68,7 @@ for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne")
 
 
 class _Tracer(TorchFunctionMode):
-    """Takes PyTorch's functions of traced values, also those that would otherwise ask them for a number."""
+    """Handles PyTorch's functions of traced values, also those that would otherwise convert them to numbers."""
 
     def __init__(self, captured: list[torch.Tensor]) -> None:
         super().__init__()
@@ -85,7 +83,7 @@ class _Tracer(TorchFunctionMode):
         return _function(func, args, kwargs)
 
     def loaded(self, tensor: torch.Tensor, indices: tuple[object, ...]) -> Traced:
-        """An entry of a captured tensor."""
+        """Traces a load from a captured tensor."""
         if len(indices) != tensor.dim() or len(indices) > _MOST_DIMS:
             raise _UnsupportedError(f"indexes a tensor of shape {tuple(tensor.shape)} with {len(indices)} indices")
         if not tensor.numel():
@@ -94,7 +92,7 @@ class _Tracer(TorchFunctionMode):
             raise _UnsupportedError(f"reads a tensor of {tensor.dtype}; use one of {', '.join(map(str, _DTYPES))}")
         places = [_expression(index) for index in indices]
         if any(is_truth(place) or not place.is_integer for place in places):
-            raise _UnsupportedError("indexes a tensor with something that is no whole number")
+            raise _UnsupportedError("indexes a tensor with a value that is not an integer")
         number = next((n for n, known in enumerate(self.captured) if known is tensor), len(self.captured))
         if number == len(self.captured):
             self.captured.append(tensor)
@@ -109,10 +107,18 @@ _tracers: list[_Tracer] = []
 def traced(
     argument: str, function: Callable[..., Any], symbols: tuple[sympy.Basic, ...], captured: list[torch.Tensor]
 ) -> sympy.Basic:
-    """What `function` returns for `symbols`. captured: the tensors whose entries it takes; it gains others. A scalar on
-    the CPU counts as the number that it is.
+    """Calls a function with symbols, and returns the expression of its result.
 
-    Raises InputError, with the line, where the function cannot be traced.
+    A scalar tensor on the CPU becomes a constant.
+
+    Args:
+        argument: The name of the caller's argument, for errors.
+        function: The function.
+        symbols: Its arguments.
+        captured: The tensors that were read so far; new ones are added.
+
+    Raises:
+        InputError: The function cannot be traced. The message names the line.
     """
     tracer = _Tracer(captured)
     _tracers.append(tracer)
@@ -129,12 +135,12 @@ def traced(
 def traced_truth(
     argument: str, function: Callable[..., Any], symbols: tuple[sympy.Basic, ...], captured: list[torch.Tensor]
 ) -> sympy.Basic:
-    """The same of a function that returns whether something is so."""
+    """Traces a function that returns a truth value. Arguments and errors are those of `traced`."""
     return _truth(Traced(traced(argument, function, symbols, captured)))
 
 
 def _place(function: Callable[..., Any], error: BaseException) -> str:
-    """The line of the caller's code in which tracing ended."""
+    """Returns the line of the caller's code where tracing failed."""
     inside = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(inside)]
     if frames:
@@ -172,7 +178,7 @@ def _expression(value: object) -> sympy.Basic:
 
 
 def _number(value: object) -> sympy.Basic:
-    """A value as a number; true is 1."""
+    """Converts a value to a number; true is 1."""
     expression = _expression(value)
     if is_truth(expression):
         return _where(expression, sympy.Integer(1), sympy.Integer(0))
@@ -193,7 +199,7 @@ def _where(condition: sympy.Basic, a: sympy.Basic, b: sympy.Basic) -> sympy.Basi
 
 
 def _chosen(condition: object, a: object, b: object) -> sympy.Basic:
-    """torch.where; of two truths a truth."""
+    """Traces torch.where. Of two truth values it is a truth value."""
     wanted, both = _truth(condition), (_expression(a), _expression(b))
     if all(is_truth(each) for each in both):
         return sympy.Or(sympy.And(wanted, both[0]), sympy.And(sympy.Not(wanted), both[1]))
@@ -210,7 +216,7 @@ def _bitwise(of_truths: Callable[..., sympy.Basic], name: str) -> Callable[..., 
     def operate(*values: object) -> sympy.Basic:
         expressions = [_expression(value) for value in values]
         if not all(is_truth(each) for each in expressions):
-            raise _UnsupportedError(f"takes {name} of numbers")
+            raise _UnsupportedError(f"takes bitwise {name} of numbers")
         return of_truths(*expressions)
 
     return operate
@@ -221,7 +227,7 @@ def _of_number(function: Callable[..., sympy.Basic]) -> Callable[..., sympy.Basi
 
 
 def _whole(value: object) -> sympy.Basic:
-    """A value as a whole number, rounded towards zero."""
+    """Rounds a value towards zero."""
     number = _number(value)
     return number if number.is_integer else _where(number < 0, sympy.ceiling(number), sympy.floor(number))
 
@@ -269,7 +275,7 @@ def _function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace
 def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     function = _FUNCTIONS.get(_SAME.get(name, name))
     if function is None:
-        raise _UnsupportedError(f"calls {name}, which kernels do not know")
+        raise _UnsupportedError(f"calls {name}, which kernels do not support")
     if name in ("clamp", "clip"):
         kwargs = {{"min": "low", "max": "high"}.get(key, key): value for key, value in kwargs.items()}
     elif "other" in kwargs:
@@ -279,4 +285,4 @@ def _named(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
     try:
         return Traced(function(*args, **kwargs))
     except TypeError as cause:
-        raise _UnsupportedError(f"calls {name} with what it does not take") from cause
+        raise _UnsupportedError(f"calls {name} with wrong arguments") from cause

@@ -1,7 +1,7 @@
-"""Code: expressions as lines of Triton, in the terms of templates/partial_attention/.
+"""Expressions as lines of Triton, in the terms of templates/partial_attention/.
 
-Symbols there: `raw` [M, N], the score as it comes; `b`, `h`, `q_idx` [M, 1]; `kv_idx` [1, N]. Lines that depend on
-neither score nor token stand before the loops.
+Its symbols are `raw` [M, N], the score before changes; `b`, `h` and `q_idx` [M, 1]; `kv_idx` [1, N]. Lines that depend
+on neither score nor token go before the loops.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORMS = {
 
 
 class _Lines:
-    """An algebra of Triton expressions: values are text, compound ones in brackets."""
+    """An algebra of Triton code. Values are text, with compound values in brackets."""
 
     def __init__(self, before: frozenset[sympy.Basic], named: frozenset[sympy.Basic]) -> None:
         self._before, self._named = before, named
@@ -45,17 +45,17 @@ class _Lines:
         self.inside: list[str] = []
 
     def symbol(self, name: str) -> str:
-        """The template's name for it."""
+        """Returns the template's name of a symbol."""
         return "raw" if name == SCORE.name else name
 
     def constant(self, value: float | bool) -> str:
-        """A literal."""
+        """Returns a literal."""
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         return f"({value!r})" if value < 0 else repr(value)
 
     def call(self, name: str, *arguments: str) -> str:
-        """A call as Triton writes it."""
+        """Returns a call or an operator in Triton."""
         if name in _OPERATORS:
             return f"({arguments[0]} {_OPERATORS[name]} {arguments[1]})"
         if name in _CALLS:
@@ -63,7 +63,7 @@ class _Lines:
         return _FORMS[name].format(*arguments)
 
     def load(self, number: int, indices: tuple[str, ...], wrapped: tuple[bool, ...]) -> str:
-        """A load that stays inside the tensor."""
+        """Returns a load with indices clamped to the tensor."""
         places = []
         for axis, (index, wraps) in enumerate(zip(indices, wrapped, strict=True)):
             size = f"captured_{number}_size_{axis}"
@@ -72,7 +72,7 @@ class _Lines:
         return f"entry_{number}({' + '.join([f'captured_{number}', *places])}, INTERPRETED)"
 
     def kept(self, expression: sympy.Basic, value: str) -> str:
-        """A name for what is used more than once, or can be computed before the loops."""
+        """Names a value that is used more than once or can be computed before the loops."""
         if expression not in self._named and expression not in self._before:
             return value
         ahead = expression in self._before or not expression.free_symbols & {SCORE, TOKEN}
@@ -82,7 +82,7 @@ class _Lines:
 
 
 def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tuple[tuple[str, int], ...]) -> ScoreCode:
-    """The code of a new score and of a mask, each None where there is none. captured: as in ScoreCode."""
+    """Returns the code of a new score and of a mask. captured: as in ScoreCode."""
     both = [each for each in (score, mask) if each is not None]
     uses = Counter(node for each in both for node in sympy.preorder_traversal(each))
     named = frozenset(node for node, times in uses.items() if times > 1 and not node.is_Atom)
@@ -96,7 +96,7 @@ def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tu
 
 
 def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
-    """The largest compound parts that depend on neither score nor token."""
+    """Yields the largest compound parts that depend on neither score nor token."""
     for expression in expressions:
         if expression.is_Atom or expression.is_number:
             continue
