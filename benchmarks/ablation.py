@@ -1,14 +1,15 @@
-"""What each optimisation gains on its own: the time without it over the time with it, beside what was predicted.
+"""The gain of each optimisation alone: the time without it over the time with it, and the predicted gain.
 
     python benchmarks/ablation.py
 
-Every case of FastTree's kernel benchmark (fp16, three settings of heads) and unshared batches in pages of 16 tokens
-(bf16, 32:8 and 8:1 heads), on the current CUDA device. A plan is that of `auto`; one thing at a time is taken away from
-it or from its kernels, and all the rest stays. Cases in which that changes neither kernels nor tables are left out.
-Programs are made anew in every round, in random order; a time is the mean over rounds, without the extremes, of medians
-on a cold L2 cache (treegen.tuning.timing). Every output is checked against the float64 oracle before it is timed.
+Cases are those of FastTree's kernel benchmark (fp16, three settings of heads) and unshared batches in pages of 16
+tokens (bf16, 32:8 and 8:1 heads), on the current CUDA device. Plans are those of `auto`. One optimisation at a time is
+taken away from the plan or from its kernels, and everything else stays. Cases in which this changes neither kernels nor
+tables are left out. Every round makes new programs, in random order. A time is the mean over rounds, without the
+extremes, of medians on a cold L2 cache (treegen.tuning.timing). Every output is checked against the float64 oracle
+before it is timed.
 
-`predicted` is the largest gain that was expected, written down before the first run.
+Predicted gains (benchmarks/optimisations.py) are the largest that were expected, written down before the first run.
 """
 
 from __future__ import annotations
@@ -17,37 +18,25 @@ import argparse
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
-import jinja2
 import numpy as np
+from optimisations import OPTIMISATIONS, Optimisation, taken_away
 
 import treegen
 from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram
 from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
-from treegen.codegen import emit, merge_context, merge_forms, module_text, partial_context, tile_context
+from treegen.codegen import emit
 from treegen.codegen import kernel_signature as signatures
 from treegen.codegen.compile_counter import expected_compiles
-from treegen.ir import arena
-from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import TreegenError
-from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import Schedule
-from treegen.schedule import lower as lowering
-from treegen.schedule import pipeline
-from treegen.schedule.pack_runs import Pieces, pieces_of
-from treegen.schedule.passes import single_loop, stagger
 from treegen.schedule.pipeline import launch_schedule
-from treegen.schedule.segment_runs import Runs
 from treegen.strategies import Strategy, strategy_from
-from treegen.target import tile_config
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.tuning.compile_pool import compile_all
@@ -55,148 +44,14 @@ from treegen.tuning.kernel_meter import Case
 from treegen.tuning.timing import median_us
 from treegen.workloads.generate import in_shuffled_pages
 
-OTHERS = ("cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge")
 _PAGE = 16
 _CHECKED_ROWS = 16
-
-Plans = Callable[[Strategy, treegen.Shape], list[tuple[Strategy, treegen.Shape]]]
-
-
-@dataclass(frozen=True, eq=False)
-class Optimisation:
-    """A name, the largest gain that was predicted, what is replaced to take it away (module, name, value), and the
-    plans that then compete.
-    """
-
-    name: str
-    predicted: float
-    replaced: tuple[tuple[object, str, object], ...] = ()
-    plans: Plans = lambda strategy, shape: [(strategy, shape)]
-
-
-def by_tile(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
-    """Rests of runs in blocks of a tile."""
-    return pieces_of(runs, launch, tokens, tokens)
-
-
-def by_token(runs: Runs, work: Longs, launch: Longs, tokens: tuple[int, ...], usual: int) -> Pieces:
-    """Rests of runs in blocks of a token."""
-    return pieces_of(runs, launch, tokens, (1,) * len(tokens))
-
-
-def listed(items: Ints, rows: Ints) -> Ints:
-    """The first rows of items as if no rows followed one another."""
-    return np.full(len(items), -1, np.int32)
-
-
-MERGE_FORMS = merge_forms._MERGE_FORMS
-AT_ONCE = """    if DEPENDENT:
-        tl.extra.cuda.gdc_launch_dependents()
-"""
-
-
-def rewritten(phase: str, old: str, new: str) -> Callable[[], jinja2.Environment]:
-    """What makes the templates, with other text in a phase of partial kernels."""
-    usual, name = module_text._environment(), f"partial_attention/{phase}.jinja"
-    assert usual.loader is not None
-    text = usual.loader.get_source(usual, name)[0]
-    assert text.count(old) == 1, old
-    changed = jinja2.DictLoader({name: text.replace(old, new)})
-    return lambda: usual.overlay(loader=jinja2.ChoiceLoader([changed, usual.loader]))
-
-
-def strides_as_data(key: KernelKey | MergeKey) -> tuple[signatures.Parameter, ...]:
-    """The signature of a kernel in which no stride is a constant."""
-    return tuple(
-        replace(parameter, constant=False) if parameter.kind is signatures.ParameterKind.SIZE else parameter
-        for parameter in signatures.kernel_signature(key)
-    )
-
-
-def without(option: str) -> Plans:
-    """The plan without an option of its strategy."""
-
-    def plans(strategy: Strategy, shape: treegen.Shape) -> list[tuple[Strategy, treegen.Shape]]:
-        emptied = {name: () if name == "cut" else None for name in (option, "cut", "apart") if hasattr(strategy, name)}
-        return [(replace(strategy, **emptied), shape)] if hasattr(strategy, option) else []
-
-    return plans
-
-
-OPTIMISATIONS = (
-    Optimisation(
-        "path cohorts, against the best other strategy", 2.5,
-        plans=lambda strategy, shape: [(strategy_from(name), shape) for name in OTHERS],
-    ),
-    Optimisation("work items split", 3.0, plans=without("split")),
-    Optimisation(
-        "two resident blocks, against one with four stages", 1.35,
-        ((tile_config, "_LARGE", ((64, 64, 4, 4),)),),
-    ),
-    Optimisation(
-        "three stages, against two", 1.25, ((tile_config, "_LARGE", ((64, 64, 4, 2),)),),
-    ),
-    Optimisation(
-        "short runs packed into tiles", 1.6,
-        ((lowering, "packed_pieces_of", by_tile),),
-    ),
-    Optimisation(
-        "loads by run, against by token", 1.35,
-        ((lowering, "packed_pieces_of", by_token),),
-    ),
-    Optimisation(
-        "no masks where nothing is hidden", 1.02,
-        ((lowering, "masked_launches", lambda runs, rows, bounds: [True] * (len(bounds) - 1)),),
-    ),
-    Optimisation("one loop for short work", 1.1, ((single_loop, "MOST_TILES", 0),)),
-    Optimisation(
-        "dependent launches", 1.12,
-        ((signatures, "depends_on_launches", lambda capability: False),),
-    ),
-    Optimisation(
-        "final merges in one launch, against two", 1.07,
-        ((pipeline, "in_one_launch", lambda schedule: schedule),),
-    ),
-    Optimisation(
-        "a block per head where few rows merge", 1.05,
-        ((merge_forms, "_MERGE_FORMS", {math.inf: MERGE_FORMS[math.inf]}),),
-    ),
-    Optimisation(
-        "a row's partials merged at once, against one by one", 1.1,
-        ((merge_forms, "_MERGE_FORMS", {most: (forms[0]._replace(parts=1),) for most, forms in MERGE_FORMS.items()}),),
-    ),
-    Optimisation("long walks staggered", 1.12, ((stagger, "LEAST_TOKENS", 1 << 30),)),
-    Optimisation(
-        "rows found without a list", 1.05, ((arena, "_first_rows", listed),)
-    ),
-    Optimisation(
-        "the caches' strides as constants",
-        1.03,
-        tuple((module, "kernel_signature", strides_as_data) for module in (partial_context, merge_context)),
-    ),
-    Optimisation("masks by run, against by token", 1.03, ((tile_context, "_MOST_HIDDEN_BY_RUN", 0),)),
-    Optimisation(
-        "the next launch at once, against at the end",
-        1.02,
-        ((module_text, "_environment", rewritten("kernel", AT_ONCE, "")),),
-    ),
-    Optimisation(
-        "partials read into registers of results",
-        1.07,
-        ((module_text, "_environment", rewritten("results", "= not INTERPRETED", "= False and not INTERPRETED")),),
-    ),
-    Optimisation(
-        "partials in fp32, against 16 bits", 1.0,
-        plans=lambda strategy, shape: [(strategy, replace(shape, partial_dtype=shape.dtype))],
-    ),
-)  # fmt: skip
-
 
 Made = tuple[treegen.Shape, Schedule]
 
 
 def cases() -> Iterator[tuple[str, treegen.Tree, treegen.Shape]]:
-    """The table: a name, a tree and a shape each."""
+    """Yields the cases: names, trees and shapes."""
     for heads in FASTTREE_HEADS:
         for text in FASTTREE_TREES:
             yield f"{heads} {text}", treegen.Tree.parse(text), _shape(heads, "fp16", 1)
@@ -216,30 +71,10 @@ def _shape(heads: str, dtype: str, page_size: int) -> treegen.Shape:
     return treegen.Shape(query, kv, 128, dtype=dtype, page_size=page_size)
 
 
-@contextmanager
-def taken_away(optimisation: Optimisation | None) -> Iterator[None]:
-    """Everything is planned and emitted without the optimisation."""
-    caches = (
-        tile_config.tile_class,
-        tile_config.wanted_class,
-        tile_config.tile_sizes,
-        emit.emit_partial,
-        emit.emit_merge,
-    )
-    with ExitStack() as stack:
-        for module, name, value in optimisation.replaced if optimisation else ():
-            stack.enter_context(patch.object(module, name, value))
-        for cached in caches:
-            cached.cache_clear()
-        yield
-    for cached in caches:
-        cached.cache_clear()
-
-
 def made_without(
     optimisation: Optimisation | None, tree: treegen.Tree, shape: treegen.Shape, chosen: Strategy, target: Target
 ) -> tuple[list[Made], list[emit.Source], object]:
-    """The schedules that compete without an optimisation, their kernels, and what tells them from others."""
+    """Returns the schedules that compete without an optimisation, their kernels, and facts that identify both."""
     made, sources, facts = [], [], []
     with taken_away(optimisation):
         for strategy, own_shape in optimisation.plans(chosen, shape) if optimisation else [(chosen, shape)]:
@@ -258,11 +93,11 @@ def made_without(
 
 
 def main() -> None:
-    """Prints a line per case, and then one per optimisation."""
+    """Prints a line per case, and then a line per optimisation."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=11)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="optimisations whose names hold one of these words, comma-separated")
+    parser.add_argument("--repeats", type=int, default=11, help="timed calls of a median (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds over all variants (default: %(default)s)")
+    parser.add_argument("--only", default="", help="words with commas: optimisations with one of them (default: all)")
     arguments = parser.parse_args()
     words = arguments.only.split(",")
     chosen_ones = [each for each in OPTIMISATIONS if any(word in each.name for word in words)]
@@ -302,7 +137,7 @@ def main() -> None:
 def measured(
     case: Case, variants: Mapping[Optimisation | None, list[Made]], rounds: int, repeats: int
 ) -> tuple[dict[Any, float], float]:
-    """Microseconds of the best schedule of each variant, and the largest error."""
+    """Returns microseconds of the best schedule of each variant, and the largest error."""
     times: dict[Optimisation | None, list[float]] = {each: [] for each in variants}
     worst, order = 0.0, list(variants)
     for number in range(rounds):

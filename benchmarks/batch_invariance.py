@@ -1,13 +1,13 @@
-"""Whether rows have the same bits in every batch, in batch-invariant mode, and what the mode costs.
+"""Checks that rows have the same bits in every batch in batch-invariant mode, and measures what the mode costs.
 
     python benchmarks/batch_invariance.py [--batches 50] [--block 16] [--heads 32:8] [--dtype bf16] [TREE ...]
 
-Some rows (the probes) are computed in random batches: among other rows that share any part of their paths or none, in
-another order, in other trees and other places of the cache, grouped for machines of any size; by kernels that are
-updated, and by one of fixed capacity. All bits of out and lse are compared with those of every probe alone, and errors
-with the float64 oracle. The same is then counted without the mode. Last come the times of trees, by default and in the
-mode: medians on a cold L2 cache (treegen.tuning.timing), each output checked. Without a CUDA device the torch backend
-is compared, and nothing timed.
+Some rows, the probes, are computed in random batches. The other rows share any part of their paths or nothing; orders,
+trees and places in the cache differ, and plans are made for GPUs with different numbers of SMs. Kernels are updated
+from batch to batch; one of them has a fixed capacity. All bits of out and lse are compared with those of each probe
+alone, and values with the float64 oracle. The same comparison is then made without the mode. Finally trees are timed
+with and without the mode: medians on a cold L2 cache (treegen.tuning.timing), with every output checked. Without a CUDA
+device the torch backend is compared, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MOST_OTHERS = 48
 
 
 class Batch(NamedTuple):
-    """A tree with its tensors, and the row of every probe that is in it."""
+    """A tree with its tensors, and the row of each probe in it."""
 
     tree: treegen.Tree
     q: torch.Tensor
@@ -53,9 +53,10 @@ class Batch(NamedTuple):
 
 
 class Batches:
-    """Random batches of probes and other rows. A token's K and V, and a probe's query, are the same in all of them.
+    """Random batches of probes and other rows.
 
-    block: tokens that are shared and stored as a whole.
+    K and V of a token, and the query of a probe, are the same in all batches. block: tokens that are shared and stored
+    together.
     """
 
     def __init__(self, shape: treegen.Shape, block: int, device: torch.device) -> None:
@@ -76,11 +77,11 @@ class Batches:
         self._q = torch.randn(rows, generator=generator, device=device, dtype=self._dtype)
 
     def alone(self, probe: int) -> Batch:
-        """A batch of one probe."""
+        """Makes a batch of one probe."""
         return self._made([(self.probes[probe], probe)], random.Random(probe))
 
     def random(self, seed: int) -> Batch:
-        """Some probes among other rows."""
+        """Makes a batch of some probes among other rows."""
         source = random.Random(seed)
         kept = source.sample(range(len(self.probes)), source.randint(1, len(self.probes)))
         rows, fresh = [(self.probes[probe], probe) for probe in kept], self._others
@@ -96,7 +97,7 @@ class Batches:
     def _made(self, rows: list[tuple[list[int], int]], source: random.Random) -> Batch:
         block = self._block
         tree = treegen.Tree.from_paths([path for path, _ in rows], block_size=block)
-        page = block * source.choice((1, 2, 16))  # of more than a block: runs of some length
+        page = block * source.choice((1, 2, 16))  # pages of several blocks give longer runs
         pages = -(-tree.tokens.astype(np.int64) // page)
         order = np.random.default_rng(source.randrange(1 << 30)).permutation(int(pages.sum()) + 5)
         tree = tree.with_kv(KVRuns.from_pages(tree.tokens, np.split(order, np.cumsum(pages))[:-1], page))
@@ -112,12 +113,12 @@ class Batches:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bits as integers."""
+    """Returns a tensor's bits as integers."""
     return tensor.contiguous().view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 def results(kernel: treegen.Kernel, batch: Batch) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Every probe of a batch, with the bits of its out and lse."""
+    """Yields every probe of a batch with the bits of its out and lse."""
     kernel.update(batch.tree)
     rows = kernel.capacity.max_rows if kernel.capacity else len(batch.q)
     q = torch.zeros(rows, *batch.q.shape[1:], dtype=batch.q.dtype, device=batch.q.device)
@@ -128,10 +129,10 @@ def results(kernel: treegen.Kernel, batch: Batch) -> Iterator[tuple[int, torch.T
 
 
 def compare(shape: treegen.Shape, strategy: Strategy, block: int, count: int, target: Target) -> str:
-    """What became of the probes' bits in so many random batches, in one line."""
+    """Compares the probes' bits in `count` random batches, and reports in one line."""
     batches = Batches(shape, block, default_device())
     first = batches.random(0).tree
-    # Grouping follows from the number of SMs; bits do not.
+    # Groups depend on the number of SMs; bits must not.
     targets = (target, replace(target, sms=1), replace(target, sms=16))
     kernels = [treegen.compile(first, strategy=strategy, shape=shape, target=own) for own in targets]
     most = {"max_rows": len(LENGTHS) + MOST_OTHERS, "max_items": 2048, "max_slots": 2048}
@@ -158,16 +159,16 @@ def compare(shape: treegen.Shape, strategy: Strategy, block: int, count: int, ta
 
 
 def main() -> None:
-    """Prints one line per comparison, and one per tree."""
+    """Prints a line per comparison, and a line per tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("trees", nargs="*", default=TREES)
-    parser.add_argument("--batches", type=int, default=50)
-    parser.add_argument("--chunk", type=int, default=512)
-    parser.add_argument("--block", type=int, default=1)
-    parser.add_argument("--heads", default="32:8")
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("trees", nargs="*", default=TREES, help=f"trees to time (default: {len(TREES)} trees)")
+    parser.add_argument("--batches", type=int, default=50, help="random batches to compare (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=512, help="tokens of the mode's chunks (default: %(default)s)")
+    parser.add_argument("--block", type=int, default=1, help="tokens of the mode's blocks (default: %(default)s)")
+    parser.add_argument("--heads", default="32:8", help="query heads:KV heads (default: %(default)s)")
+    parser.add_argument("--head-dim", type=int, default=128, help="elements of a head (default: %(default)s)")
+    parser.add_argument("--dtype", default="bf16", help="element type (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
     arguments = parser.parse_args()
     heads = map(int, arguments.heads.split(":"))
     shape, target = treegen.Shape(*heads, arguments.head_dim, dtype=arguments.dtype), current_target()

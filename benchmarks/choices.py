@@ -1,12 +1,12 @@
-"""How good the choices of `auto` are: their time on one core, and what they take against the fastest that is measured.
+"""The quality of the choices of `auto`: the host time of choosing, and kernel times against the fastest measured plan.
 
-    python benchmarks/choices.py                                                  # times of choosing, without a GPU
+    python benchmarks/choices.py                                                  # host times, without a GPU
     python benchmarks/choices.py fasttree_kernel_bench.json --json result.json    # choices, on the current CUDA device
 
-Choices: for every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are
-measured in two rounds; each output is checked against the float64 oracle on up to 64 rows. "chosen" is what the
-model takes, "tuned" the fastest of the model's first few in the first round; both are compared with the fastest of all
-by their times in the second round. Times are medians on a cold L2 (treegen.tuning.timing).
+For every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are measured
+in two rounds. Each output is checked against the float64 oracle on up to 64 rows. "chosen" is the model's choice,
+"tuned" the fastest of the model's first candidates in the first round. Both are compared with the fastest of all by
+their times in the second round. Times are medians on a cold L2 cache (treegen.tuning.timing).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROUNDS = 2
 
 
 def print_times(repeats: int = 20) -> None:
-    """Medians of choices that are warm, in milliseconds."""
+    """Prints the median host time of a choice in milliseconds, after a first choice."""
     shape, target = Shape(32, 8, 128, dtype="fp16"), target_from("h200")
     for text in TIMED_TREES:
         tree = Tree.parse(text)
@@ -58,12 +58,12 @@ def print_times(repeats: int = 20) -> None:
 
 
 def shape_of(case: Case) -> Shape:
-    """FastTree's table is measured in fp16 at head_dim 128."""
+    """Returns the shape of a case: FastTree's table is measured in fp16 at head_dim 128."""
     return Shape(*case.heads, 128, dtype="fp16")
 
 
 def measured_strategies(case: Case) -> list[Strategy]:
-    """The choice of the model, its best, and all named strategies, each once."""
+    """Returns the model's choice, its best candidates and all named strategies, each once."""
     target = target_from("h200")
     chosen = [by_estimate(Problem(case.tree, shape_of(case), target)).strategy]
     chosen += [strategy for strategy, _ in candidates(Problem(case.tree, shape_of(case), target), TOP)]
@@ -73,15 +73,15 @@ def measured_strategies(case: Case) -> list[Strategy]:
 
 
 def compile_kernels(case: Case) -> None:
-    """Runs everything once, so that its kernels are in Triton's cache."""
+    """Runs everything once to fill Triton's cache."""
     meter = KernelMeter(1, timer=lambda call, repeats: 0.0)
     for strategy in measured_strategies(case):
         meter(Problem(case.tree, shape_of(case), target_from("h200")), strategy)
 
 
 def measure(case: Case, repeats: int) -> dict[str, object]:
-    """What the model and tuning choose, and a result of every strategy: its times in both rounds, and its error."""
-    # SpecInfer's strategy takes up to a second: one timed call tells enough.
+    """Measures a case: the choices of the model and of tuning, and every strategy's times in both rounds and error."""
+    # SpecInfer's strategy takes up to a second: one timed call is enough.
     slow = False
     meter = KernelMeter(repeats, timer=lambda call, repeats: median_us(call, 1 if slow else repeats))
     target = target_from("h200")
@@ -113,7 +113,7 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
 
 
 def report(measured: list[dict]) -> None:
-    """Prints a line per case and the ratios over all."""
+    """Prints a line per case, and ratios over all cases."""
     ratios: dict[str, list[float]] = {"chosen": [], "tuned": [], "chosen/named": [], "tuned/named": []}
     names = set(map(str, map(strategy_from, strategy_names())))
     for entry in measured:
@@ -138,12 +138,12 @@ def report(measured: list[dict]) -> None:
 
 
 def main() -> None:
-    """Prints times of choosing, or measures choices."""
+    """Prints host times of choosing, or measures choices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--json", type=Path, help="write all results here")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    parser.add_argument("files", nargs="*", type=Path, help="tables of trees (default: print host times)")
+    parser.add_argument("--json", type=Path, help="write all results to this file (default: not written)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile first (default: %(default)s)")
     arguments = parser.parse_args()
     if not arguments.files:
         print_times()

@@ -1,11 +1,11 @@
-"""Everything beside plain attention, checked on the current device, and what it costs there.
+"""Checks all options besides plain attention on the current device, and measures what they cost.
 
     python benchmarks/features.py [--rows 24] [--repeats 15] [--workers 8] [TREE ...]
 
 Every option is compiled with several strategies for every tree, and some rows of its output are compared with the
-float64 oracle; on a CUDA device it is then timed beside the plain kernel of the same strategy, tree and run (medians on
-a cold L2 cache, treegen.tuning.timing). A second table times fp8 caches beside fp16 ones on trees that memory bounds.
-Without a CUDA device the torch backend is checked, and nothing timed.
+float64 oracle. On a CUDA device its time is then compared with that of the plain kernel of the same strategy and tree
+(medians on a cold L2 cache, treegen.tuning.timing). A second table compares fp8 caches with fp16 caches on trees that
+memory bounds. Without a CUDA device the torch backend is checked, and nothing is timed.
 """
 
 from __future__ import annotations
@@ -35,27 +35,29 @@ BOUND_TREES = (
     "1,64/4096,1024", "1,32/1024,4096", "4096*256",
 )  # fmt: skip
 SHARING_TREES = ("1,4,16,512/1024,256,128,32", "1,64,256/4000,200,50")
-"""Beside the others: what most rows share takes most of the time there, and converting it costs more than its bytes."""
+"""Trees whose shared KV takes most of the time; converting it costs more than reading its bytes."""
 BOUND_US, BOUND_FRACTION = 75, 0.7
-"""Floor in fp16, and fraction of it that is reached there, from which memory bounds a tree."""
+"""Memory bounds a tree if its floor in fp16 has at least this number of microseconds, and the fp16 kernel reaches at
+least this fraction of the floor's rate."""
 STRATEGIES = ("auto", "deft-node", "cohort")
 BASE = treegen.Shape(32, 8, 128, dtype="fp16")
 
 
 def by_head(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """A bias that depends on everything, without tensors."""
+    """A score_mod that depends on all its arguments except b, without tensors."""
     return torch.where(kv_idx % 3 == 0, score * 0.5, score) - 0.01 * (q_idx - kv_idx) / (1 + h)
 
 
 def strided(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """Every fourth token, and the last hundred."""
+    """A mask_mod that shows every fourth token, and the last hundred."""
     return (kv_idx % 4 == 0) | (q_idx - kv_idx < 100)
 
 
 @dataclass(frozen=True)
 class Feature:
-    """A row of the first table: an attention shape, and options of treegen.compile; `slopes` and `sinks` are made for
-    its heads, `scales` for its KV heads.
+    """A row of the first table: an attention shape, and options of treegen.compile.
+
+    slopes, sinks, scales: whether tensors for these options are added.
     """
 
     name: str
@@ -85,7 +87,7 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Tensors:
-    """A tree's q and caches of a shape, and room for out."""
+    """A tree's q and caches for a shape, and an output."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -94,7 +96,7 @@ class Tensors:
 
     @classmethod
     def of(cls, tree: treegen.Tree, shape: treegen.Shape, device: torch.device) -> Tensors:
-        """Standard-normal tensors, always the same ones."""
+        """Makes standard-normal tensors, always the same ones."""
         generator = torch.Generator(device).manual_seed(0)
         dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
@@ -110,7 +112,7 @@ class Tensors:
 
 
 def options_of(feature: Feature, device: torch.device) -> dict[str, Any]:
-    """The options of a feature with its tensors."""
+    """Returns the options of a feature with its tensors."""
     heads, kv_heads = feature.shape.num_qo_heads, feature.shape.num_kv_heads
     options = dict(feature.options)
     if feature.slopes:
@@ -123,7 +125,7 @@ def options_of(feature: Feature, device: torch.device) -> dict[str, Any]:
 
 
 def error_of(kernel: treegen.Kernel, tensors: Tensors, options: dict[str, Any], rows: int) -> float:
-    """The larger error of out and lse on so many rows."""
+    """Returns the larger error of out and lse, on at most `rows` rows."""
     options, tree = dict(options), kernel.tree
     scale, k_scale, v_scale = (options.pop(name, None) for name in ("sm_scale", "k_scale", "v_scale"))
     chosen = checked_rows(tree, rows)
@@ -137,14 +139,14 @@ def error_of(kernel: treegen.Kernel, tensors: Tensors, options: dict[str, Any], 
 
 
 def timed(kernel: treegen.Kernel, tensors: Tensors, repeats: int) -> float:
-    """The median time of a call in microseconds; not a number without a CUDA device."""
+    """Returns the median time of a call in microseconds; NaN without a CUDA device."""
     if tensors.q.device.type != "cuda":
         return math.nan
     return median_us(lambda: kernel(tensors.q, tensors.k, tensors.v, out=tensors.out), repeats)
 
 
 def kernels(feature: Feature, text: str, device: torch.device) -> Iterator[tuple[treegen.Kernel, treegen.Kernel]]:
-    """For every strategy the kernel with a feature, and the plain one that it is measured beside."""
+    """Yields for every strategy the kernel with a feature, and the plain kernel to compare it with."""
     tree, options = treegen.Tree.parse(text), options_of(feature, device)
     for strategy in STRATEGIES:
         plain = treegen.compile(tree, strategy=strategy, shape=plain_shape(feature))
@@ -152,18 +154,18 @@ def kernels(feature: Feature, text: str, device: torch.device) -> Iterator[tuple
 
 
 def plain_shape(feature: Feature) -> treegen.Shape:
-    """What a feature's time is compared with: the same shape where a score scale is all that is special about it."""
+    """Returns the shape of the plain kernel: the feature's own if that only has a scale, otherwise BASE."""
     return feature.shape if feature.options.get("sm_scale") else BASE
 
 
 def bound_kernels(text: str) -> Iterator[treegen.Kernel]:
-    """The kernels of the second table, for fp16 and for e4m3 caches."""
+    """Yields the kernels of the second table, for fp16 and for e4m3 caches."""
     for kind in ("fp16", "e4m3"):
         yield treegen.compile(treegen.Tree.parse(text), shape=treegen.Shape(32, 32, 128, dtype="fp16", kv_dtype=kind))
 
 
 def compile_kernels(task: tuple[int, str], device: torch.device) -> None:
-    """Runs what a line of a table needs once, so that its kernels are in Triton's cache."""
+    """Runs the kernels of a line of a table once to fill Triton's cache."""
     number, text = task
     made = (
         [one for pair in kernels(FEATURES[number], text, device) for one in pair]
@@ -176,7 +178,7 @@ def compile_kernels(task: tuple[int, str], device: torch.device) -> None:
 
 
 def features(trees: Sequence[str], rows: int, repeats: int, device: torch.device) -> Iterator[str]:
-    """A line for every feature and tree: the worst error over strategies, and times over those of plain kernels."""
+    """Yields a line for every feature and tree: the worst error over strategies, and times over plain kernels."""
     for feature in FEATURES:
         options, tolerance = options_of(feature, device), oracle.TOLERANCE[feature.shape.dtype]
         for text in trees:
@@ -192,7 +194,10 @@ def features(trees: Sequence[str], rows: int, repeats: int, device: torch.device
 
 
 def halves(repeats: int, device: torch.device) -> Iterator[str]:
-    """A line for every tree: fp16 caches over fp8 ones, heads 32/32; and the mean of BOUND_TREES that memory bounds."""
+    """Yields a line for every tree: times of fp16 caches over fp8 caches, with 32 query and 32 KV heads.
+
+    The last line has the mean over those of BOUND_TREES that memory bounds.
+    """
     bound, gbps = [], copy_gbps()
     for text in (*BOUND_TREES, *SHARING_TREES):
         found, errors, floors = [], [], []
@@ -217,10 +222,10 @@ def halves(repeats: int, device: torch.device) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("trees", nargs="*", default=TREES)
-    parser.add_argument("--rows", type=int, default=24, help="rows compared with the oracle")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    parser.add_argument("trees", nargs="*", default=TREES, help=f"trees (default: {' '.join(TREES)})")
+    parser.add_argument("--rows", type=int, default=24, help="most rows to check by the oracle (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile first (default: %(default)s)")
     given = parser.parse_args(arguments)
     device = default_device()
     if device.type == "cuda":

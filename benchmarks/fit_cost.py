@@ -1,14 +1,14 @@
-"""Fits the constants of the cost model to measured times, and says how well both cost models then agree with them.
+"""Fits the constants of the cost model to measured times, and reports how well both cost models agree with them.
 
     treegen profile -o gpu.json                                                        # on the GPU
     python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
     python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
 
-Results of benchmarks/choices.py can be given as well, to fit or to see how the model does on other policies.
+Results of benchmarks/choices.py can be given as well, to fit them or to see how the model does on other policies.
 
-Fitted are the fused strategies' fp16 times of trees given as texts (FastTree's table), by weighted least squares on the
-logarithm of estimate over measurement. `--ship` puts constants and grid among the shipped targets. Rank correlation is
-Spearman's, over all results.
+Constants are fitted to fp16 times of fused strategies on trees given as texts (FastTree's table), by weighted least
+squares of the logarithm of estimate over measurement. `--ship` writes constants and grid to the shipped targets. Rank
+correlation is Spearman's, over all results.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ LIMITS = {
     "merge_fraction": (0.1, 4.0),
     "sharpness": (1.0, 8.0),
 }
-"""Constants that mean more than a positive number; the others may be a hundredth or a hundredfold of what they are."""
+"""Limits of constants that have natural ones; the others may change by a factor of 100."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured result and what the models read of it."""
+    """A measured result, and the facts that the models read."""
 
     case: str
     strategy: str
@@ -61,7 +61,7 @@ class Sample:
 
 
 def samples(paths: list[Path], target: Target) -> list[Sample]:
-    """The fused strategies' results of files that strategies.py or choices.py wrote. Raises FormatError."""
+    """Reads the results of fused strategies from files of strategies.py or choices.py. Raises FormatError."""
     results = []
     for path in paths:
         try:
@@ -96,15 +96,16 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
 
 
 def estimates(found: list[Sample], target: Target, constants: Constants) -> np.ndarray:
-    """The analytic model's times."""
+    """Returns the analytic model's times in microseconds."""
     return np.array(
         [times(s.items, s.merges, s.launches, 0, target, constants, waiting=s.waiting).total for s in found]
     )
 
 
 def fit(found: list[Sample], target: Target) -> Constants:
-    """The constants with the least squares of log(estimate / measurement), robust against outliers. A result weighs as
-    much as it is fast beside the fastest of its case: choices are among these.
+    """Returns the constants with the least squares of log(estimate / measurement), robust against outliers.
+
+    The weight of a result is the ratio of the fastest time of its case to its own: `auto` chooses among fast plans.
     """
     names = [field.name for field in fields(Constants)]
     start = np.log([getattr(target.constants, name) for name in names])
@@ -127,7 +128,7 @@ def fit(found: list[Sample], target: Target) -> Constants:
 
 
 def report(name: str, estimated: np.ndarray, found: list[Sample]) -> None:
-    """Prints rank correlation and errors of one model, and its worst cases per strategy."""
+    """Prints a model's rank correlation and errors, and its worst case of each strategy."""
     measured = np.array([sample.measured_us for sample in found])
     errors = np.abs(estimated / measured - 1)
     rank = spearmanr(estimated, measured).statistic
@@ -145,7 +146,7 @@ def report(name: str, estimated: np.ndarray, found: list[Sample]) -> None:
 
 
 def ship(folder: Path, target: Target, constants: Constants) -> None:
-    """Writes the constants into `targets.json` and the target's grid, if it has one, into `grids.json`."""
+    """Writes the constants to `targets.json` and the target's grid, if it has one, to `grids.json`."""
     table = json.loads((folder / "targets.json").read_text())
     table["constants"] = {field.name: getattr(constants, field.name) for field in fields(Constants)}
     table["constants_of"] = target.name
@@ -157,7 +158,7 @@ def ship(folder: Path, target: Target, constants: Constants) -> None:
 
 
 def text_of(value: object, indent: str = "") -> str:
-    """JSON in which lists of plain values, and objects in lists, take one line each."""
+    """Formats JSON with a line for each list of plain values and for each object in a list."""
     inner = indent + "  "
     if isinstance(value, dict):
         lines = [f"{inner}{json.dumps(key)}: {text_of(entry, inner)}" for key, entry in value.items()]
@@ -168,11 +169,13 @@ def text_of(value: object, indent: str = "") -> str:
 
 
 def main() -> None:
-    """Fits, reports and, if asked, writes."""
+    """Fits constants, reports on them, and writes them with --ship."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="what strategies.py and choices.py wrote with --json")
-    parser.add_argument("--target", default="h200", help="the target that was measured: a name or a JSON file")
-    parser.add_argument("--ship", type=Path, metavar="FOLDER", help="write targets.json and grids.json in this folder")
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of strategies.py or choices.py")
+    parser.add_argument("--target", default="h200", help="the measured target: a name or a file (default: %(default)s)")
+    parser.add_argument(
+        "--ship", type=Path, metavar="FOLDER", help="update targets.json and grids.json there (default: only report)"
+    )
     arguments = parser.parse_args()
     target = target_from(arguments.target)
     found = samples(arguments.results, target)

@@ -1,12 +1,12 @@
-"""What a number format, a head dim, a page size and a group size cost: measured times over those of fp16, head dim 128,
-slots and 32:8 heads, scaled by the bytes that have to move.
+"""The cost of an element type, a head dim, a page size and a group size, per byte that has to move.
 
     python benchmarks/formats.py [--tune] [TREE ...]
 
-A ratio of 1 is a time that grows and shrinks as its bytes do. All runs are in one process on the current CUDA device:
-medians on a cold L2 cache (treegen.tuning.timing), every output checked against the float64 oracle before it is timed.
-Pages lie in random order. What a call takes whatever its bytes (launches, merges: some 15 us) makes ratios of shorter
-work larger: these trees take 250 us and more.
+A ratio is a measured time over that of fp16, head dim 128, a page size of 1 and 32:8 heads, divided by the ratio of
+their bytes: 1 is a time in proportion to its bytes. All runs are in one process on the current CUDA device. Times are
+medians on a cold L2 cache (treegen.tuning.timing), and every output is checked against the float64 oracle before it is
+timed. Pages are in random order. The fixed time of a call (launches and merges, some 15 us) makes ratios of short work
+larger, so these trees take 250 us and more.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASE = treegen.Shape(32, 8, 128, dtype="fp16")
 
 @dataclass(frozen=True)
 class Format:
-    """A row of the table: an attention shape under a name."""
+    """A row of the table: an attention shape with a name."""
 
     name: str
     shape: treegen.Shape
@@ -52,23 +52,23 @@ FORMATS = (
 
 
 def moved_bytes(tree: treegen.Tree, shape: treegen.Shape) -> int:
-    """Bytes that any kernel has to move: K and V once, q and out."""
+    """Returns the bytes that every kernel has to move: K and V once, q and out."""
     rows = tree.num_rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes
     return int(tree.tokens.sum()) * shape.kv_token_bytes + rows
 
 
 def placed(tree: treegen.Tree, page_size: int) -> treegen.Tree:
-    """The tree with its nodes in pages that lie in random order."""
+    """Moves the KV of a tree to pages in random order."""
     counts = -(-tree.tokens.astype(np.int64) // page_size)
     pages = np.random.default_rng(0).permutation(int(counts.sum()))
     return tree.with_kv(KVRuns.from_pages(tree.tokens, np.split(pages, np.cumsum(counts))[:-1], page_size))
 
 
 def main() -> None:
-    """Prints one line per tree and format."""
+    """Prints a line per tree and format."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("trees", nargs="*", default=TREES)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("trees", nargs="*", default=TREES, help=f"trees (default: {' '.join(TREES)})")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
     parser.add_argument("--tune", action="store_true", help="measure candidates first, as compile(autotune=True) does")
     arguments = parser.parse_args()
     meter, target, auto = KernelMeter(arguments.repeats), current_target(), strategy_from("auto")

@@ -1,15 +1,15 @@
-"""Checks of what a server does with kernels step after step: graphs, compiled code, streams, memory.
+"""Checks the use of kernels in a server, step after step: graphs, compiled code, streams, memory.
 
     python benchmarks/graph_steps.py
 
-(a) A CUDA graph of one call is replayed over 200 steps of a growing tree, with an update before each, and compared with
-a fresh kernel's eager call at every step; a tree beyond the capacity is refused, and the graph goes on. (b) A call
-under torch.compile(fullgraph=True) gives an eager call's results, through updates and without compiling anew. (c) Two
-kernels on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither host nor
-device memory grows, nor does the host time of a step (on the CPU, where a step computes, it is only told). (e) A kernel
-that is edited by `step` and `append`, `branch` and `prune` gives a fresh kernel's results at every step.
+(a) A CUDA graph of one call is replayed over 200 steps of a growing tree, with an update before each step, and compared
+with an eager call of a new kernel. A tree beyond the capacity is refused, and the graph still works. (b) A call under
+torch.compile(fullgraph=True) gives the results of an eager call, also after updates, and compiles once. (c) Two kernels
+on two streams (on the CPU: threads) give right results, 1,000 times. (d) Over 1,000 steps neither host memory nor
+device memory nor the host time of a step grows (on the CPU, where a step computes, its time is only printed). (e) A
+kernel that is edited by `step`, `append`, `branch` and `prune` gives the results of a new kernel at every step.
 
-Needs a CUDA device; `--device cpu` tries the logic of (b) to (e) with fewer steps. Prints one line per check and exits
+Needs a CUDA device; `--device cpu` tries the logic of (b) to (e) with fewer steps. Prints a line per check, and exits
 with 1 when one fails.
 """
 
@@ -33,19 +33,19 @@ from treegen.backends import oracle
 from treegen.ir.errors import InputError
 
 ROWS, PROMPT, FIRST_TAIL = 64, 2000, 30
-TRUNK = (ROWS, 500)  # the second tree: as many rows over another prompt
+TRUNK = (ROWS, 500)  # the second tree: the same number of rows over another prompt
 GROWTH_ALLOWED_MB = 64
 SLOWER_ALLOWED = 1.5
-"""Times as long that a step may take at the end, when the tree has many times the private tokens."""
+"""The largest ratio of a late step's time to an early step's; late trees have many times the private tokens."""
 ROOM = {"max_items": 4096, "max_slots": 8192}
 
 
 class FailedCheckError(Exception):
-    """A check that did not hold."""
+    """A check failed."""
 
 
 def growing(steps: int, prompt: int = PROMPT) -> Iterator[Tree]:
-    """A tree whose rows grow by a token at every step. Node 0 is the prompt; every tail has a fixed range of slots."""
+    """Yields a tree whose rows grow by a token per step. Node 0 is the prompt; tails have fixed ranges of KV slots."""
     for step in range(steps):
         tails = [FIRST_TAIL + step] * ROWS
         starts = [prompt + row * (FIRST_TAIL + steps) for row in range(ROWS)]
@@ -57,7 +57,7 @@ def growing(steps: int, prompt: int = PROMPT) -> Iterator[Tree]:
 def tensors(
     shape: Shape, rows: int, slots: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standard-normal q and caches."""
+    """Makes standard-normal q and caches."""
     dtype = torch.float16 if shape.dtype == "fp16" else torch.float32
     generator = torch.Generator(device).manual_seed(0)
     sizes = ((rows, shape.num_qo_heads), (slots, shape.num_kv_heads), (slots, shape.num_kv_heads))
@@ -66,13 +66,13 @@ def tensors(
 
 
 def require(holds: bool, what: str) -> None:
-    """Raises FailedCheckError unless it holds."""
+    """Raises FailedCheckError unless the condition holds."""
     if not holds:
         raise FailedCheckError(what)
 
 
 def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
-    """(a)"""
+    """Checks (a), replays of a graph."""
     trees = list(growing(steps))
     slots = PROMPT + ROWS * (FIRST_TAIL + steps)
     most = 2 * ROWS
@@ -112,7 +112,7 @@ def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
 
 
 def check_compiled(shape: Shape, device: torch.device, steps: int) -> str:
-    """(b)"""
+    """Checks (b), compiled code."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     trees = list(growing(steps))
@@ -136,7 +136,7 @@ def check_compiled(shape: Shape, device: torch.device, steps: int) -> str:
 
 
 def check_streams(shape: Shape, device: torch.device, steps: int) -> str:
-    """(c)"""
+    """Checks (c), streams."""
     trees = (next(growing(1)), next(growing(1, TRUNK[1])))
     kernels = [treegen.compile(tree, strategy="deft-node", shape=shape) for tree in trees]
     inputs = [tensors(shape, ROWS, tree.kv.last_slot + 1, device) for tree in trees]
@@ -166,7 +166,7 @@ def check_streams(shape: Shape, device: torch.device, steps: int) -> str:
 
 
 def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
-    """(d)"""
+    """Checks (d), memory and time."""
     q, k, v = tensors(shape, ROWS, PROMPT + ROWS * (FIRST_TAIL + steps), device)
     lines = []
     on_cuda = device.type == "cuda"
@@ -198,7 +198,7 @@ def check_growth(shape: Shape, device: torch.device, steps: int) -> str:
 
 
 def check_live(shape: Shape, device: torch.device, steps: int) -> str:
-    """(e)"""
+    """Checks (e), edits."""
     random, most = np.random.default_rng(0), 2 * ROWS
     apart = 2 * steps + FIRST_TAIL
     q, k, v = tensors(shape, most, PROMPT + (ROWS + steps) * apart, device)
@@ -230,7 +230,7 @@ def check_live(shape: Shape, device: torch.device, steps: int) -> str:
 
 
 def resident_mb() -> float:
-    """Resident memory of this process; where the system does not say, its peak so far."""
+    """Returns the resident memory of this process in MB, or its peak so far where the system does not tell."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * resource.getpagesize() / 2**20
@@ -241,8 +241,8 @@ def resident_mb() -> float:
 def main() -> None:
     """Runs the checks."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--steps", type=int, help="of every check, not 200, 20, 1000, 1000 and 200 (cpu: 10)")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="device (default: %(default)s)")
+    parser.add_argument("--steps", type=int, help="steps of each check (default: 200, 20, 1000, 1000, 200; on cpu 10)")
     options = parser.parse_args()
     on_cuda = options.device == "cuda"
     if on_cuda and not torch.cuda.is_available():

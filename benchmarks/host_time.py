@@ -1,9 +1,10 @@
-"""Host time of a call with `out` given and tensors of a form seen before, less that of an empty Triton launch.
+"""Host time of a call with `out` and known tensor forms, minus the host time of an empty Triton launch.
 
     python benchmarks/host_time.py
 
-Medians of 1,000 calls, on the current CUDA device; the empty kernel is launched as directly as treegen's are, in the
-same run. The device is waited for every few calls, off the clock, so that its queue is never full.
+Times are medians of 1,000 calls, on the current CUDA device. The empty kernel is launched in the same run, in the same
+direct way as treegen's kernels. Every few calls the benchmark waits for the device, outside of the timing, to keep the
+queue short.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def nothing() -> None:
 
 
 def median_us(call: Callable[[], object]) -> float:
-    """The median host time of a call in microseconds."""
+    """Returns the median host time of a call in microseconds."""
     times = []
     for index in range(CALLS + BETWEEN_WAITS):
         if index % BETWEEN_WAITS == 0:
@@ -42,7 +43,7 @@ def median_us(call: Callable[[], object]) -> float:
 
 
 def empty_launch() -> Callable[[], object]:
-    """The empty kernel, compiled and on its grid; a launch asks for the current stream as treegen's calls do."""
+    """Compiles the empty kernel, and returns its launch. It asks for the current stream, as treegen's calls do."""
     from triton.runtime import driver
 
     run = nothing.warmup(grid=(1,))[(1, 1, 1)]
@@ -51,7 +52,7 @@ def empty_launch() -> Callable[[], object]:
 
 
 def main() -> None:
-    """Prints one line per case."""
+    """Prints a line per case."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     empty = median_us(empty_launch())
     print(f"an empty launch: {empty:.1f} us")

@@ -1,12 +1,12 @@
-"""Whether rows of isolated kernels keep their bits whatever other requests hold, and what isolation costs.
+"""Checks that rows of isolated kernels do not depend on values of other requests, and measures what isolation costs.
 
     python benchmarks/isolation.py [--trees 12] [--repeats 15] [TREE ...]
 
-Random trees in random pages, for every format and way to hide tokens: a row's out and lse are compared, bit for bit,
-with those of the same call after K and V of every token that the row does not see were overwritten with infinity, and
-with NaN. Outputs are checked against the float64 oracle. Then come times of trees without isolation and with it, plain
-and with a window: medians on a cold L2 cache (treegen.tuning.timing). Without a CUDA device the torch backend is
-checked, and nothing timed. Exits with 1 when a row changes or an output is wrong.
+For random trees in random pages, every format and every way to hide tokens: the bits of a row's out and lse are
+compared before and after K and V of all tokens that the row does not see are overwritten with infinity, and with NaN.
+Outputs are checked against the float64 oracle. Then trees are timed without isolation and with it, plain and with a
+window: medians on a cold L2 cache (treegen.tuning.timing). Without a CUDA device the torch backend is checked, and
+nothing is timed. Exits with 1 when a row changes or an output is wrong.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ MOST_NODES, MOST_TOKENS = 24, 200
 
 
 def odd(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """Two tokens of three, others for every row, and a row's own."""
+    """A mask_mod that shows two tokens of three, depending on the row, and a row's own token."""
     return (kv_idx % 3 != b % 3) | (kv_idx == q_idx)
 
 
 def hidden(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """The same by scores."""
+    """A score_mod that hides the same tokens."""
     return torch.where(odd(b, h, q_idx, kv_idx), score * 0.5, -math.inf)
 
 
@@ -64,7 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def random_tree(seed: int, page_size: int) -> treegen.Tree:
-    """A forest with its KV in shuffled pages."""
+    """Makes a forest with its KV in shuffled pages."""
     source = np.random.default_rng(seed)
     nodes = int(source.integers(1, MOST_NODES))
     parents = [int(source.integers(-1, node)) if node else -1 for node in range(nodes)]
@@ -74,7 +74,7 @@ def random_tree(seed: int, page_size: int) -> treegen.Tree:
 
 
 def tensors(tree: treegen.Tree, shape: treegen.Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standard-normal q and caches of the slots up to the tree's last."""
+    """Makes standard-normal q and caches, with KV slots up to the tree's last."""
     device, pages = default_device(), -(-(tree.kv.last_slot + 1) // shape.page_size)
     q = torch.randn(tree.num_rows, shape.num_qo_heads, shape.head_dim, device=device).to(TORCH_DTYPES[shape.dtype])
     k, v = (torch.randn(size, device=device).to(KV_TORCH_DTYPES[shape.kv_dtype]) for size in shape.cache_sizes(pages))
@@ -82,7 +82,7 @@ def tensors(tree: treegen.Tree, shape: treegen.Shape) -> tuple[torch.Tensor, tor
 
 
 def unseen(tree: treegen.Tree, row: int, name: str, slots: int) -> torch.Tensor:
-    """A mask of the slots of tokens that a row does not see."""
+    """Returns a mask of the KV slots of tokens that a row does not see."""
     own = torch.from_numpy(tree.slots(row).astype(np.int64))
     place, last = torch.arange(len(own)), len(own) - 1
     if name == "window":
@@ -95,7 +95,7 @@ def unseen(tree: treegen.Tree, row: int, name: str, slots: int) -> torch.Tensor:
 
 
 def keeps(kernel: treegen.Kernel, inputs: tuple[torch.Tensor, ...], row: int, name: str) -> bool:
-    """Whether a row has the same bits whatever the tokens hold that it does not see."""
+    """Returns whether a row keeps its bits when infinity and NaN are written to tokens that it does not see."""
     q, k, v = inputs
     out, lse = kernel(q, k, v, return_lse=True)
     kept = True
@@ -104,7 +104,7 @@ def keeps(kernel: treegen.Kernel, inputs: tuple[torch.Tensor, ...], row: int, na
         for cache in (k,) if kernel.shape.shared_kv else (k, v):
             poisoned, poison = cache.clone(), torch.tensor(value, device=cache.device).to(cache.dtype)
             flat = poisoned.view(-1, *cache.shape[-2:])
-            if cache.element_size() == 1:  # PyTorch fills no fp8 by a mask
+            if cache.element_size() == 1:  # PyTorch cannot fill fp8 by a mask
                 flat, poison = flat.view(torch.uint8), poison.view(torch.uint8)
             flat[unseen(kernel.tree, row, name, len(flat))] = poison
             caches.append(poisoned)
@@ -136,7 +136,7 @@ def check(shape: treegen.Shape, name: str, trees: int) -> bool:
 
 
 def time_tree(text: str, repeats: int) -> None:
-    """Prints a line of times of a tree, without isolation and with it."""
+    """Prints a tree's times without isolation and with it."""
     shape, times = SHAPES[0], []
     tree = treegen.Tree.parse(text)
     q, k, v = tensors(tree, shape)
@@ -156,11 +156,13 @@ def time_tree(text: str, repeats: int) -> None:
 
 
 def main() -> None:
-    """Prints one line per check, and one per tree."""
+    """Prints a line per check, and a line per tree."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("texts", nargs="*", default=TREES, metavar="TREE")
-    parser.add_argument("--trees", type=int, default=12)
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument(
+        "texts", nargs="*", default=TREES, metavar="TREE", help=f"trees to time (default: {' '.join(TREES)})"
+    )
+    parser.add_argument("--trees", type=int, default=12, help="random trees of each check (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     right = [check(shape, name, arguments.trees) for shape in SHAPES for name in OPTIONS]

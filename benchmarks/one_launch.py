@@ -1,11 +1,11 @@
-"""Final merges in one launch, against two: plans whose last items merge, run both ways.
+"""Compares one launch with two launches for plans whose last items merge.
 
     python benchmarks/one_launch.py
 
-fp16, head dim 128, on the current CUDA device: CUDA graphs, the median of three medians on a cold L2 cache
-(treegen.tuning.timing), one way after the other; every output is checked against the float64 oracle before it is timed.
-Plans with more partials or longer first items than treegen.schedule.passes.fuse_merge puts into one launch are put
-there, too: the last column says what it does by itself.
+fp16, head dim 128, on the current CUDA device. A time is the median of three medians of CUDA graphs on a cold L2 cache
+(treegen.tuning.timing), in turn for both ways. Every output is checked against the float64 oracle before it is timed.
+All plans are measured in one launch, also those with more partials or longer first items than
+treegen.schedule.passes.fuse_merge would allow; their lines end with "left as two".
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ SMALL, WIDE = "1,4,8,256/8,256,256,32", "1,4,16,512/1024,256,128,32"
 
 
 def split(head_rows: int, *tokens: int) -> list[Strategy]:
-    """Whole paths in parts of so many tokens."""
+    """Returns a strategy for each number of tokens: whole paths in parts of at most this number."""
     return [cohort(head_rows=head_rows, split=most, merge="final") for most in tokens]
 
 
 def apart(head_rows: int, *rows: int) -> list[Strategy]:
-    """Nodes that so many rows or more see walked apart."""
+    """Returns a strategy for each number of rows: nodes seen by at least this number get items of their own."""
     return [cohort(head_rows=head_rows, apart=least, merge="final") for least in rows]
 
 
@@ -58,7 +58,10 @@ CASES: tuple[tuple[int, int, str, list[Strategy]], ...] = (
 
 
 def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]) -> Callable[[], float]:
-    """What gives a median time of a plan that is launched this way. Raises AssertionError when its output is wrong."""
+    """Returns a function that measures the median time of a plan launched in this way, in microseconds.
+
+    Raises AssertionError when the output is wrong.
+    """
     target, device = current_target(), default_device()
     with patch.object(pipeline, "in_one_launch", way), expected_compiles():
         program = prepare(Problem(case.tree, case.shape, target), strategy, device)
@@ -67,14 +70,14 @@ def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]
     replay, _ = graph_of(lambda: case.run(program))
 
     def median() -> float:
-        assert program.table.is_cuda  # what a graph reads lives as long as its program
+        assert program.table.is_cuda  # keeps the program alive, whose tables the graph reads
         return median_us(replay, REPEATS)
 
     return median
 
 
 def any_in_one_launch(schedule: Schedule) -> Schedule:
-    """One launch wherever there is a kernel for it."""
+    """Makes one launch wherever there is a kernel for it."""
     with patch.multiple(fuse_merge, MOST_PARTS=3, MOST_LONGER=99.0):
         return fuse_merge.in_one_launch(schedule)
 

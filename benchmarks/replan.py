@@ -1,15 +1,15 @@
-"""Host time of planning for the next step of a batch: what an engine waits for before it can launch.
+"""Host time of planning for the next step of a batch, which an engine waits for before it launches.
 
     python benchmarks/replan.py [--json]
 
-Medians in microseconds, on one core:
+Times are medians in microseconds, on one core:
 
-- for a tree at hand that was not planned for before, by what is weighed best and by cohorts of other kinds: `plan`
-  (the strategy), `lower`, `pack` (the arena, which is copied to the GPU), and the whole of them one after another;
-- for its rows as requests with pages of 16 tokens, in the order of an empty cache or in any, requests in the tree's
-  order or in any: the tree `from_page_table` and `from_block_table`, from the page table to the arena by what is
-  weighed best (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel
-  (`flashinfer`, where that can be imported and there is a GPU).
+- for a new tree, by the best weighed policy and by other cohorts: `plan` (the strategy), `lower`, `pack` (the arena,
+  which is copied to the GPU), and the whole sequence;
+- for the tree's rows as requests with pages of 16 tokens, with pages and requests in order or shuffled: the trees
+  `from_page_table` and `from_block_table`, the way from the page table to the arena by the best weighed policy
+  (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel (`flashinfer`, where
+  that can be imported and there is a GPU).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WORKSPACE_BYTES = 128 << 20
 
 @dataclass(frozen=True)
 class Timing:
-    """Median microseconds of several things for one case."""
+    """Median microseconds of several steps for one case."""
 
     case: str
     microseconds: dict[str, float]
@@ -55,7 +55,7 @@ class Timing:
 
 
 def median_us(calls: Iterable[Callable[[], object]]) -> float:
-    """The median time of calls in microseconds, each made once, when the GPU, if any, has nothing to do."""
+    """Returns the median time of calls in microseconds. Each is made once, while the GPU is idle."""
     times = []
     for call in calls:
         if torch.cuda.is_available():
@@ -67,18 +67,18 @@ def median_us(calls: Iterable[Callable[[], object]]) -> float:
 
 
 def repeated_us(call: Callable[[], object]) -> float:
-    """The median time of a call that has run before."""
+    """Returns the median time of a call in microseconds, after a first call."""
     call()
     return median_us([call] * REPEATS)
 
 
 def arena(tree: Tree, strategy: Strategy, target: Target) -> object:
-    """What is copied to the GPU for a tree."""
+    """Makes the arena of a tree, which is copied to the GPU."""
     return lower(strategy.plan(Problem(tree, SHAPE, target)), Problem(tree, SHAPE, target)).pack()
 
 
 def of_tree(text: str, strategy: Strategy, target: Target) -> Timing:
-    """Planning for copies of a tree, none of which was planned for before."""
+    """Times planning for new copies of a tree."""
     trees = [Tree.parse(text) for _ in range(REPEATS)]
     plans = [strategy.plan(Problem(tree, SHAPE, target)) for tree in trees]
     schedules = [lower(plan, Problem(tree, SHAPE, target)) for plan, tree in zip(plans, trees, strict=True)]
@@ -93,7 +93,7 @@ def of_tree(text: str, strategy: Strategy, target: Target) -> Timing:
 
 
 def page_ids(text: str, *, shuffled_pages: bool, shuffled_requests: bool) -> np.ndarray:
-    """The pages [requests, pages] of a tree's rows, with its lengths rounded up to whole pages."""
+    """Returns the pages of a tree's rows, `[requests, pages]`, with lengths rounded up to whole pages."""
     source = np.random.default_rng(0)
     levels, tokens = ([int(number) for number in part.split(",")] for part in text.split("/"))
     pages = Tree.from_levels(levels, [-(-count // PAGE_SIZE) for count in tokens])  # a page as a token
@@ -104,7 +104,7 @@ def page_ids(text: str, *, shuffled_pages: bool, shuffled_requests: bool) -> np.
 
 
 def of_pages(text: str, strategy: Strategy, target: Target, *, shuffled_pages: bool, shuffled_requests: bool) -> Timing:
-    """Planning from page tables of a tree's rows."""
+    """Times planning from page tables of a tree's rows."""
     table = page_ids(text, shuffled_pages=shuffled_pages, shuffled_requests=shuffled_requests)
     indptr = np.arange(len(table) + 1, dtype=np.int32) * table.shape[1]
     indices, last = table.reshape(-1), np.full(len(table), PAGE_SIZE, np.int32)
@@ -127,7 +127,7 @@ def of_pages(text: str, strategy: Strategy, target: Target, *, shuffled_pages: b
 
 
 def flashinfer_wrapper() -> Any:
-    """FlashInfer's wrapper for the same requests, as its documentation recommends it; None where it cannot be had."""
+    """Makes FlashInfer's wrapper as its documentation recommends; None without flashinfer or a GPU."""
     if not torch.cuda.is_available():
         return None
     try:
@@ -139,7 +139,7 @@ def flashinfer_wrapper() -> Any:
 
 
 def timings() -> Iterable[Timing]:
-    """All cases."""
+    """Yields the timings of all cases."""
     target = target_from("h200")
     found = {text: weighed(Problem(Tree.parse(text), SHAPE, target)).strategy for text in TREES}
     for text in TREES:
@@ -152,9 +152,9 @@ def timings() -> Iterable[Timing]:
 
 
 def main() -> None:
-    """Prints one line per case, or JSON."""
+    """Prints a line per case, or JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a JSON list of objects (default: text)")
     chosen = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -166,7 +166,7 @@ def main() -> None:
     for one in timings():
         print(one, flush=True)
     if flashinfer_wrapper() is None:
-        print("flashinfer: not importable, or there is no GPU")
+        print("flashinfer: cannot be imported, or there is no GPU")
 
 
 if __name__ == "__main__":

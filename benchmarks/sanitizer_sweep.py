@@ -1,14 +1,12 @@
-"""A small sweep of kernel variants for compute-sanitizer: masks, packed and gathered runs, pages, splits, both merges
-and the latter in one launch, lists of work, bit masks, one loop and two.
+"""A small sweep of kernel variants for compute-sanitizer.
 
     python benchmarks/sanitizer_sweep.py                                         # compiles, checks, repeats
     compute-sanitizer --tool memcheck python benchmarks/sanitizer_sweep.py
     compute-sanitizer --tool racecheck --kernel-name kns=partial_attention python benchmarks/sanitizer_sweep.py --small
 
---small: the first tree in fp16 alone.
-
-Runs on the current CUDA device; every output is checked against the float64 oracle, and a second call has to give the
-same bits.
+Variants are masks, packed and gathered runs, pages, splits, both merges, merges in one launch, lists of work, bit
+masks, and kernels with one loop and two. The sweep runs on the current CUDA device. Every output is checked against the
+float64 oracle, and a second call has to give the same bits.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def main() -> None:
-    """Prints one line per format and raises SystemExit when a result is wrong."""
+    """Prints a line per format, and raises SystemExit: 1 when a result is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="only the first tree, in fp16")
+    parser.add_argument("--small", action="store_true", help="run only the first tree, in fp16 (default: all)")
     small, wrong = parser.parse_args().small, 0
     for dtype, head_dim, page_size in (("fp16", 128, 1), ("bf16", 64, 16))[: 1 if small else None]:
         shape = treegen.Shape(8, 2, head_dim, dtype=dtype, page_size=page_size)
@@ -55,9 +53,8 @@ def main() -> None:
                 worst, launches = max(worst, report.out_error), launches + kernel.schedule.launches
                 if not (report.passed and same):
                     wrong += 1
-                    print(
-                        f"{dtype} {text} {strategy}: {report}, {'the same' if same else 'other'} bits in a second call"
-                    )
+                    bits = "the same" if same else "different"
+                    print(f"{dtype} {text} {strategy}: {report}, {bits} bits in a second call")
         print(f"{dtype}, head dim {head_dim}, pages of {page_size}: {launches} launches, worst error {worst:.1e}")
     raise SystemExit(1 if wrong else 0)
 

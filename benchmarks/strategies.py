@@ -1,11 +1,11 @@
-"""Every strategy on every tree of a table: errors against the float64 oracle and times, on the current CUDA device.
+"""Measures every strategy on every tree of a table on the current CUDA device: errors and times.
 
     python benchmarks/strategies.py fasttree_kernel_bench.json reasoning_*.json --json result.json
 
-Arguments are a table of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`),
-speculative token trees (`{"paths": [...]}`), or files of reasoning templates, some of which are taken in the middle of
-their decoding. A time is the median of `--repeats` calls on a cold L2 cache, without the host's launch time
-(treegen.tuning.timing).
+Arguments are tables of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`),
+speculative token trees (`{"paths": [...]}`), or files of reasoning templates. Of templates, some are measured in the
+middle of their decoding. Errors are those against the float64 oracle. A time is the median of `--repeats` calls on a
+cold L2 cache, without the host's launch time (treegen.tuning.timing).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ USUAL_HEADS = (32, 8)
 SPECULATIVE_PREFIXES = (1000, 8000)
 HEAD_DIM = 128
 SLOW_MICROSECONDS = 5000
-"""Calls that take longer are repeated three times only."""
+"""Calls that take longer are timed only three times."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One tree with one head setting (query heads, KV heads)."""
+    """A tree with a setting of heads: (query heads, KV heads)."""
 
     name: str
     tree: treegen.Tree
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """One strategy on one case: errors relative to the oracle's largest value, microseconds, launches."""
+    """A strategy on a case. Errors are relative to the oracle's largest value."""
 
     case: str
     heads: str
@@ -60,7 +60,7 @@ class Result:
 
 
 def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
-    """The cases of all files."""
+    """Yields the cases of all files."""
     templates = []
     for path in paths:
         table = json.loads(path.read_text())
@@ -81,18 +81,18 @@ def cases(paths: list[Path], reasoning_trees: int) -> Iterator[Case]:
 
 
 def measured_strategies() -> list[Strategy]:
-    """Every registered strategy but `auto`, and path cohorts with other options."""
+    """Returns all registered strategies except `auto`, and path cohorts with other options."""
     variants = (cohort(head_rows=32), cohort(head_rows=16), cohort(split=512), cohort(split=1024))
     return [*map(strategy_from, strategy_names()), *variants]
 
 
 def label(strategy: Strategy) -> str:
-    """The registered name of a strategy with default options, else its text."""
+    """Returns the name of a strategy with default options, or the text of one with other options."""
     return strategy.name if strategy == strategy_from(strategy.name) else str(strategy)
 
 
 def inputs(case: Case, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Standard-normal q, k and v for a case."""
+    """Makes standard-normal q, k and v for a case."""
     heads, kv_heads = case.heads
     generator = torch.Generator("cuda").manual_seed(0)
     slots = case.tree.kv.last_slot + 1
@@ -104,7 +104,7 @@ def inputs(case: Case, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def measure(case: Case, dtype: str, repeats: int) -> list[Result]:
-    """All strategies on one case and type."""
+    """Measures all strategies on a case with an element type."""
     q, k, v = inputs(case, dtype)
     expected_out, expected_lse = oracle.reference(case.tree, q, k, v)
     results = []
@@ -134,7 +134,7 @@ def measure(case: Case, dtype: str, repeats: int) -> list[Result]:
 
 
 def compile_kernels(argument: tuple[tuple[int, int], str, str]) -> None:
-    """Runs one small tree of every kind, so that its kernels are in Triton's cache."""
+    """Runs small trees of every kind to fill Triton's cache."""
     heads, dtype, strategy = argument
     for text in ("1,16/100,3", "1,2/100,100", "1,64/100,100", "100*3", "3*3"):
         case = Case(text, treegen.Tree.parse(text), heads)
@@ -142,13 +142,13 @@ def compile_kernels(argument: tuple[tuple[int, int], str, str]) -> None:
 
 
 def main() -> None:
-    """Measures, prints one line per case and writes all results as JSON."""
+    """Measures, prints a line per case, and writes all results as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--json", type=Path, help="write all results here")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--reasoning-trees", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    parser.add_argument("files", nargs="+", type=Path, help="JSON files of trees")
+    parser.add_argument("--json", type=Path, help="write all results to this file (default: not written)")
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls of a median (default: %(default)s)")
+    parser.add_argument("--reasoning-trees", type=int, default=20, help="most templates to measure (default: 20)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile first (default: %(default)s)")
     arguments = parser.parse_args()
 
     listed = list(cases(arguments.files, arguments.reasoning_trees))

@@ -1,12 +1,10 @@
-"""Verifying speculative tokens: token trees over long prefixes, beside PyTorch's FlexAttention and FlashInfer's prefill
-with a custom mask.
+"""Compares treegen with FlexAttention and FlashInfer's masked prefill on token trees over long prefixes.
 
     python benchmarks/verification.py [--prefixes 1024,4096,16384,32768] [--heads 32:8] [--workers 8] FILE ...
 
-FILE: JSON with `paths`, Medusa's child ranks, and the number of tokens follows from them. Every provider's output is
-checked against the float64 oracle, and then timed in the same process on the current CUDA device: medians on a cold L2
-cache (treegen.tuning.timing). A provider that is not there is named with the reason. Without a CUDA device nothing is
-timed.
+FILE is JSON with `paths`, Medusa's child ranks. Every provider's output is checked against the float64 oracle, and then
+timed in the same process on the current CUDA device: medians on a cold L2 cache (treegen.tuning.timing). For a provider
+that is not available the reason is printed. Without a CUDA device nothing is timed.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ PROVIDERS: tuple[Provider, ...] = (Treegen("auto"), Flex(), FlashInferPrefill(),
 
 
 def measured(provider: Provider, case: Case, repeats: int) -> tuple[str, float]:
-    """What to print of a provider for a case, and its time in microseconds; not a number where there is none."""
+    """Measures a provider on a case; returns a text, and the time in microseconds or NaN."""
     try:
         call = provider.prepare(case)
     except UnavailableError as reason:
@@ -49,25 +47,25 @@ def measured(provider: Provider, case: Case, repeats: int) -> tuple[str, float]:
 
 
 def cases(files: Sequence[str], prefixes: Sequence[int]) -> Iterator[tuple[str, int]]:
-    """Every file with every prefix."""
+    """Yields every file with every prefix."""
     return ((name, prefix) for name in files for prefix in prefixes)
 
 
 def case_of(name: str, prefix: int, shape: treegen.Shape) -> Case:
-    """The tensors of a file's token tree over a prefix."""
+    """Makes the tensors of a file's token tree over a prefix."""
     paths = json.loads(Path(name).read_text())["paths"]
     return Case.of(treegen.Tree.from_token_tree(paths, prefix), shape, default_device())
 
 
 def compile_kernels(task: tuple[str, int], shape: treegen.Shape) -> None:
-    """Runs a case once, so that its kernels are in the caches of Triton and PyTorch."""
+    """Runs a case once to fill the caches of Triton and PyTorch."""
     case = case_of(*task, shape)
     for provider in PROVIDERS:
         measured(provider, case, 1)
 
 
 def lines(files: Sequence[str], prefixes: Sequence[int], shape: treegen.Shape, repeats: int) -> Iterator[str]:
-    """A line for every tree, and one with the geometric means of treegen's gain."""
+    """Yields a line for every tree, and lines with the geometric means of treegen's speed-ups."""
     gains: dict[str, list[float]] = {provider.name: [] for provider in PROVIDERS[1:]}
     for name, prefix in cases(files, prefixes):
         case = case_of(name, prefix, shape)
@@ -84,11 +82,13 @@ def lines(files: Sequence[str], prefixes: Sequence[int], shape: treegen.Shape, r
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("files", nargs="+")
-    parser.add_argument("--prefixes", default="1024,4096,16384,32768")
-    parser.add_argument("--heads", default="32:8")
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--workers", type=int, default=8, help="processes that compile kernels beforehand")
+    parser.add_argument("files", nargs="+", help="JSON files of token trees")
+    parser.add_argument(
+        "--prefixes", default="1024,4096,16384,32768", help="tokens of prefixes, with commas (default: %(default)s)"
+    )
+    parser.add_argument("--heads", default="32:8", help="query heads:KV heads (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of a median (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=8, help="processes that compile first (default: %(default)s)")
     given = parser.parse_args(arguments)
     shape = treegen.Shape(*map(int, given.heads.split(":")), 128, dtype="fp16")
     prefixes = list(map(int, given.prefixes.split(",")))

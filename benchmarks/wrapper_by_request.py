@@ -1,11 +1,11 @@
-"""The wrapper by request, and the search for sharing, checked and timed on a GPU.
+"""Checks and times the wrapper by request, and the search for shared pages, on a GPU.
 
     python benchmarks/wrapper_by_request.py [--steps 150] [--device cuda]
 
-Sharing that the device finds is compared with what the host finds in the same page tables, and timed. Then requests
-come, grow and go in random batches, with and without ids of requests, and with and without a CUDA graph of several
-layers: each step's result is compared with that of a wrapper that plans on the host, and `plan` may not synchronise
-(torch.cuda.set_sync_debug_mode). With `--device cpu` it is a trial of the script.
+Sharing that the device finds is compared with sharing that the host finds in the same page tables, and timed. Then
+requests come, grow and go in random batches, with and without ids of requests, and with and without a CUDA graph of
+several layers. Each step's result is compared with that of a wrapper that plans on the host, and `plan` must not
+synchronise (torch.cuda.set_sync_debug_mode). `--device cpu` only tries the script.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Rows = list[tuple[np.ndarray, int]]
 
 
 def levels(rows: int, pages: int, random: np.random.Generator) -> Rows:
-    """Groups of 64 and of 8 within them, each with a quarter of the pages in common."""
+    """Makes groups of 64 rows, and of 8 within them, each with a quarter of the pages in common."""
     new = iter(random.permutation(2 * rows * pages).astype(np.int32).reshape(-1, max(pages // 4, 1)))
     made, outer, inner = [], np.empty(0), np.empty(0)
     for row in range(rows):
@@ -39,7 +39,7 @@ def levels(rows: int, pages: int, random: np.random.Generator) -> Rows:
 
 
 def chain(rows: int, pages: int, random: np.random.Generator) -> Rows:
-    """Each row is forked from the one before, a little later."""
+    """Makes rows that begin with longer and longer parts of one sequence of pages."""
     own = random.permutation((rows + 2) * pages).astype(np.int32).reshape(-1, pages)
     made = []
     for row in range(rows):
@@ -49,18 +49,18 @@ def chain(rows: int, pages: int, random: np.random.Generator) -> Rows:
 
 
 def same(rows: int, pages: int, random: np.random.Generator) -> Rows:
-    """Rows that are all the same."""
+    """Makes rows with the same pages."""
     return [(random.permutation(pages).astype(np.int32), pages * PAGE)] * rows
 
 
 def alone(rows: int, pages: int, random: np.random.Generator) -> Rows:
-    """Rows that share nothing."""
+    """Makes rows that share nothing."""
     own = random.permutation(rows * pages).astype(np.int32).reshape(rows, pages)
     return [(ids, pages * PAGE) for ids in own]
 
 
 def table_of(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """kv_indptr, kv_indices and kv_last_page_len."""
+    """Returns kv_indptr, kv_indices and kv_last_page_len."""
     parts = (
         np.cumsum([0, *(len(ids) for ids, _ in rows)]),
         np.concatenate([np.empty(0, np.int32), *(ids for ids, _ in rows)]),
@@ -71,13 +71,13 @@ def table_of(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tens
 
 
 def median_us(call: Callable[[], object], device: torch.device, repeats: int = 50) -> tuple[float, float]:
-    """Microseconds of the device and of the host."""
+    """Returns the median microseconds of the device and of the host."""
     of_device, of_host = [], []
     for _ in range(repeats):
         if device.type == "cuda":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
-            torch.cuda._sleep(400_000)  # the host is ahead then
+            torch.cuda._sleep(400_000)  # keeps the host ahead of the device
             begin.record()
         start = time.perf_counter()
         call()
@@ -90,7 +90,7 @@ def median_us(call: Callable[[], object], device: torch.device, repeats: int = 5
 
 
 def find(device: torch.device, backend: str) -> None:
-    """Checks and times the search for sharing."""
+    """Checks and times the search for shared pages."""
     sizes = ((256, 1000), (4096, 64), (64, 8192), (16, 16)) if device.type == "cuda" else ((16, 16),)
     for rows, pages in sizes:
         for kind in (levels, chain, same, alone):
@@ -113,7 +113,7 @@ def find(device: torch.device, backend: str) -> None:
 
 
 class Engine:
-    """Requests that come, grow by a token and go; new ones begin like others."""
+    """Requests that come, grow by a token per step, and go. New requests often begin like others."""
 
     def __init__(self, seed: int, rows: int, pages: int, most_pages: int) -> None:
         self.random, self.rows, self.most_pages = np.random.default_rng(seed), rows, most_pages
@@ -157,7 +157,7 @@ class Engine:
 
 
 def serve(device: torch.device, steps: int, *, named: bool, graphed: bool) -> None:
-    """Random batches beside a wrapper that plans on the host."""
+    """Compares random batches with a wrapper that plans on the host."""
     on_gpu = device.type == "cuda"
     rows, most_pages = (48, 128) if on_gpu else (4, 6)
     engine = Engine(1, rows, 2 * rows * most_pages, most_pages)
@@ -210,9 +210,10 @@ def serve(device: torch.device, steps: int, *, named: bool, graphed: bool) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--device", default="cuda")
+    """Prints a line per check, and fails where one does."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=150, help="decoding steps (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="torch device (default: %(default)s)")
     given = parser.parse_args()
     device = torch.device(given.device)
     find(device, "triton" if device.type == "cuda" else "torch")

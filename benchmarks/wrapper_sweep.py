@@ -1,11 +1,11 @@
-"""The wrapper against plain attention over each request's own pages: random page tables, shared and unshared, ragged,
-with empty requests, in both layouts.
+"""Compares the wrapper with plain attention over each request's own pages, for random page tables.
 
     python benchmarks/wrapper_sweep.py [--tables 500] [--device cuda]
 
-One wrapper plans all tables of a page size, as an engine's does. Every request's result is compared with float64
-attention over the tokens that its own row of the page table names, which knows nothing of trees. On a GPU, a quarter as
-many tables are then planned between replays of one CUDA graph.
+Page tables are shared and unshared, ragged, with empty requests, and in both layouts. One wrapper plans all tables of a
+page size, as in an engine. Every request's result is compared with float64 attention over the tokens in its own row of
+the page table, without any tree. On a GPU, further tables, a quarter of the number, are then planned between replays of
+one CUDA graph.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ PAGE_SIZES = (1, 16, 32, 64)
 HEADS, KV_HEADS, HEAD_DIM = 8, 2, 64
 MOST_PAGES = 400
 GRAPH_REQUESTS, GRAPH_PAGES = 16, 2048
-"""Requests of a batch that a graph serves, and entries of its page tables, at most."""
+"""Requests of a batch that a graph serves, and the most entries of its page tables."""
 
 PageTable = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def page_table(random: np.random.Generator, page_size: int, count: int) -> PageTable:
-    """(kv_indptr, kv_indices, kv_last_page_len) of so many requests, which often begin like an earlier one."""
+    """Makes (kv_indptr, kv_indices, kv_last_page_len) of `count` requests, which often begin like an earlier one."""
     free = iter(random.permutation(MOST_PAGES).tolist())
     requests: list[list[int]] = []
     for _ in range(count):
@@ -43,7 +43,7 @@ def page_table(random: np.random.Generator, page_size: int, count: int) -> PageT
         own = [] if kind > 0.95 else [next(free) for _ in range(int(random.integers(0, 12)))]
         requests.append(begin + own)
     indptr = np.cumsum([0, *map(len, requests)])
-    # Requests that end in a page which others go on through have to see all of it.
+    # A request that ends in a page has to see all of it if another request continues after this page.
     last = random.integers(1, page_size + 1, len(requests))
     inner = {page for pages in requests for page in pages[:-1]}
     full = [bool(pages) and pages[-1] in inner for pages in requests]
@@ -54,7 +54,7 @@ def page_table(random: np.random.Generator, page_size: int, count: int) -> PageT
 def expected(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tables: PageTable
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """(request, out, base-2 lse) of every request with tokens, in float64."""
+    """Yields (request, out, base-2 lse) of every request with tokens, in float64."""
     indptr, indices, last = tables
     for request, (begin, end) in enumerate(pairwise(indptr.tolist())):
         if end > begin:
@@ -70,7 +70,7 @@ def expected(
 def errors(
     results: tuple[torch.Tensor, torch.Tensor], q: torch.Tensor, cache: torch.Tensor, tables: PageTable
 ) -> tuple[float, float]:
-    """The largest errors of out and lse; infinite where a request without tokens has anything."""
+    """Returns the largest errors of out and lse; infinity where a request without tokens is not 0 and -inf."""
     out, lse = results
     worst, worst_lse, empty = 0.0, 0.0, torch.ones(len(q), dtype=torch.bool, device=q.device)
     for request, own, own_lse in expected(q, cache[0], cache[1], tables):
@@ -83,7 +83,7 @@ def errors(
 
 
 def replayed(random: np.random.Generator, cache: torch.Tensor, page_size: int, count: int) -> tuple[float, float]:
-    """The largest errors over so many page tables that are planned between replays of one graph."""
+    """Returns the largest errors over `count` page tables that are planned between replays of one graph."""
     sizes = GRAPH_REQUESTS + 1, GRAPH_PAGES, GRAPH_REQUESTS
     buffers = (torch.empty(size, dtype=torch.int32, device=cache.device) for size in sizes)
     wrapper = treegen.TreeAttentionWrapper(None, "NHD", True, False, *buffers)
@@ -104,10 +104,10 @@ def replayed(random: np.random.Generator, cache: torch.Tensor, page_size: int, c
 
 
 def main() -> None:
-    """Prints one line per page size and raises SystemExit when a result is wrong."""
+    """Prints a line per page size, and raises SystemExit: 1 when a result is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tables", type=int, default=500)
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tables", type=int, default=500, help="page tables of all sizes (default: %(default)s)")
+    parser.add_argument("--device", default="cuda", help="torch device (default: %(default)s)")
     arguments = parser.parse_args()
     random, limit, wrong = np.random.default_rng(0), oracle.TOLERANCE["fp16"], False
     for page_size in PAGE_SIZES:

@@ -1,4 +1,4 @@
-"""Serves a batch from its page table, step by step, as code written for FlashInfer's decode wrapper does."""
+"""Serves a batch from its page table, step by step, with the interface of FlashInfer's decode wrapper."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Compiles a reasoning tree, runs the kernel on whatever this machine has, checks it and explains it."""
+"""Compiles a reasoning tree, runs the kernel on this machine's GPU or CPU, checks it and explains it."""
 
 import torch
 
@@ -7,7 +7,7 @@ from treegen.workloads.generate import reasoning
 
 
 def main() -> None:
-    """Prints the explanation, where the kernel ran, and its error against the float64 oracle."""
+    """Prints the explanation, the device of the kernel, and its error against the float64 oracle."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     tree = reasoning(seed=1)

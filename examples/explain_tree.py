@@ -7,7 +7,7 @@ from treegen.workloads.generate import few_shot
 
 
 def main() -> None:
-    """Prints what each named strategy would read, write and waste, and the one that treegen takes by itself."""
+    """Prints the bytes and the padding of each named strategy, and the strategy that `auto` chooses."""
     tree = few_shot(prompt=4000, width=20, step=200)
     strategies = (*strategy_names(), deft_node_chunk(chunk=512), "auto")
     explanation = explain(tree, strategies, Shape(32, 8, 128, dtype="fp16"), "a100")

@@ -1,9 +1,9 @@
-"""A strategy of one's own: a grouping, passes from the box, and a pass of one's own, registered under a name.
+"""Registers a strategy of one's own: a grouping, a new pass, and a pass of treegen.
 
     python examples/own_strategy.py
 
-Here nodes with many rows are cut into shorter pieces than nodes with few, so that no thread block works much longer
-than the others. Plans of registered strategies are held to the coverage law whenever they are made.
+It cuts nodes with many rows into shorter pieces than nodes with few rows, so no thread block works much longer than the
+others. Every plan of a registered strategy is checked against the coverage law.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ from treegen.strategies.passes import DivideContext, TrimRows
 
 @dataclass(frozen=True)
 class DivideByRows:
-    """Cuts a group's KV so that rows times tokens of a piece stay below `most`; a pass is a name and a pure `apply`."""
+    """Cuts a group's KV into pieces with at most `most` rows times tokens. A pass has a name and a pure `apply`."""
 
     most: int
     name: str = "divide-by-rows"
 
     def apply(self, plan: Plan, tree: treegen.Tree) -> Plan:
-        """A plan that obeys the coverage law whenever `plan` does: rows and tokens stay together, only borders move."""
+        """Returns a plan with other borders between groups. It obeys the coverage law if `plan` does."""
         tokens = np.bincount(plan.segment_group, plan.read_tokens, len(plan)).astype(np.int64)
         pieces = -(-tokens * plan.group_rows // self.most)
         return DivideContext(np.clip(pieces, 1, tokens)).apply(plan, tree)
 
 
 def by_rows() -> treegen.strategies.Strategy:
-    """The strategy with its default options, as the registry wants it."""
+    """Makes the strategy with its default options, for the registry."""
     return Pipeline("by-rows", by_node, (DivideByRows(most=1024), TrimRows()))
 
 

@@ -1,4 +1,4 @@
-"""Runs one tree over two caches: one stores nodes in order, the other in shuffled pages, as an engine does."""
+"""Runs a tree over two caches: one stores nodes in order, the other in shuffled pages, as an engine does."""
 
 import random
 
@@ -11,12 +11,12 @@ PAGE_SIZE = 16
 
 
 def main() -> None:
-    """Compiles the tree for both placements and shows that they give the same attention."""
+    """Compiles the tree for both caches, and shows that they give the same attention."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.float16 if device == "cuda" else torch.float32
     tree = Tree.from_parents([-1, 0, 0, 1, 1], [100, 37, 16, 5, 50])
 
-    # Every node begins on a page of its own; the last page of a node may have room left.
+    # Every node begins on a new page; the last page of a node may have free slots.
     counts = [-(-tokens // PAGE_SIZE) for tokens in tree.tokens.tolist()]
     free = random.Random(0).sample(range(32), sum(counts))
     pages = [[free.pop() for _ in range(count)] for count in counts]

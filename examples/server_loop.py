@@ -38,11 +38,11 @@ def main() -> None:
             tokens, row = int(batch.tokens[seat]), int(batch.row[seat])
             own += [free.pop() for _ in range(-(-tokens // PAGE) - len(own))]
             table[row, : len(own)], lengths[row] = torch.tensor(own, dtype=torch.int32), tokens
-        kernel.prepare(batch)  # serves the requests that came, with the plan that there is
+        kernel.prepare(batch)  # serves new requests with the current plan
         kernel.step()
         q = torch.randn(ROWS, HEADS, DIM)
         out = kernel(q, keys, values)
-        kernel.refresh(batch)  # plans for the next step; on a GPU this one is still running
+        kernel.refresh(batch)  # plans for the next step, while a GPU still runs this one
         for seat, own in pages.items():
             tokens, row = int(batch.tokens[seat]), int(batch.row[seat])
             k, v = (c[own].flatten(0, 1)[:tokens].repeat_interleave(HEADS // KV_HEADS, 1) for c in (keys, values))

@@ -1,4 +1,4 @@
-"""Verifies draft tokens of two requests over one prompt: from their parents, and from FlashInfer's mask."""
+"""Verifies draft tokens of two requests over one prompt, given by their parents and by FlashInfer's masks."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ TOKENS = [57, 38]  # of each request, its draft tokens last
 
 
 def mask_of(parents: list[int], tokens: int) -> np.ndarray:
-    """What draft tokens see: the request's tokens before them, the draft tokens above them, and themselves."""
+    """Makes the mask of draft tokens: they see the request's earlier tokens, their ancestors and themselves."""
     mask = np.zeros((len(parents), tokens), bool)
     before = tokens - len(parents)
     for place, parent in enumerate(parents):
@@ -22,7 +22,7 @@ def mask_of(parents: list[int], tokens: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Makes the tree of draft tokens both ways, and compares what their kernels give."""
+    """Makes the tree of draft tokens in both ways, and compares the results of both kernels."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     generator = torch.Generator(device).manual_seed(0)
     k_cache, v_cache = torch.randn(2, 5, PAGE_SIZE, KV_HEADS, HEAD_DIM, generator=generator, device=device)

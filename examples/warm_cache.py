@@ -1,9 +1,9 @@
-"""Warms the caches for a model before its server starts: kernels are compiled, and policies of its trees measured.
+"""Fills the caches before a server starts: compiles kernels for a model, and measures policies for its trees.
 
     python examples/warm_cache.py
 
-`treegen warm few-shot:prompt=2000,width=32,steps=256 --stride 16` does the same. Trees of a running server make a
-trace, which it takes, too: `print(tree.to_json(), file=trace)` for each, into a file that ends in .jsonl.
+`treegen warm few-shot:prompt=2000,width=32,steps=256 --stride 16` does the same. It also takes trees of a running
+server: write each to a file that ends in .jsonl, with `print(tree.to_json(), file=trace)`.
 """
 
 import time
@@ -16,7 +16,7 @@ from treegen.workloads.specs import trees_of
 
 
 def main() -> None:
-    """Says what there is to do, and does it where there is a GPU."""
+    """Prints the work, and does it on a GPU."""
     shapes = [treegen.Shape(32, 8, 128, dtype="bf16")]
     target = current_target()
     trees = list(trees_of("few-shot:prompt=2000,width=32,steps=256", stride=16))
