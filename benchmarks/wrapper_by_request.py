@@ -122,6 +122,7 @@ class Engine:
         self.next = 0
 
     def arrive(self) -> None:
+        """Adds a request."""
         shared: list[int] = []
         if self.batch and self.random.random() < 0.8:
             ids, tokens = self.batch[list(self.batch)[self.random.integers(len(self.batch))]]
@@ -134,12 +135,14 @@ class Engine:
         self.next += 1
 
     def finish(self, name: int) -> None:
+        """Ends a request, and frees pages that no other request has."""
         for page in self.batch.pop(name)[0]:
             self.held[page] -= 1
             if not self.held[page]:
                 self.free.append(page)
 
     def step(self) -> None:
+        """Lets all requests grow by a token, some finish and others arrive."""
         for name, (ids, tokens) in list(self.batch.items()):
             if tokens == self.most_pages * PAGE:
                 self.finish(name)
@@ -153,6 +156,7 @@ class Engine:
             self.arrive()
 
     def made(self) -> Rows:
+        """Returns the page ids and tokens of all requests."""
         return [(np.array(ids, np.int32), tokens) for ids, tokens in self.batch.values()]
 
 

@@ -39,6 +39,13 @@ class RequestBatches:
     kernels and waits for nothing. It starts a SharingReader when requests came or went, and after a number of plans
     (READ_EVERY). When a reader has found something new, the next plan uses it; until then new requests are served
     alone.
+
+    Args:
+        settings: The attention shape, the factor of scores and the score options.
+        strategy: The strategy, by name or as an object.
+        device: The device of the page tables.
+        buffers: The caller's buffers, which keep their addresses; None for buffers of its own, which grow.
+        max_tokens: The most tokens of a request; None for all that the buffers can hold.
     """
 
     def __init__(
@@ -49,9 +56,6 @@ class RequestBatches:
         buffers: PageBuffers | None,
         max_tokens: int | None,
     ) -> None:
-        """buffers: the caller's, which keep their addresses; None for buffers that grow. max_tokens: the most tokens of
-        a request; None for all that the buffers can hold.
-        """
         self._settings, self._strategy, self._device, self._max_tokens = settings, strategy, device, max_tokens
         self._fixed, self._buffers = buffers is not None, buffers
         self._backend = backend_for(device, None)

@@ -52,7 +52,7 @@ class FastTreeArtifact:
         self._planner_tiles = planner_tiles
 
     def prepare(self, case: Case) -> Call:
-        """See Provider. The call writes to an output that it owns."""
+        """See Provider. The call writes to an output of its own."""
         _check(case)
         kernels = _load(self._folder / "fasttree.py")
         nodes, kv_ptrs, slot_of_token = _nodes(case.tree, _load(self._folder / "kv_tree_simple.py"))

@@ -75,7 +75,7 @@ class _CascadeServer(PlansAhead):
         shared = np.array([tokens // page for _, tokens in groups] + [0])
         if not shared.any() and int(pages.lengths[order[0]]) > page:
             shared[0] = 1  # plans need at least one page on each level
-        # The first level has as many requests as the second, most of them without queries.
+        # Both levels have the same number of requests; most of those on the first level have no query rows.
         ends = np.cumsum(sizes)
         first_queries = np.full(rows + 1, rows, np.int32)
         first_queries[: len(ends) + 1] = np.append(0, ends)[: rows + 1]

@@ -27,7 +27,7 @@ def few_shot(
     step: Annotated[int, typer.Option(help="Tokens of each branch.")] = 200,
     output: OutputOption = None,
 ) -> None:
-    """A prompt shared by branches of equal length."""
+    """Generate a prompt that branches of equal length share."""
     _deliver(generate.few_shot(prompt, width, step), output)
 
 
@@ -41,7 +41,7 @@ def reasoning(
     step: Annotated[int | None, typer.Option(help="Decoding step, from 1.", show_default="the middle step")] = None,
     output: OutputOption = None,
 ) -> None:
-    """A tree-of-thoughts search during decoding: branches of uneven length, some of them pruned."""
+    """Generate a tree-of-thoughts search during decoding: branches of uneven length, some of them pruned."""
     _deliver(generate.reasoning(seed, depth, width, prompt, thought, step), output)
 
 
@@ -52,7 +52,7 @@ def speculative(
     prefix: Annotated[int, typer.Option(help="Tokens of the context.")] = 1000,
     output: OutputOption = None,
 ) -> None:
-    """A draft token tree over a context."""
+    """Generate a draft token tree over a context."""
     _deliver(generate.speculative(seed, tokens, prefix), output)
 
 
