@@ -35,8 +35,8 @@ class TreeAttentionWrapper(Copyable):
     **By request.** Page tables on a GPU stay there. `plan` copies them to buffers, computes lengths and launches the
     step kernels of a `treegen.compile_batch` kernel on the current stream, and waits for nothing. The device also finds
     out which requests share pages, whenever requests come or go and after a number of plans. One or two steps later a
-    plan uses the result; until then new requests are served alone, which is slower and gives the same results. A row
-    with page ids beyond the cache gives 0. The first `run` makes the kernel (`batch_kernel`).
+    plan uses the result; until then new requests are served alone, which is correct but slower. A row with page ids
+    beyond the cache gives 0. The first `run` makes the kernel (`batch_kernel`).
 
     **On the host.** Page tables on the host are planned there. So are, after a copy and with a PerformanceWarning, page
     tables on a GPU that cannot be served by request: with a page size that is not a power of two up to 128; with
