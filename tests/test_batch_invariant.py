@@ -112,7 +112,7 @@ def test_blocks_of_16_put_tokens_in_the_same_places(tree: Tree, seed: int) -> No
 @pytest.mark.parametrize("kv", [None, [[*range(5), *range(8, 23)], [30]]])
 def test_blocks_of_16_refuse_what_begins_between(kv: list[list[int]] | None) -> None:
     tree = Tree.from_parents([-1, 0], [20, 1], kv=kv)
-    with pytest.raises(PlanError, match=r"block = 16: a path goes on behind its token (5|20)"):
+    with pytest.raises(PlanError, match=r"block = 16: a path goes on after its token (5|20)"):
         treegen.compile(tree, strategy=batch_invariant(block=16), shape=SMALL)
 
 

@@ -1,4 +1,4 @@
-"""Arrangement: a plan's groups become work items in launch order, each with the runs of KV slots that it reads."""
+"""Arrangement: cuts a plan's groups into work items in launch order, each with the KV runs that it reads."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from treegen.target.tile_config import fixed_class, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):
-    """Tile classes that serve any tree, so that the launches are the same for all: so many for every one of `stages`,
-    stage by stage, larger rows first.
+    """Tile classes that serve every tree, so that the launches never change.
+
+    classes: all tile classes, round by round, larger rows first; every round has the same number of them. stages: the
+    number of rounds.
     """
 
     classes: tuple[TileClass, ...]
@@ -28,12 +30,12 @@ class Frame(NamedTuple):
 
     @property
     def sizes(self) -> tuple[TileClass, ...]:
-        """The classes of a stage."""
+        """The tile classes of one round."""
         return self.classes[: len(self.classes) // self.stages]
 
 
 class Items(NamedTuple):
-    """Row tiles: rows `begin:begin + rows` of a group, in the tile class `tile` of all that its groups may have."""
+    """Columns of work items: each has the rows `begin:begin + rows` of its group, and a tile class `tile`."""
 
     group: Longs
     begin: Longs
@@ -41,15 +43,15 @@ class Items(NamedTuple):
     tile: Longs
 
     def at(self, places: Longs) -> Items:
-        """These of the items, in this order."""
+        """Picks the items at these places, in this order."""
         return Items(*(column[places] for column in self))
 
 
 class Arranged(NamedTuple):
-    """Work items in launch order and the runs that each of them reads.
+    """Work items in launch order, with the KV runs that each of them reads.
 
-    sizes, tokens: the tile class of every launch, and its tokens. work: tokens of every item. bounds: where the items
-    of every launch begin, and where the last ones end.
+    sizes: the tile class of each launch. tokens: KV tokens of a tile in each launch. work: KV tokens of each item.
+    bounds: the offset of each launch's first item, then the number of items. num_stages: the number of rounds.
     """
 
     sizes: tuple[TileClass, ...]
@@ -62,8 +64,9 @@ class Arranged(NamedTuple):
 
 
 def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions: Positions | None = None) -> Arranged:
-    """Work items in launch order with the runs that they read, before these are cut. Arguments and errors as of
-    `lower`.
+    """Cuts groups into work items, sorts these into launch order, and lists the KV runs of each.
+
+    The runs are not cut into tiles yet. Arguments and errors are those of `lower`.
     """
     tree, shape, target = problem
     most_rows = max(1, largest(plan.group_rows)) if len(plan) else 1
@@ -83,8 +86,19 @@ def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions:
 
 
 def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[Items, Runs]:
-    """Every group's row tiles and their runs, without tiles that have no runs. heights: the rows of a tile in every
-    class, larger first; of every group, or one line for all. whole: no group has more rows than a tile.
+    """Cuts the rows of each group into work items of at most a tile's rows, and drops items without runs.
+
+        group    rows 0 .................... 149          tile of 64 rows
+        items    [ 0:64 ] [ 64:128 ] [ 128:150 ]          each with the runs that some of its rows see
+
+    Args:
+        plan: The groups.
+        runs: The KV runs of each group.
+        heights: Rows of a tile in each tile class, larger first: `[groups, classes]`, or `[1, classes]` for all groups.
+        whole: Whether no group has more rows than the largest tile.
+
+    Returns:
+        The items, each in the smallest tile class that holds its rows, and their runs.
     """
     rows = plan.group_rows.astype(np.int64)
     if whole and np.count_nonzero(rows) == len(rows):
@@ -109,12 +123,10 @@ def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[It
 def _in_launch_order(
     plan: Plan, items: Items, runs: Runs, sizes: int, frame: Frame | None
 ) -> tuple[Items, Runs, Longs, int]:
-    """Items stage by stage, class by class, the longest first, with their runs and tokens; and the number of stages.
+    """Sorts items by round, then by tile class, then the longest first; returns their runs, tokens, and the rounds.
 
-    Of items as long as one another those that begin with the same KV come together: they run at the same time, so that
-    all but the first find it in L2, however long the paths are that they are parts of.
-
-    `tile` of the result counts the classes of all stages.
+    Items of one length that begin with the same KV slot are neighbours. They run at the same time, so all but the first
+    find that KV in L2. In the result, `tile` numbers the tile classes of all rounds.
     """
     num_stages = 1 if frame is None else frame.stages
     if frame is not None:
@@ -123,7 +135,8 @@ def _in_launch_order(
         stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
         items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
     work = runs.tokens
-    key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))  # slots, and tokens, have 31 bits
+    # First slots and numbers of tokens have 31 bits each.
+    key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))
     if num_stages * sizes > 1:
         order = np.lexsort((key, items.tile))
     elif np.count_nonzero(key[1:] < key[:-1]):
@@ -135,18 +148,22 @@ def _in_launch_order(
 
 @lru_cache(64)
 def class_offsets(bounds: tuple[int, ...]) -> Ints:
-    """Where the items of every class begin: the same at most steps of a batch."""
+    """Makes the array of class offsets, once for all steps of a batch that have the same."""
     return frozen(np.array(bounds))
 
 
 def row_table_of(plan: Plan, tree: Tree) -> tuple[Ints, Longs]:
-    """The row table and where each group's rows begin in it.
+    """Makes the row table, and the offset of each group's first row in it.
 
-    The table opens with the caller's rows in rank order, in which a group of one interval finds its rows; groups of
-    several intervals have theirs listed behind.
+    The table begins with the caller's rows in rank order, where a group of one rank interval finds its rows. Groups of
+    several intervals list theirs after that.
+
+        intervals    group 0: 0:3      group 1: 2:4 and 6:7
+        row table    [ rank 0 | 1 | 2 | 3 | 4 | 5 | 6 || 2 | 3 | 6 ]
+        first row    group 0: 0        group 1: 7
     """
     order, groups = tree.topology.row_of_rank, len(plan)
-    if len(plan.row_lo) == groups == np.count_nonzero(plan.group_rows):  # one interval each
+    if len(plan.row_lo) == groups == np.count_nonzero(plan.group_rows):  # every group has one interval
         return order, plan.row_lo.astype(np.int64)
     intervals = plan.row_indptr[1:] - plan.row_indptr[:-1]
     several = (intervals > 1).nonzero()[0]

@@ -1,8 +1,12 @@
-"""Lowering by request: a plan of a tree whose tokens are named by request becomes entries that a step kernel expands.
+"""Lowering by request: makes the entries of a plan whose tree names tokens by request. A step kernel expands them.
 
-No Python loop over items or requests, and nothing here grows with the length of a context. An engine waits for this
-whenever requests come, so it goes from segments to tables at once, without KV slots, stages and several tile classes,
-which plans of batches do not have; tests hold it to treegen.schedule.lower.
+    segments   node 3, tokens 0:1000, seen by rows 0:8       tokens of a node of the tree
+    entries    seat 5, tokens 64:1064, seen by rows 0:8      tokens of the request that owns the node, in its seat
+    room       tiles 40:55, blocks 120:124                   places where the step kernel writes what the item reads
+
+No Python loop over items or requests, and the time does not depend on the length of contexts. An engine waits for this
+whenever requests come. So it goes straight from segments to tables, without KV slots, rounds and several tile classes,
+which plans of batches do not have. Tests compare the result with that of treegen.schedule.lower.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ _NONE = frozen(np.empty(0))
 _NO_RUNS = _NONE.reshape(0, len(RUN_FIELDS))
 _NO_WORK = frozen(np.zeros(1))
 _AS_RUNS, _AS_SEGMENTS = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
-"""Columns of segments in an order in which those of rows are where runs have them, and back."""
+"""Orders of columns: those of segments as runs have theirs, with rows third and fourth, and the other way round."""
 
 
 class ItemRoom(NamedTuple):
-    """What items have room for. reserve: tokens that a request may gain until there is another plan."""
+    """The room of work items.
+
+    tile: their tile class. page_size: tokens of a page. reserve: tokens that a request may gain until the next plan.
+    """
 
     tile: TileClass
     page_size: int
@@ -40,8 +47,9 @@ class ItemRoom(NamedTuple):
 
 
 class _Items(NamedTuple):
-    """Work items in launch order: the plan's group of each, its first entry of the row table and its rows. Item i reads
-    `segments[:, indptr[i]:indptr[i + 1]]`, columns as of Plan.segments.
+    """Work items in launch order: the group, the first entry of the row table and the number of rows of each.
+
+    Item i reads `segments[:, indptr[i]:indptr[i + 1]]`, whose lines are those of Plan.segments.
     """
 
     group: Longs
@@ -52,15 +60,23 @@ class _Items(NamedTuple):
 
 
 def block_of(page_size: int) -> int:
-    """Tokens of the blocks that tails are packed in: within a page they are neighbours."""
+    """Returns the tokens of a packed run: their KV slots are consecutive, so it must not cross pages."""
     return BLOCK_TOKENS if page_size >= BLOCK_TOKENS else 1
 
 
 def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
-    """The schedule of a plan of a tree by request, with one row each, in one tile class and one stage.
+    """Makes the schedule of a plan of a tree by request, in one tile class and one round.
 
-    Where the plan cuts a node's tokens, entries are cut at the tile or page before, counted from the node's beginning.
-    Raises InputError for a tree that is not by request.
+    Where the plan cuts a node's tokens, entries are cut at the last multiple of a tile or page before that, counted
+    from the beginning of the node.
+
+    Args:
+        plan: The groups.
+        problem: A tree by request in which each request has one row, the attention shape and the target.
+        room: The tile class and the room of items.
+
+    Raises:
+        InputError: The tree does not say which request its tokens belong to.
     """
     tree = problem.tree
     requests = tree.requests
@@ -100,8 +116,10 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
 
 
 def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
-    """The groups as work items of at most `height` rows, the longest first; of items as long as one another those that
-    begin with the same tokens come together. first_row: of every group in the row table.
+    """Cuts groups into work items of at most `height` rows, the longest first.
+
+    Items of one length that begin with the same tokens are neighbours. first_row: the first entry of each group in the
+    row table.
     """
     group, row0, segments = ramp(len(plan)), first_row, plan.segments
     rows: Ints | Longs = plan.group_rows
@@ -116,7 +134,8 @@ def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
     first = indptr[:-1]
     tokens = np.add.reduceat(segments[2] - segments[1], first, dtype=np.int64)
     node, start = segments[:2].take(first, 1)
-    key = tree.kv.start.take(node) + start - (tokens << number(32))  # tokens, and their numbers, have 31 bits
+    # First tokens and numbers of tokens have 31 bits each.
+    key = tree.kv.start.take(node) + start - (tokens << number(32))
     order = key.argsort(kind="stable")
     counts = counts.take(order)
     places = offsets(counts)
@@ -125,7 +144,7 @@ def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
 
 
 def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs | Ints]:
-    """An entry for every segment, and the most tokens that each may come to have."""
+    """Makes an entry of each segment, and the most tokens that it can have until the next plan."""
     node, start, stop, lo, hi = segments
     owner, first, end = requests.of_nodes.take(node, 1)
     opened, to_end, begin = end == 0, stop == tree.tokens.take(node), 0
@@ -135,7 +154,7 @@ def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) ->
         opened &= to_end
         stop, end = np.where(to_end, stop, cut), np.where(to_end, end, first + cut)
         first += begin
-        nothing = (stop == begin).nonzero()[0]  # wherever it was: an end of 0 would be an open one
+        nothing = (stop == begin).nonzero()[0]  # at any place but 0, as an end of 0 means the present length
         first[nothing] = end[nothing] = unit
     entries = np.empty((len(node), len(ENTRY_FIELDS)), np.int32)
     for column, values in enumerate((owner, first, end, lo, hi)):
@@ -144,8 +163,15 @@ def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) ->
 
 
 def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Longs, list[int]]:
-    """Where every item's room for tiles and for blocks begins [2, items], and how much all have. items: the first entry
-    of each.
+    """Gives each item room in the tables of full tiles and of packed runs.
+
+    Args:
+        most_tokens: The most tokens of each entry.
+        items: The first entry of each item.
+        room: The tile class, the page size and the reserve.
+
+    Returns:
+        Where each item's tiles and packed runs begin, `[2, items]`; and the room of all items in both tables.
     """
     tokens, block = room.tile.tokens, block_of(room.page_size)
     packed, size = tokens // block, (tokens.bit_length() - 1, block.bit_length() - 1)
@@ -161,7 +187,7 @@ def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Lo
 
 
 def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int, Merges]:
-    """Where items write partial results, and what is merged. Every row has an item: none is without tokens."""
+    """Finds the first partial slot of each item, and lists the merges. Every row has an item, because it has tokens."""
     rows = items.rows
     if int(np.add.reduce(rows)) == num_rows:
         return -1, no_merges(ramp(0), 1)
@@ -175,19 +201,24 @@ def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int,
 
 
 def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: Ints | Longs) -> tuple[Ints, Ints]:
-    """What is known of every seat, and all claims. listed, merged: the request of each entry of the row table, and of
-    each merged row. Of the rows of a request the first one counts.
+    """Makes the columns SEAT_FIELDS of every seat, and the table of claims.
+
+    Args:
+        requests: The requests of the tree.
+        reserve: Tokens that a request may gain until the next plan.
+        listed: The request of each entry of the row table; a seat points to the first of its request's entries.
+        merged: The request of each merged row, likewise.
     """
     seat, ranges = requests.seat, requests.shared_ranges()
     rows = len(seat)
-    known = UNKNOWN.repeat(rows + 1).reshape(-1, rows + 1)  # of every row, and of none
+    known = UNKNOWN.repeat(rows + 1).reshape(-1, rows + 1)  # the last column is for seats without a request
     epoch, most, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
     epoch[:], most[:] = requests.epoch, requests.length + number(reserve)
     place[listed[::-1]], merge[merged[::-1]] = ramp(len(listed))[::-1], ramp(len(merged))[::-1]
     if ranges.size:
         claiming, first = ranges[0].astype(np.int64), ramp(ranges.shape[1])
         end, new = first + number(1), claiming[1:] != claiming[:-1]
-        if np.count_nonzero(new) < len(new):  # some rows have pages of several others
+        if np.count_nonzero(new) < len(new):  # some requests have pages of several others
             first = np.append(True, new).nonzero()[0]
             claiming, end = claiming.take(first), np.append(first[1:], len(claiming))
         owner[claiming], first_page[claiming], end_page[claiming] = ranges[1:].take(first, 1)

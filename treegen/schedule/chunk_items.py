@@ -1,7 +1,7 @@
-"""Lowering by request in batch-invariant mode: work items for the chunks that several requests read together.
+"""Lowering by request in batch-invariant mode: makes work items for the chunks that several requests read together.
 
-All other chunks, also those that a request comes to by growing, are dealt to work items on the device in each step
-(treegen.backends.chunk_kernels), so a plan says nothing about them.
+A plan says nothing about all other chunks. The step kernel deals these to work items in every step
+(treegen.backends.chunk_kernels), so it also finds those that a request gains by growing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY_LENGTH = INT32_MAX // 2
 
 
 class _SharedItems(NamedTuple):
-    """By work item: the seat in whose pages the chunk lies, the number of the chunk, the first rank and the rows."""
+    """Columns of work items: the seat that owns the chunk's pages, the chunk's number, the first rank, the rows."""
 
     owner: Ints | Longs
     chunk: Longs
@@ -33,9 +33,9 @@ class _SharedItems(NamedTuple):
 
 
 def lower_chunks(plan: Plan, problem: Problem, tile: TileClass, room: RequestRoom) -> RequestSchedule:
-    """Returns the schedule of a plan of treegen.strategies.chunk_paths: its groups of several rows as work items.
+    """Makes the schedule of a plan of treegen.strategies.chunk_paths, with work items for its groups of several rows.
 
-    Items that there is no room for are left out, those of the fewest rows first. Their rows walk the chunk alone.
+    Where there is no room for all items, those of the fewest rows are left out. Their rows walk the chunk alone.
     """
     tree, requests, page_size = problem.tree, problem.tree.requests, problem.shape.page_size
     assert requests is not None
@@ -66,8 +66,8 @@ def lower_chunks(plan: Plan, problem: Problem, tile: TileClass, room: RequestRoo
 
 
 def _shared_items(plan: Plan, requests: RequestKV, room: RequestRoom, height: int) -> _SharedItems:
-    """The groups of several rows, cut into items of at most `height` rows, as many as there is room for."""
-    groups = np.count_nonzero(plan.group_rows > 1)  # which come first
+    """Cuts groups of several rows into items of at most `height` rows, and drops the smallest where room runs out."""
+    groups = np.count_nonzero(plan.group_rows > 1)  # groups of several rows come first
     first = plan.segment_indptr[:groups]
     node = plan.node.take(first)
     chunk = (requests.first.take(node) + plan.start.take(first)).astype(np.int64) // room.chunk
@@ -76,7 +76,7 @@ def _shared_items(plan: Plan, requests: RequestKV, room: RequestRoom, height: in
     lo = plan.row_lo.take(group) + part * height
     rows = np.minimum(rows.take(group) - part * height, height)
     owner, chunk = requests.owner.take(node).take(group), chunk.take(group)
-    alone = rows < 2  # what is left of a group may be a single row
+    alone = rows < 2  # the last item of a group may have a single row
     by_rows = np.where(alone, 0, -rows).argsort(kind="stable")
     fits = (offsets(rows.take(by_rows))[1:] <= room.slots) & ~alone.take(by_rows)
     kept = np.sort(by_rows.compress(fits)[: room.items])
@@ -84,7 +84,7 @@ def _shared_items(plan: Plan, requests: RequestKV, room: RequestRoom, height: in
 
 
 def _chunks_of(items: _SharedItems, slot0: Longs, seats: Ints, known: int) -> SharedChunks:
-    """Which slots hold the chunks of each seat. seats: by rank; known: how many seats there are."""
+    """Lists the partial slots of each seat's chunks. seats: the seat of each rank. known: the number of seats."""
     item, number = ragged(items.rows)
     seat, chunk = seats.take(items.lo.take(item) + number), items.chunk.take(item)
     counts = np.zeros(known, np.int64)

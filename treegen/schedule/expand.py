@@ -1,6 +1,6 @@
-"""Expansion on the host: what step kernels do on the device, in NumPy and one work item per row.
+"""Expansion on the host: does the work of step kernels in NumPy, with one work item for each query row.
 
-The torch backend runs these schedules, so it proves plans by request without a GPU. Loops here go over requests.
+The torch backend runs the resulting schedules, which tests plans by request without a GPU. Loops go over requests.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ FREE, PLANNED, NEW, OUTGROWN, REFUTED, INVALID = range(6)
 
 
 class RunningRequests(NamedTuple):
-    """Who is running, on the host. seats [2, seats]: rows of the batch, -1 for free seats, and epochs. length, pages:
-    by row of the batch, its tokens, and the entries of the page table that it has. num_pages, most_tokens: bounds of
-    page ids and of lengths. page_size: tokens of a page. queries: where the query rows of each row of the batch begin
-    and end among all, as `[rows + 1]`, None for one each; most_queries: all rows at most.
+    """The running requests, on the host.
+
+    seats: `[2, seats]`, the row of the batch in each seat (-1 for a free seat), and its epoch. length: tokens of each
+    row of the batch. pages: page ids of each row of the batch. num_pages: pages of the cache, above all page ids.
+    most_tokens: the most tokens of a request. page_size: tokens of a page. queries: `[rows + 1]`, offsets of the query
+    rows of each row of the batch; None where each has one. most_queries: the most query rows of all requests.
     """
 
     seats: Ints
@@ -35,23 +37,23 @@ class RunningRequests(NamedTuple):
     most_queries: int = 0
 
     def query_rows(self, row: int) -> range:
-        """The query rows of a row of the batch; none where `queries` is impossible."""
+        """Returns the query rows of a row of the batch, or none where `queries` is impossible."""
         if self.queries is None:
             return range(row, row + 1)
         begin, end = int(self.queries[row]), int(self.queries[row + 1])
         return range(begin, end) if 0 <= begin <= end <= self.most_queries else range(0)
 
     def seen(self, row: int, number: int) -> int:
-        """Tokens that a query row of a row of the batch sees."""
+        """Counts the tokens that query row `number` of a row of the batch sees."""
         return max(int(self.length[row]) - len(self.query_rows(row)) + number + 1, 0)
 
     def own_pages(self, row: int) -> Ints:
-        """The pages that a row's tokens are in."""
+        """Returns the pages that hold a row's tokens."""
         count = -(-int(self.length[row]) // self.page_size)
         return self.pages[row][: max(count, 0)]
 
     def valid(self, row: int) -> bool:
-        """Whether the row's length and page ids lie within the table and the cache."""
+        """Says whether a row's length, page ids and query rows are possible."""
         length = int(self.length[row])
         if not 0 <= length <= min(self.most_tokens, len(self.pages[row]) * self.page_size):
             return False
@@ -61,14 +63,14 @@ class RunningRequests(NamedTuple):
         return not len(own) or (int(own.min()) >= 0 and int(own.max()) < self.num_pages)
 
     def places(self, row: int, first: int, end: int) -> tuple[Longs, Longs, Longs]:
-        """Runs of tokens `first:end` of a row, cut at pages: first slots, lengths and positions."""
+        """Cuts tokens `first:end` of a row at pages; returns the first KV slot, length and position of each run."""
         begin = np.arange(first, max(end, first), self.page_size)
         page = self.pages[row][begin // self.page_size].astype(np.int64)
         return page * self.page_size + begin % self.page_size, np.minimum(end - begin, self.page_size), begin
 
 
 def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
-    """The state of every seat, as treegen.backends.claim_checks.check gives it."""
+    """Finds the state of every seat, as treegen.backends.claim_checks.check does."""
     rows, epochs = requests.seats
     states = np.zeros(len(rows), np.int32)
     for seat in np.flatnonzero((rows >= 0) & (rows < len(requests.length))).tolist():
@@ -90,7 +92,7 @@ def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
 
 
 def _is_long_enough(made: RequestSchedule, seat: int, requests: RunningRequests) -> bool:
-    """Whether a request of several query rows has the tokens from which on the plan is right."""
+    """Says whether a request of several query rows has the least length for which the plan is right."""
     length = int(requests.length[requests.seats[0, seat]])
     return made.queries is None or length >= made.queries.least[seat]
 
@@ -101,7 +103,7 @@ def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
 
 
 def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
-    """Whether a row has the pages of its owner that a plan takes for granted."""
+    """Says whether a row and the claim's owner have the same pages, where the plan claims so."""
     owner, first, end = claim
     above = int(requests.seats[0, owner]) if owner < requests.seats.shape[1] else -1
     if not 0 <= above < len(requests.length) or end > len(requests.pages[above]):
@@ -112,8 +114,10 @@ def _holds(claim: list[int], row: int, requests: RunningRequests) -> bool:
 
 
 class _RowWork(NamedTuple):
-    """What an item of this step reads: its query row, its partial slot (-1 for none), and tokens (row of the batch,
-    first and end).
+    """A work item of one query row.
+
+    row: the query row. slot: its partial slot, -1 for none. tokens: a row of the batch, the first token and the end of
+    each run that the item reads.
     """
 
     row: int
@@ -122,7 +126,7 @@ class _RowWork(NamedTuple):
 
 
 def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> list[_RowWork]:
-    """The items of rows that are served by the plan."""
+    """Lists the items of rows that the plan serves."""
     plan, rows, found = made.schedule, requests.seats[0], []
     for number, (row0, count, _, _, _, _, slot0, _) in enumerate(plan.items.tolist()):
         entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
@@ -137,7 +141,7 @@ def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests
 
 
 def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Iterator[_RowWork]:
-    """The items of rows whose requests are alone."""
+    """Lists the items of rows whose requests are walked alone."""
     for seat in np.flatnonzero(states >= NEW).tolist():
         row = int(requests.seats[0, seat])
         for query, place in enumerate(requests.query_rows(row)):
@@ -146,7 +150,7 @@ def _lone_work(states: Ints, requests: RunningRequests, window_left: int) -> Ite
 
 
 def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests) -> dict[int, list[int]]:
-    """The slots that are merged by query row, of rows that are served by the plan."""
+    """Lists the partial slots of each query row that the plan serves and merges."""
     plan = made.schedule
     return {
         requests.query_rows(int(requests.seats[0, seat]))[made.merge_number(j)]: (
@@ -160,8 +164,9 @@ def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests)
 def _chunk_work(
     states: Ints, requests: RunningRequests, window_left: int, chunk: int
 ) -> tuple[list[_RowWork], dict[int, list[int]]]:
-    """Batch-invariant mode: an item for each chunk that a row sees, and the slots that are merged by row. Which chunks
-    requests read together makes no difference here.
+    """Lists, for batch-invariant mode, an item for each chunk that a row sees, and the partial slots of each row.
+
+    Here it makes no difference which chunks requests read together.
     """
     items: list[_RowWork] = []
     merged: dict[int, list[int]] = {}
@@ -189,8 +194,18 @@ def expanded(
     *,
     positions: bool = False,
 ) -> tuple[Schedule, Ints]:
-    """The schedule of this step, with an item for each row of every item of the plan, and the states of seats. chunk:
-    tokens of a chunk in batch-invariant mode, else 0.
+    """Makes the schedule of one step, with a work item for each row of each item of the plan.
+
+    Args:
+        made: The plan's schedule by request.
+        tile: The tile class.
+        requests: The running requests.
+        window_left: Tokens before its own that a row sees, -1 for all.
+        chunk: Tokens of a chunk in batch-invariant mode, else 0.
+        positions: Whether kernels need positions of rows and tokens.
+
+    Returns:
+        The schedule, and the state of each seat.
     """
     states = states_of(made, requests)
     if chunk:
@@ -227,7 +242,7 @@ def expanded(
 
 
 def _row_positions(requests: RunningRequests) -> Ints:
-    """The position of every query row."""
+    """Returns the position of each query row."""
     if requests.queries is None:
         return frozen(np.maximum(requests.length - 1, 0))
     found = np.zeros(requests.most_queries, np.int32)
@@ -238,12 +253,12 @@ def _row_positions(requests: RunningRequests) -> Ints:
 
 
 def _joined(runs: list[tuple[Longs, Longs, Longs]]) -> Longs:
-    """Slots, lengths and positions of runs, one after another, as lines of a table."""
+    """Concatenates runs as a table with the lines KV slot, length and position."""
     return np.concatenate([np.zeros((3, 0), np.int64), *map(np.stack, runs)], axis=1)
 
 
 def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> tuple[int, int, int]:
-    """The row whose tokens an entry names, and which they are now."""
+    """Finds the row of the batch that an entry names, and the tokens for its present length."""
     seat, first, end, _, _ = entry
     row = int(requests.seats[0, seat])
     length = int(requests.length[row])
@@ -252,5 +267,5 @@ def _clamped(entry: list[int], requests: RunningRequests, window_begin: int) -> 
 
 
 def _window(length: int, window_left: int, page_size: int) -> int:
-    """The page from which on a row of this length, or longer, sees tokens, as their number."""
+    """Returns the first token of the page in which the window of a row of this length begins."""
     return 0 if window_left < 0 else max(int(length) - 1 - window_left, 0) // page_size * page_size

@@ -1,4 +1,4 @@
-"""Counts of the schedules of many plans at once, without their tables."""
+"""Counts of the schedules of a forest's plans, one plan for each tree, without making their tables."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ from treegen.target.tile_config import tile_sizes
 
 
 class Counts(NamedTuple):
-    """Per tree of a forest: rows of partial results, each written once and read once, and runs in masked work items."""
+    """Counts for each tree of a forest.
+
+    partial_rows: rows of partial results, each written once and read once. mask_runs: packed runs and full tiles of
+    launches with masks.
+    """
 
     partial_rows: Longs
     mask_runs: Longs
 
 
 def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Target) -> Counts:
-    """What the schedules of many plans at once have in numbers, without making their tables.
+    """Counts partial rows and masked runs of the schedules of a forest's plans, each lowered as if it were alone.
 
-    `plan` holds a plan of every tree of the forest, whose rows are `first_row[t]:first_row[t + 1]`; each is lowered as
-    if it were alone.
+    Args:
+        plan: The plans of all trees as one.
+        forest: All trees as one.
+        first_row: The first row of each tree, then the number of rows.
+        shape: The attention shape.
+        target: The device to lower for.
     """
     trees = len(first_row) - 1
     tree = np.searchsorted(first_row, np.append(plan.row_lo, 0)[plan.row_indptr[:-1]], side="right") - 1

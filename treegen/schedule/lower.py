@@ -1,5 +1,6 @@
-"""Lowering: a plan, a tree's KV locations and an attention shape become a schedule. No Python loop over items or
-tokens.
+"""Lowering: makes the schedule of a plan, for a tree by KV slot and an attention shape.
+
+No Python loop over items or tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from treegen.target.tile_config import lanes_of
 
 
 class _Work(NamedTuple):
-    """Lists of work, as in Schedule."""
+    """The work lists of a Schedule."""
 
     indptr: Ints
     entries: Ints
@@ -56,14 +57,22 @@ def lower(
     frame: Frame | None = None,
     positions: Positions | None = None,
 ) -> Schedule:
-    """The schedule of `plan`: row tiles of its groups as items, by tile class and longest first, and merge lists.
+    """Makes the schedule of a plan: work items in launch order, the tables that they read, and merge lists.
 
-    An item whose rows have no other item writes final output, any other writes partial slots that are merged. Under
-    "final" merge, items of the plan's last stage do not count those before: they merge their partials and write final
-    output. frame: the classes to take as they are, with the plan's stages as they are numbered, instead of those that
-    the plan calls for. positions: of the tree, for kernels whose scores depend on them. Raises ShapeError when no tile
-    class fits the shape, and PlanError when a plan that runs unfused has rows to merge, or when a row has several items
-    that could merge its partials, or when a plan's runs do not fill its fixed blocks.
+    An item whose rows have no other item writes final output. All other items write partial slots, which are merged.
+    Under "final" merge an item of the plan's last round writes final output, too: it merges the partials that earlier
+    rounds left for its rows.
+
+    Args:
+        plan: The groups of rows and the segments that they read.
+        problem: The tree, the attention shape and the target.
+        frame: Tile classes to use instead of those that suit the plan best; the plan's rounds keep their numbers.
+        positions: The tree's positions, for kernels whose scores depend on them.
+
+    Raises:
+        ShapeError: No tile class fits the shape.
+        PlanError: A plan that runs unfused has rows to merge, a row has several items that could merge its partials, or
+            a plan's runs do not fill its fixed blocks.
     """
     arranged = arrange(plan, problem, frame, positions)
     if plan.fixed_block:
@@ -84,7 +93,7 @@ def scheduled(
     *,
     framed: bool,
 ) -> Schedule:
-    """The schedule of arranged items with these tables of what they read. framed: the classes stay as they are."""
+    """Makes the schedule of arranged items and their tables. framed: whether the tile classes come from a frame."""
     tree, shape, target = problem
     items, num_stages, launches = arranged.items, arranged.num_stages, len(arranged.bounds) - 1
     row_table, row0 = row_table_of(plan, tree)
@@ -119,19 +128,20 @@ def scheduled(
 
 @cache
 def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
-    """The tile class with what the runs of a launch need."""
+    """Specialises a tile class for the runs of one launch."""
     return replace(tile, mask=mask, block=block, dealt=dealt)
 
 
 @cache
 def _stage_indptr(stages: int, launches: int) -> Ints:
-    """Offsets of so many launches in stages, as many in each."""
+    """Makes the offsets of rounds that have the same number of launches each."""
     return frozen(np.arange(stages + 1) * (launches // stages))
 
 
 def _tabulate_classes(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[tuple[TileClass, ...], PackedTables]:
-    """The classes with the mask and blocks that their runs need, and the tables of all, one behind the other. fixed:
-    the classes stay as they are.
+    """Gives each launch's tile class the mask and packed runs that it needs, and makes the tables of all launches.
+
+    fixed: whether tile classes stay as they are.
     """
     sizes, tokens, items, runs, work, bounds, _ = arranged
     if fixed and plan.mask in BIT_MASKS:
@@ -157,7 +167,7 @@ def _tabulate_classes(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[t
 
 
 def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: Items, runs: Runs) -> PackedTables:
-    """The tables of a plan with fixed blocks, whose groups are work items each."""
+    """Makes the tables of a plan with fixed blocks. Each of its groups is one work item."""
     if len(items.group) and int(items.begin.max()):
         rows = int(plan.group_rows.max())
         raise PlanError(
@@ -168,10 +178,10 @@ def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: Items, runs:
 
 
 def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, work: Longs, shape: Shape, target: Target) -> _Work:
-    """Lists of work for the thread blocks that the plan asks for, if any: the costliest items first
-    (treegen.strategies.makespan). rows, work: rows and tokens of every item.
+    """Deals items to the plan's thread blocks, the costliest first (treegen.strategies.makespan).
 
-    Raises PlanError when the plan needs several tile classes.
+    rows, work: rows and KV tokens of each item. Without thread blocks in the plan the lists are empty. Raises PlanError
+    for a plan of several tile classes.
     """
     if not plan.blocks:
         return _NO_WORK

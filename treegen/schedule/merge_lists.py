@@ -1,4 +1,15 @@
-"""Merge lists: which results are partial, and when and into what they are merged."""
+"""Merge lists: which partial slots are merged into which rows, and after which round.
+
+    partials    row 4: slots 0, 7      row 6: slots 2, 3, 9      row 9: none, it sees no token
+    one round   merge_rows    [ 4 | 6 | 9 ]
+                merge_indptr  [ 0 | 2 | 5 | 5 ]
+                merge_slots   [ 0, 7 | 2, 3, 9 ]                 row 9 gets out 0 and lse -inf
+
+Where a row has partials from several rounds, each merge but the row's last one writes the row's first slot:
+
+    row 6       round 0: slots 2, 3      round 1: slot 9
+    merges      after round 0: 2, 3 ──▶ slot 2      after round 1: 2, 9 ──▶ row 6
+"""
 
 from __future__ import annotations
 
@@ -13,7 +24,7 @@ from treegen.ir.plan import Plan
 
 
 class Merges(NamedTuple):
-    """The merge part of a Schedule, in its terms."""
+    """The merge lists of a Schedule: merge_rows, merge_indptr, merge_slots and merge_stage_indptr."""
 
     rows: Ints
     indptr: Ints
@@ -22,7 +33,7 @@ class Merges(NamedTuple):
 
 
 class Epilogue(NamedTuple):
-    """The epilogue part of a Schedule, in its terms."""
+    """The epilogue lists of a Schedule: epilogue_indptr and epilogue_slots."""
 
     indptr: Ints
     slots: Ints
@@ -33,8 +44,9 @@ NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), _NO_SLOTS)
 
 
 def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
-    """Whether groups, of trees `tree`, are in the last stage of their tree's plan and so merge what stages before left;
-    under "reduce" merge none does.
+    """Says for each group whether it merges the partials of earlier rounds: under "final" merge in the last round.
+
+    tree: the tree of each group, out of `trees`, whose plans have last rounds of their own.
     """
     if plan.merge == "reduce":
         return np.zeros(len(plan), np.bool_)
@@ -48,10 +60,15 @@ def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
 
 
 def partial_items(rows: Longs, row: Ints, items_of_row: Longs, last: Bools) -> Bools:
-    """Whether every item writes partials. rows: of every item, at least one; row: of all items, one after another;
-    items_of_row: the items of every row.
+    """Says for each item whether it writes partials: where one of its rows has another item.
 
-    An item does when some row of it has a further item; in the last stage, `last`, a further item of that stage.
+    An item of the last round, `last`, writes partials only where one of its rows has another item of that round.
+
+    Args:
+        rows: Rows of each item, at least one.
+        row: The rows of all items, item after item.
+        items_of_row: Items of each row.
+        last: Whether each item merges the partials of earlier rounds.
     """
     rivals = items_of_row[row]
     if last.any():
@@ -62,7 +79,7 @@ def partial_items(rows: Longs, row: Ints, items_of_row: Longs, last: Bools) -> B
 
 
 def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
-    """Raises PlanError unless every row that items before the last stage work on has at most one item in it."""
+    """Raises PlanError where a row has partials from earlier rounds and several items in the last round."""
     of_last = last[item]
     counts = np.bincount(row[of_last], minlength=int(row.max(initial=0)) + 1)
     wrong = row[~of_last & (counts[row] > 1)]
@@ -72,7 +89,7 @@ def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
 
 
 def epilogue_lists(entry: Longs, slot: Longs, entries: int) -> Epilogue:
-    """The slots that are merged into entries of a row table of `entries`, in ascending order; none without slots."""
+    """Lists the slots, in ascending order, that are merged into each of the row table's `entries`."""
     if not len(slot):
         return NO_EPILOGUE
     order = np.lexsort((slot, entry))
@@ -80,7 +97,7 @@ def epilogue_lists(entry: Longs, slot: Longs, entries: int) -> Epilogue:
 
 
 def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
-    """The rows whose merged partials a later stage reads, once for every such merge; arguments as of `merge_lists`."""
+    """Lists the rows whose merged partials a later round reads, once for each such merge (see merge_lists)."""
     order = np.lexsort((stage, row))
     merges = merge_lists(row, np.argsort(order), stage, np.empty(0, np.int64), stages)
     kept: Longs = row[order][-1 - merges.rows[merges.rows < 0]]
@@ -88,17 +105,24 @@ def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
 
 
 def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
-    """Merges of the partial slots that `row` has from items of `stage`; rows `unseeing`, which have none, become empty.
+    """Lists the merges of all rows, round by round.
 
-    After every stage that gave a row partials, they join what the row has so far, which stays in its first slot; behind
-    the row's last stage the result is final. A row with a single partial in all has nothing to join: the last stage
-    makes it final.
+    After each round that writes partials of a row, they are merged with the row's earlier ones. The result goes to the
+    row's first slot, and after the row's last such round to its final output. A row with a single partial becomes final
+    after the last round of all.
+
+    Args:
+        row: The row of each partial.
+        slot: The slot of each partial.
+        stage: The round of each partial.
+        unseeing: Rows without partials. Their merges are empty, in the last round.
+        stages: The number of rounds.
     """
     if stages == 1:
         return single_stage_merges(row, slot, unseeing)
     order = np.lexsort((stage, row))
     row, slot, stage = row[order], slot[order], stage[order]
-    # A cell: the partials of one row in one stage.
+    # A cell: the partials of one row in one round.
     first = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (stage[1:] != stage[:-1]))[: len(row)])
     counts = np.diff(np.append(first, len(row)))
     cell_row, cell_stage = row[first], stage[first]
@@ -113,10 +137,10 @@ def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, s
     lengths = counts[kept] + joined
     indptr = offsets(lengths)
     slots = np.empty(indptr[-1], np.int64)
-    slots[indptr[:-1]] = running[kept]  # overwritten below where the row has nothing yet: then it is its own first slot
+    slots[indptr[:-1]] = running[kept]  # without earlier partials the next line writes the same slot again
     slots[ragged_ranges(indptr[:-1] + joined, counts[kept])] = slot[ragged_ranges(first[kept], counts[kept])]
 
-    # Rows without partials are empty merges of the last stage.
+    # Rows without partials are empty merges of the last round.
     target = np.concatenate([target, unseeing])
     stage = np.concatenate([cell_stage[kept], np.full(len(unseeing), stages - 1)])
     begin = np.concatenate([indptr[:-1], np.zeros(len(unseeing), np.int64)])
@@ -132,7 +156,7 @@ def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, s
 
 
 def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs | None = None) -> Merges:
-    """`merge_lists` of one stage: all partials of a row are one merge, and it is final. unseeing: by default none."""
+    """Makes `merge_lists` of one round, in which each row has one merge, and that is final."""
     if unseeing is None or not len(unseeing):
         lengths = np.bincount(row)
         rows = lengths.nonzero()[0]
@@ -147,7 +171,7 @@ def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs | None =
 
 
 def no_merges(unseeing: Longs, stages: int) -> Merges:
-    """`merge_lists` where no row has partials."""
+    """Makes `merge_lists` where no row has partials."""
     return (
         _empty_merges(stages)
         if not len(unseeing)
@@ -157,5 +181,5 @@ def no_merges(unseeing: Longs, stages: int) -> Merges:
 
 @cache
 def _empty_merges(stages: int) -> Merges:
-    """`merge_lists` of no rows."""
+    """Makes `merge_lists` of no rows."""
     return Merges(_NO_SLOTS, NO_EPILOGUE.indptr, _NO_SLOTS, frozen(np.zeros(stages + 1)))

@@ -1,5 +1,12 @@
-"""Pieces of runs: what work items read, cut into full tiles and blocks, and the tables of these. No Python loop over
-items or tokens.
+"""Packing: cuts the KV runs of work items into full tiles and packed runs, and makes the tables of both.
+
+    item       run of 150 tokens                        run of 20 tokens      tiles of 64, packed runs of 16
+    pieces     [ 64 | 64 | 16 | 6 ]                     [ 16 | 4 ]
+    tiles      [ 64 ][ 64 ]                             a full tile is one run of consecutive KV slots
+    blocks     [ 16 | 6 | 16 | 4 ]                      four packed runs fill one tile
+
+`full` counts the full tiles of a run, `blocks` its packed runs. A packed run shorter than 16 leaves its place in the
+tile partly empty, and zeros fill up an item's last packed tile. No Python loop over items or tokens.
 """
 
 from __future__ import annotations
@@ -17,23 +24,24 @@ from treegen.schedule.segment_runs import Runs
 from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS
 
 MOST_SPREAD = 1.25
-"""Runs are packed slot by slot where packing in blocks would make more than so many times as many tiles."""
+"""Runs are packed slot by slot where packed runs of several slots would take more than 1.25 times as many tiles."""
 
-# Of more pieces, most of them whole runs, as of pages in any order, only those of runs that are cut are gone through.
+# With more pieces than this, mostly whole runs (as pages in any order are), only the runs that are cut are computed.
 _MANY_PIECES = 1024
 
 Each: TypeAlias = "int | Longs"
-"""One number for all, or an array of one for each: most schedules have one tile size."""
+"""One number for all, or an array with a number for each. Most schedules have one tile size."""
 Sizes: TypeAlias = tuple[int, ...]
-"""Tokens of the tiles, or of the blocks, of every launch."""
+"""Tokens of a tile, or of a packed run, in each launch."""
 
 
 class Pieces(NamedTuple):
-    """Runs cut into full tiles and a rest in blocks. block: tokens of a block, by launch.
+    """The full tiles and packed runs that runs are cut into.
 
-    full, blocks [runs]: full tiles and blocks of every run, full None where no run has any, and blocks None where every
-    run is one. of_items: full tiles and blocks of every item; block_tiles [items]: the tiles that its blocks are packed
-    into. padded: some blocks are behind the end of their run, and empty.
+    block: tokens of a packed run in each launch. full: full tiles of each run, None where no run has one. blocks:
+    packed runs of each run, None where each has one. of_items: full tiles and packed runs of each item. block_tiles:
+    tiles that hold the packed runs of each item. padded: whether some packed runs begin after the end of their run, and
+    are empty.
     """
 
     block: Sizes
@@ -45,8 +53,9 @@ class Pieces(NamedTuple):
 
 
 class PackedTables(NamedTuple):
-    """Tile and block tables, and of every item where its part of the first begins, how many tiles it has there, and the
-    same of the second.
+    """The tables of full tiles and of packed runs.
+
+    walk: for each item its first full tile, its full tiles, its first packed run, and its packed tiles.
     """
 
     tiles: Ints
@@ -55,12 +64,19 @@ class PackedTables(NamedTuple):
 
 
 def usual_block(plan: Plan) -> int:
-    """Tokens of the runs that tiles of a plan are packed of."""
+    """Tokens of a packed run in tiles of a plan."""
     return DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS
 
 
 def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
-    """The runs cut into tiles and blocks of these tokens. launch: of every item. No item is without runs."""
+    """Cuts runs into full tiles, and the rest into packed runs.
+
+    Args:
+        runs: The runs of each item; every item has one.
+        launch: The launch of each item.
+        tile_tokens: Tokens of a tile in each launch, powers of two.
+        block: Tokens of a packed run in each launch, powers of two.
+    """
     rest, first_run, full, full_of_items = runs.length, runs.indptr[:-1], None, zeros(len(launch))
     longest, packed = largest(rest) if len(rest) else 0, _blocks_per_tile(tile_tokens, block, launch)
     if longest >= min(tile_tokens):
@@ -79,8 +95,10 @@ def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pi
 
 
 def packed_pieces_of(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
-    """The same in blocks of `usual` tokens, or of 1 (a slot per token) in launches where packing in blocks of that size
-    makes a quarter more tiles, full ones counted. work: tokens of every item.
+    """Cuts runs as pieces_of does, into packed runs of `usual` tokens, or of one KV slot where that saves tiles.
+
+    A launch packs single slots where packed runs of `usual` tokens would take more than MOST_SPREAD times their tiles.
+    work: KV tokens of each item.
     """
     block = tuple([min(usual, tokens) for tokens in tile_tokens])
     pieces = pieces_of(runs, launch, tile_tokens, block)
@@ -96,10 +114,19 @@ def packed_pieces_of(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes,
 
 
 def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> Pieces:
-    """The runs cut into blocks, each at its place: runs that follow one another along a path lie one behind the other,
-    and any other run begins a tile. place: of every run's first token along its path.
+    """Cuts runs into packed runs whose places in their tiles follow from the token's place along the path.
 
-    Raises PlanError unless runs that others follow on fill their blocks, and others begin at multiples of a tile.
+    Runs that continue one another along a path are neighbours in a tile. Any other run begins a tile.
+
+    Args:
+        runs: The runs of each item.
+        place: The number of tokens on the path before each run.
+        tile_tokens: Tokens of a tile.
+        block: Tokens of a packed run.
+
+    Raises:
+        PlanError: A run that another one continues does not fill its last packed run, or a run that continues none does
+            not begin at a multiple of a tile.
     """
     length = runs.length
     end, follows = place + length, np.zeros(len(length) + 1, np.bool_)
@@ -108,7 +135,7 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> P
     partial = follows[1:] & (end % block > 0)
     if partial.any():
         reason = (
-            f"a path goes on behind its token {end[partial.argmax()]}, in another node or another place in the cache"
+            f"a path goes on after its token {end[partial.argmax()]}, in another node or another place in the cache"
         )
         raise PlanError("block", block, reason, f"use block=1, or share and place KV in multiples of {block} tokens")
     if (place[~follows[:-1]] % tile_tokens).any():
@@ -120,8 +147,9 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> P
 
 
 def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Longs:
-    """Where every run's first token lies along the paths of rows that see it: the tokens above it. group: of every
-    owner, that reads all of its group's segments.
+    """Counts the tokens on the path before each run.
+
+    group: the group of each owner of runs, which reads all segments of its group.
     """
     segment = ragged_ranges(plan.segment_indptr[group], plan.segment_indptr[group + 1] - plan.segment_indptr[group])
     first = tree.topology.prefix[plan.node[segment]] + plan.start[segment]
@@ -132,14 +160,15 @@ def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Long
 
 
 def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> PackedTables:
-    """The tables of runs cut into pieces; an item's blocks are packed into tiles one after another, which zeros fill
-    up. Arguments as of `pieces_of`.
+    """Makes the tables of full tiles and packed runs. Arguments: see pieces_of.
+
+    The packed runs of an item fill its tiles one after another, and zeros fill up the last one.
     """
     (tile_count, block_count), blocks = pieces.of_items, pieces.blocks
     places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
     block0, unfilled, tile0, num_tiles = offsets(places), places - block_count, tile_count, 0
     padded = np.count_nonzero(unfilled) > 0
-    if padded:  # with what an item's last run would go on with, if it did
+    if padded:  # the item's last run gets further pieces here, which become zeros below
         blocks = np.ones(len(runs.table), np.int64) if blocks is None else blocks.copy()
         blocks[runs.indptr[1:] - 1] += unfilled
     if blocks is None:
@@ -161,12 +190,21 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> P
 
 
 def _tiles_and_blocks(table: Ints, full: Longs, blocks: Longs, num_tiles: int, tokens: Each, block: Each) -> Ints:
-    """So many full tiles of every run of a table, `num_tiles` in all, and behind all of them its blocks, which begin
-    where its tiles end. tokens, block: of a tile and of a block, by run.
+    """Makes one table of the full tiles of all runs and, after these, of their packed runs.
+
+    The packed runs of a run begin where its full tiles end.
+
+    Args:
+        table: The runs.
+        full: Full tiles of each run.
+        blocks: Packed runs of each run.
+        num_tiles: Full tiles of all runs.
+        tokens: Tokens of a tile, for each run or for all.
+        block: Tokens of a packed run, for each run or for all.
     """
     counts, made = np.concatenate((full, blocks)), np.concatenate((table.repeat(full, 0), table.repeat(blocks, 0)))
     first = offsets(counts)[:-1]
-    first[len(full) :] -= full * (tokens // block)  # tiles are so many blocks
+    first[len(full) :] -= full * (tokens // block)  # the tiles take the place of this number of packed runs
     if not isinstance(tokens, int):
         tokens = tokens.repeat(full)
     if not isinstance(block, int):
@@ -184,7 +222,7 @@ def _tiles_and_blocks(table: Ints, full: Longs, blocks: Longs, num_tiles: int, t
 
 
 def _go_on(table: Ints, tokens: Ints) -> None:
-    """Lets runs of a table begin so many tokens later."""
+    """Moves the beginning of each run of a table by `tokens`, and shortens it."""
     start, length = table[:, 0], table[:, 1]
     start += tokens
     length -= tokens
@@ -194,8 +232,9 @@ def _go_on(table: Ints, tokens: Ints) -> None:
 
 
 def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
-    """So many pieces of every run of a table, one after another: each of `size` tokens, or of what the run has left.
-    size: one for all pieces, or of each.
+    """Cuts each run of a table into `counts` pieces of `size` tokens, the last one shorter where the run ends.
+
+    size: one number for all pieces, or one for each.
     """
     made, ends = table.repeat(counts, 0), offsets(counts)
     cut, part = made, None
@@ -215,15 +254,16 @@ def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
 
 
 def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:
-    """Blocks that a tile of every item holds."""
+    """The number of packed runs that a tile of each item holds."""
     if len(block) == 1:
         return tile_tokens[0] // block[0]
     return _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, block, strict=True)]), launch)
 
 
 def _each(values: Sizes, owner: Longs, runs: Runs | None = None, pieces: Longs | None = None) -> Each:
-    """`values[owner]`, or the only one of them; with `runs`, which owners have, by run, and with `pieces`, which runs
-    have, by piece.
+    """Looks up `values[owner]`, or one number where all values are equal.
+
+    With `runs`, the result is repeated for each owner's runs, and with `pieces` for each run's pieces.
     """
     if len(values) == 1 or len(set(values)) == 1:
         return values[0]
@@ -233,7 +273,7 @@ def _each(values: Sizes, owner: Longs, runs: Runs | None = None, pieces: Longs |
 
 
 def _ceiled(values: Longs, by: Each) -> Longs:
-    """Values divided by powers of two, rounded up."""
+    """Divides by powers of two, and rounds up."""
     if not isinstance(by, int):
         return -(-values // by)
     if by == 1:
@@ -244,7 +284,7 @@ def _ceiled(values: Longs, by: Each) -> Longs:
 
 
 def table(first: Longs, *others: Each) -> Ints:
-    """A read-only int32 table of these columns."""
+    """Makes a read-only int32 table of columns."""
     made = np.empty((len(first), 1 + len(others)), np.int32)
     for index, column in enumerate((first, *others)):
         made[:, index] = column

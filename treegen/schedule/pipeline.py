@@ -1,10 +1,9 @@
-"""The pipeline of schedule passes: what turns a lowered plan into what is launched.
+"""The pipeline of schedule passes, from a lowered plan to the schedule that is launched.
 
     lower ──▶ stagger ──▶ [empty-rows] ──▶ fuse-merge ──▶ single-loop ──▶ launches
                      fixed capacity        └─ not in a fixed capacity ─┘
 
-Passes leave results as they are, but for the order of sums. Accounts and estimates read the schedule before
-`fuse-merge`.
+Passes change nothing but the order of sums. Accounts and estimates read the schedule before `fuse-merge`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from treegen.target.problem import Problem
 
 
 class Lowering(NamedTuple):
-    """What passes take and give: a plan and its schedule."""
+    """A plan and its schedule, which passes take and return."""
 
     plan: Plan
     schedule: Schedule
 
 
 class SchedulePass(NamedTuple):
-    """A named rewriting of a lowering, for the problem that it solves."""
+    """A named function that rewrites the lowering of a problem."""
 
     name: str
     apply: Callable[[Lowering, Problem], Lowering]
@@ -51,17 +50,17 @@ FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: Lowering(made.plan, in_o
 SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: Lowering(made.plan, in_one_loop(made.schedule)))
 
 COUNTED = (STAGGER,)
-"""Up to the schedule that accounts and estimates count."""
+"""The passes before accounts and estimates."""
 COUNTED_FIXED = (STAGGER, EMPTY_ROWS)
-"""The same where launches are those of a capacity."""
+"""The same in a fixed capacity."""
 LAUNCHED = (FUSE_MERGE, SINGLE_LOOP)
-"""From there to what is launched. In a fixed capacity launches stay as they are."""
+"""The passes after that. A fixed capacity has none, because its launches never change."""
 
 
 def run(
     passes: Iterable[SchedulePass], lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None
 ) -> Lowering:
-    """The lowering after these passes, one after another; `on_pass(name, lowering)` is called after each."""
+    """Applies passes one after another, and calls `on_pass(name, lowering)` after each."""
     for step in passes:
         lowering = step.apply(lowering, problem)
         if on_pass:
@@ -76,18 +75,18 @@ def lowered(
     positions: Positions | None = None,
     on_pass: OnSchedulePass | None = None,
 ) -> Lowering:
-    """A plan lowered, up to the schedule that accounts count. Arguments and errors as of treegen.schedule.lower."""
+    """Lowers a plan, up to the schedule that accounts count. Arguments and errors are those of `lower`."""
     made = Lowering(plan, lower(plan, problem, frame, positions))
     return run(COUNTED if frame is None else COUNTED_FIXED, made, problem, on_pass)
 
 
 def launched(lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None) -> Schedule:
-    """The schedule that is launched for a plan that is lowered, of a kernel without a fixed capacity."""
+    """Makes the schedule that a kernel without a fixed capacity launches, of a lowered plan."""
     return run(LAUNCHED, lowering, problem, on_pass).schedule
 
 
 def launch_schedule(
     plan: Plan, problem: Problem, positions: Positions | None = None, on_pass: OnSchedulePass | None = None
 ) -> Schedule:
-    """The schedule that is launched for a plan, of a kernel without a fixed capacity."""
+    """Makes the schedule that a kernel without a fixed capacity launches, of a plan."""
     return launched(lowered(plan, problem, positions=positions, on_pass=on_pass), problem, on_pass)

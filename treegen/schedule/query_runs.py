@@ -1,10 +1,14 @@
-"""Lowering by request where requests have several query rows: drafts that are verified, the chunk of a prompt.
+"""Lowering by request where requests have several query rows: drafts to verify, or the chunk of a prompt.
 
-A request's rows are its last tokens, and each sees itself and what is before it. Of the piece of tokens that ends with
-these, the first row that sees a run may not see the tokens behind its own:
+A request's rows are its last tokens. Each sees itself and the tokens before it. The piece of a request that ends with
+these tokens is seen by its first row up to that row's own token, and by each later row up to one token more. With three
+rows:
 
-    piece    [ 0 .................. own | own + 1 | own + 2 | ... ]     first row: seen until own, itself included
-    entries  page          counted from the request's length on
+    piece    tokens 0 ................................... own        own + 1        own + 2
+    entries  [ page .... page ) [ page ........ length - 2 )        [ length - 2 ]  [ length - 1 ]
+
+An entry begins at a page, and where the plan cuts the piece it also ends at a page. All other places count from the
+request's present length, so that they stay right while the request grows.
 """
 
 from __future__ import annotations
@@ -30,14 +34,14 @@ _NO_RUNS = frozen(np.empty((0, len(RUN_FIELDS))))
 
 
 def lower_requests(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
-    """The schedule of a plan of a tree by request (treegen.schedule.by_request), whatever rows the requests have."""
+    """Makes the schedule of a plan of a tree by request, in which requests have one query row or several."""
     requests = problem.tree.requests
     several = requests is not None and requests.queries is not None
     return lower_queries(plan, problem, room) if several else lower_by_request(plan, problem, room)
 
 
 def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
-    """The schedule of a plan of a tree by request where requests have several rows."""
+    """Makes the schedule of a plan of a tree by request in which requests have several query rows."""
     tree, requests = problem.tree, problem.tree.requests
     assert requests is not None
     assert requests.queries is not None
@@ -57,8 +61,10 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
 
 
 class OwnTokens(NamedTuple):
-    """Per run: whether it is of the last piece of a request of several rows, and in that piece the token of the first
-    row that sees the run.
+    """Two columns, with a line for each run.
+
+    several: whether the run lies in the last piece of a request of several rows. token: the number, in that piece, of
+    the own token of the first row that sees the run.
     """
 
     several: Bools
@@ -66,7 +72,7 @@ class OwnTokens(NamedTuple):
 
 
 def joined_runs(runs: Runs, tree: Tree) -> Runs:
-    """Runs of one node that follow on one another, and that the same rows see, as one."""
+    """Joins consecutive runs of one node that the same rows see."""
     start, length, lo, hi = runs.table.T
     node = tree.kv.start.searchsorted(start, "right")
     begins = np.ones(len(start), np.bool_)
@@ -80,7 +86,7 @@ def joined_runs(runs: Runs, tree: Tree) -> Runs:
 
 
 def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: Longs) -> OwnTokens:
-    """See OwnTokens. queries: of every request of the tree; node: of every run."""
+    """Finds the own tokens of runs. queries: query rows of each request. node: the node of each run."""
     items, runs = arranged.items, arranged.runs
     several = np.zeros(len(tree.tokens), np.bool_)
     several[tree.row_node[offsets(queries)[:-1]]] = queries > 1
@@ -90,11 +96,17 @@ def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: 
 
 
 def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, requests: RequestKV) -> Longs:
-    """Per request the length from which on the own token of every row is behind what entries up to a page read for it.
-    tokens: of each entry's node.
+    """Finds the least length of each request for which its entries are right.
 
-    A request of one row reads up to its length, whatever that is. Of several rows, the first see less than the length,
-    while entries that end at a page may go up to it.
+    The entries of a request of one row are right for any length. With several rows, the first ones see less than the
+    whole length, so entries that end at a page have to end before their own tokens.
+
+    Args:
+        entries: The entries of all items.
+        own: The own tokens of the entries' runs.
+        tokens: Tokens of each entry's node.
+        tree: A tree by request.
+        requests: The requests of the tree.
     """
     assert requests.queries is not None
     before = requests.first[tree.row_node[offsets(requests.queries)[:-1]]].astype(np.int64)
@@ -110,8 +122,11 @@ def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, reques
 def _entries(
     plan: Plan, arranged: Arranged, tree: Tree, requests: RequestKV, room: ItemRoom
 ) -> tuple[Ints, Longs, Longs]:
-    """The entries of all items, one for each of their runs; the most tokens that each may come to have; and by request
-    the tokens from which on they are right.
+    """Makes an entry of each run.
+
+    Returns:
+        The entries, the most tokens that each can have until the next plan, and for each request the least length for
+        which its entries are right.
     """
     assert requests.queries is not None
     runs, unit = arranged.runs.table, max(room.tile.tokens, room.page_size)
@@ -128,13 +143,13 @@ def _entries(
     entries[:, 3:] = runs[:, 2:4]
     end = np.where(to_end | opened, end, end - end % unit)
     entries[:, 2] = np.where(opened, end - tokens, base + end)
-    entries[(end == first) & ~opened, 1:3] = unit  # nothing, wherever it was: an end of 0 would be an open one
+    entries[(end == first) & ~opened, 1:3] = unit  # empty, at any place but 0, as an end of 0 means the length
     most_tokens = np.where(first < 0, runs[:, 1], end - first + opened * room.reserve).astype(np.int64)
     return frozen(entries), most_tokens, least_tokens(entries, own, tokens, tree, requests)
 
 
 def queries_of(made: Schedule, requests: RequestKV, least: Longs, seats: int) -> Queries:
-    """What a schedule says of query rows; made: with rows of the tree."""
+    """Makes the columns of query rows. made: a schedule with rows of the tree. least: the least length of requests."""
     assert requests.queries is not None
     number = positions(offsets(requests.queries), requests.queries)
     of_each = np.zeros((2, seats), np.int32)

@@ -1,4 +1,12 @@
-"""Results of rows: which work items write final output, which write partial slots, and who merges these."""
+"""Results of rows: which work items write final output, which write partial slots, and where these are merged.
+
+    row table   [ 0 | 1 | 2 | 3 | 4 ]
+    items       a: rows 0, 1, 2      b: rows 2, 3      c: row 4
+    slots       a: 0, 1, 2           b: 3, 4           c: none, it writes final output
+    merges      row 0: slot 0      row 1: slot 1      row 2: slots 2, 3      row 3: slot 4
+
+Row 2 has two items, so both write partials, for all of their rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +34,7 @@ from treegen.schedule.pack_runs import Each
 
 
 class RowResults(NamedTuple):
-    """Where items write, in the terms of Schedule, and which classes merge in their epilogues, if any."""
+    """The first slot of each item, merge lists, epilogue lists, and the tile classes that merge in their epilogue."""
 
     slot0: Each
     merges: Merges
@@ -37,15 +45,15 @@ class RowResults(NamedTuple):
 def row_results(
     plan: Plan, items: Items, row_table: Ints, row0: Longs, num_rows: int, num_stages: int, launches: int
 ) -> RowResults:
-    """Who writes partial slots, and when and by whom they are merged. row0: every item's first entry of the table."""
+    """Finds the items that write partials, and lists the merges. row0: each item's first entry of the row table."""
     rows = items.rows
     if int(np.add.reduce(rows)) == num_rows and not np.count_nonzero(plan.row_lo[1:] < plan.row_hi[:-1]):
-        return RowResults(-1, no_merges(rows[:0], num_stages), NO_EPILOGUE)  # every row has one item
+        return RowResults(-1, no_merges(rows[:0], num_stages), NO_EPILOGUE)  # each row has one item
     entry = ragged_ranges(row0, rows)
     row = row_table[entry]
     items_of_row = np.bincount(row, minlength=num_rows)
     unseeing = (items_of_row == 0).nonzero()[0]
-    if len(row) + len(unseeing) == num_rows:  # no row has two items
+    if len(row) + len(unseeing) == num_rows:  # no row has two items, and some see nothing
         return RowResults(-1, no_merges(unseeing, num_stages), NO_EPILOGUE)
 
     last = in_last_stage(plan, np.zeros(len(plan), np.int64), 1)[items.group]
@@ -58,7 +66,7 @@ def row_results(
     before = offsets(np.where(partial, rows, 0))[:-1]
     slot0 = np.where(partial, before, -1)
 
-    # Where a row's item of the last stage writes final output, its partials are merged there, else by a kernel.
+    # The row's item of the last round merges its partials if it writes final output, else the merge kernel does.
     slot, kept, epilogue, merging = entry + (slot0 - row0).repeat(rows), partial.repeat(rows), NO_EPILOGUE, None
     if last.any():
         final = (last & ~partial).repeat(rows)
@@ -71,7 +79,7 @@ def row_results(
             merges_any = final & (epilogue.indptr[1:] > epilogue.indptr[:-1])[entry]
             merging = (np.bincount(items.tile[item], merges_any, launches) > 0).tolist()
     kept_row = row[kept]
-    if plan.fixed_block:  # every row's partials in the order of groups, which is that of its path
+    if plan.fixed_block:  # partials of a row in the order of groups, which is that of its path
         order = items.group.repeat(rows)[kept].argsort(kind="stable")
         return RowResults(slot0, single_stage_merges(kept_row[order], slot[kept][order], unseeing), epilogue)
     if num_stages == 1:

@@ -1,4 +1,12 @@
-"""Runs of KV slots: a plan's segments on the KV cache, handed to work items. No Python loop over items or tokens."""
+"""KV runs: cuts a plan's segments where KV slots stop being consecutive, and hands them to work items.
+
+    segment    tokens 10:90 of a node                      seen by rows 0:5 of its group
+    KV         [ slots 400:440 ][ slots 96:160 ]           the node's tokens 0:40 and 40:104 in the cache
+    runs       [ 410:440 ] [ 96:146 ]                      consecutive KV slots, each seen by rows 0:5
+    work item  rows 2:4 of the group                       the same runs, seen by rows 0:2 of the item
+
+No Python loop over items or tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +25,10 @@ from treegen.ir.tree.kv import KVRuns
 
 
 class Runs(NamedTuple):
-    """Runs of KV slots by owner (a group, later an item): owner i has the rows `indptr[i]:indptr[i + 1]` of `table`,
-    whose columns are RUN_FIELDS, or POSITIONED_RUN_FIELDS. length: that column of the table, as it is counted with.
+    """KV runs by owner, which is a group at first and a work item later.
+
+    Owner i has the lines `indptr[i]:indptr[i + 1]` of `table`, with the columns RUN_FIELDS or POSITIONED_RUN_FIELDS.
+    length: the table's column of lengths in int64, for sums.
     """
 
     indptr: Longs
@@ -27,21 +37,21 @@ class Runs(NamedTuple):
 
     @classmethod
     def of_table(cls, indptr: Longs, table: Ints) -> Runs:
-        """The runs of a table."""
+        """Makes runs of a table with the columns RUN_FIELDS or POSITIONED_RUN_FIELDS."""
         return cls(indptr, table, table[:, 1].astype(np.int64))
 
     @property
     def counts(self) -> Longs:
-        """Runs of every owner."""
+        """The number of runs of each owner."""
         return self.indptr[1:] - self.indptr[:-1]
 
     @property
     def tokens(self) -> Longs:
-        """Tokens of every owner, none of which is without runs."""
+        """The KV tokens of each owner. Every owner has a run."""
         return np.add.reduceat(self.length, self.indptr[:-1])
 
     def of(self, owners: Longs) -> Runs:
-        """The runs of these owners, in this order."""
+        """Picks the runs of these owners, in this order."""
         counts = self.counts[owners]
         places = offsets(counts)
         run = ragged_ranges(self.indptr[owners], counts, places)
@@ -49,7 +59,10 @@ class Runs(NamedTuple):
 
 
 def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -> Runs:
-    """Every segment cut at the borders of its node's KV runs. Those that nobody in the group sees are seen by 0:0."""
+    """Cuts each segment at the borders of its node's KV runs.
+
+    Segments that no row of the group sees get the interval 0:0.
+    """
     kv, indptr = tree.kv, plan.segment_indptr.astype(np.int64)
     table = np.empty((len(plan.node), len(RUN_FIELDS if positions is None else POSITIONED_RUN_FIELDS)), np.int32)
     table[:, 2], table[:, 3] = plan.seen_lo, plan.seen_hi
@@ -58,7 +71,7 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
     seen = plan.seen_hi > plan.seen_lo
     if np.count_nonzero(seen) < len(seen):
         table[~seen, 2:4] = 0
-    if len(kv.start) == np.count_nonzero(tree.tokens):  # every node that has tokens is one run
+    if len(kv.start) == np.count_nonzero(tree.tokens):  # each node with tokens is one run
         run = plan.node if len(kv.start) == len(tree.tokens) else kv.indptr.take(plan.node)
         length = plan.stop - plan.start
         table[:, 0], table[:, 1] = kv.start.take(run) + plan.start, length
@@ -74,10 +87,12 @@ def runs_of_groups(plan: Plan, tree: Tree, positions: Positions | None = None) -
 
 
 def _cut_runs(indptr: Longs, segments: Ints, kv: KVRuns, first_run: Longs, start: Ints) -> Runs:
-    """The runs of a table of segments that may begin and end inside of runs, `start` tokens behind the one that their
-    node begins with. indptr: the segments of every owner.
+    """Cuts segments that may begin and end in the middle of a KV run.
+
+    first_run: the first run of each segment's node. start: tokens of the node before the segment. indptr: offsets of
+    each owner's segments.
     """
-    ends = offsets(kv.length)  # token coordinates through all nodes; runs cover them without gaps
+    ends = offsets(kv.length)  # token numbers over all nodes, which runs cover without gaps
     begin = ends[first_run] + start
     end = begin + segments[:, 1]
     first = ends.searchsorted(begin, "right") - 1
@@ -87,7 +102,7 @@ def _cut_runs(indptr: Longs, segments: Ints, kv: KVRuns, first_run: Longs, start
     before = begin - ends[first]
     table[places[:-1], 0] += before
     table[places[:-1], 1] -= before
-    if table.shape[1] > len(RUN_FIELDS):  # of later runs than a segment's first
+    if table.shape[1] > len(RUN_FIELDS):  # positions of all runs but the first of each segment
         table[:, 4] -= before.repeat(last - first).astype(np.int32)
         table[places[:-1], 4] += before
     table[places[1:] - 1, 1] -= ends[last] - end
@@ -95,7 +110,7 @@ def _cut_runs(indptr: Longs, segments: Ints, kv: KVRuns, first_run: Longs, start
 
 
 def _on_runs(segments: Ints, kv: KVRuns, first: Longs, counts: Longs, places: Longs) -> Ints:
-    """A table of segments as one of so many whole runs each, from run `first` on. places: the `offsets` of counts."""
+    """Repeats each segment for its `counts` whole KV runs from run `first` on. places: the offsets of `counts`."""
     run = ragged_ranges(first, counts, places)
     table = segments.repeat(counts, axis=0)
     table[:, 0] = kv.start.take(run)
@@ -107,9 +122,9 @@ def _on_runs(segments: Ints, kv: KVRuns, first: Longs, counts: Longs, places: Lo
 
 
 def runs_of_items(runs: Runs, group: Longs, begin: Longs, rows: Longs) -> Runs:
-    """Each group's runs handed to its row tiles, without those that none of a tile's rows sees.
+    """Hands each group's runs to its work items, without runs that no row of an item sees.
 
-    Runs that nobody in the group sees stay: the strategy reads them on purpose.
+    Runs that no row of the whole group sees stay, because the strategy reads them on purpose.
     """
     counts = runs.counts[group]
     table = runs.table.take(ragged_ranges(runs.indptr[group], counts), axis=0)
@@ -126,13 +141,13 @@ def runs_of_items(runs: Runs, group: Longs, begin: Longs, rows: Longs) -> Runs:
 
 
 def masked_runs(runs: Runs, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Whether some of the owner's `rows` rows do not see a run."""
+    """Says for each run whether some of its owner's `rows` rows do not see it."""
     masked: npt.NDArray[np.bool_] = runs.table[:, 3] - runs.table[:, 2] != rows.repeat(runs.counts)
     return masked
 
 
 def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
-    """The lower and the upper half, as int32 values, of 64-bit words with bits `lo:hi` set."""
+    """Makes 64-bit words with bits `lo:hi` set; returns their lower and upper halves as int32 values."""
     below = [
         np.where(end > 0, np.uint64(2**64 - 1) >> (64 - np.maximum(end, 1)).astype(np.uint64), np.uint64(0))
         for end in (lo, hi)
@@ -142,10 +157,11 @@ def bit_words(lo: Ints, hi: Ints) -> tuple[Longs, Longs]:
 
 
 def masked_launches(runs: Runs, rows: Longs, bounds: list[int]) -> list[bool]:
-    """Whether a launch has a run that some of its owner's `rows` rows do not see. bounds: where the runs of every
-    launch begin, and where the last ones end.
+    """Says for each launch whether some row of an item does not see one of the item's runs.
+
+    bounds: the offset of each launch's first run, then the number of runs.
     """
-    later = runs.table[:, 2]  # seldom is none of a launch's runs seen by later rows than the first alone
+    later = runs.table[:, 2]  # most launches have a run that the first row does not see, which is quick to find
     found = [bool(np.count_nonzero(later[begin:end])) for begin, end in pairwise(bounds)]
     if all(found):
         return found

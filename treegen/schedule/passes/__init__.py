@@ -1,1 +1,1 @@
-"""What rewrites schedules, each as a pass of its own."""
+"""Passes over schedules, one module for each."""

@@ -1,4 +1,4 @@
-"""Rows that see nothing as work items that read nothing, where no merge writes their results."""
+"""Empty rows: gives rows that see no token a work item without tiles, so that no merge has to write their results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from treegen.target.tile_config import lanes_of, rows_per_tile
 
 
 def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[Plan, Schedule]:
-    """The schedule with final items of the first class for rows whose lists of partials are empty, instead of merges.
+    """Replaces empty merges by work items without tiles, in the first tile class.
 
-    An item without tiles writes 0 and -inf. The plan gets a group without segments for these rows. A launch of merges
-    is then needed for partial results alone.
+    Such an item writes out 0 and lse -inf. The plan gets a group without segments for these rows. The merge kernel is
+    then launched only for partial results.
     """
     lengths = np.diff(schedule.merge_indptr)
     empty = lengths == 0
@@ -27,7 +27,7 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
     height = rows_per_tile(tile.rows, shape.group)
     height = min(height, MOST_BIT_ROWS) if tile.mask == "bits" else height
 
-    # The row table opens with all rows in rank order: a rank is the entry of its row. Runs of ranks become items.
+    # The row table begins with all rows in rank order, so a rank is the entry of its row. Neighbours share an item.
     ranks = np.flatnonzero(np.isin(schedule.rows[: int(schedule.rows.max()) + 1], schedule.merge_rows[empty]))
     opens = np.append(True, np.diff(ranks) > 1)
     begin = np.flatnonzero(opens)
@@ -68,7 +68,7 @@ def _extended(indptr: Ints, entries: int) -> Ints:
 
 
 def _work(schedule: Schedule, first: int, count: int, shape: Shape) -> tuple[Ints, Ints]:
-    """The lists of work and their indptr, where dealt with items `first:first + count` behind the last one's."""
+    """Appends items `first:first + count` to the last work list, in a class that has work lists."""
     tile = schedule.classes[0]
     if not tile.dealt:
         return schedule.work, schedule.work_indptr

@@ -1,10 +1,15 @@
-"""Two launches in one: where every item that merges last joins only what some items before it have left of just its
-rows, it waits for these within one launch (as stream-K decompositions of matrix products fix up their tiles: Osama et
-al., PPoPP 2023).
+"""Fused merge: turns two launches into one, in which final items wait for the partials that they merge.
 
-Thread blocks are taken up in the order of their numbers, as single-pass scans rely on, too (Merrill and Garland,
-"Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016), and items that merge come last: whom a block waits
-for has begun, and waits for nobody. Results are the same; plans know nothing of it.
+    two launches    [ items a, b: partials of rows 0:8 ]  ──▶  [ item c: its own KV, then merges a and b, rows 0:8 ]
+    one launch      [ a | b | c ]                              c waits for the flags of a and b, then merges
+
+This works where each final item has exactly the rows of the partials that it merges. Stream-K decompositions of matrix
+products fix up their tiles in the same way (Osama et al., PPoPP 2023).
+
+No thread block can wait forever. GPUs start thread blocks in the order of their numbers, as single-pass scans assume,
+too (Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016), and final items come last:
+the blocks that they wait for have started, and wait for no other. Results are the same. Plans, accounts and estimates
+do not depend on this pass.
 """
 
 from __future__ import annotations
@@ -18,30 +23,35 @@ from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
 from treegen.target.tile_config import SMALL_ROWS
 
 MOST_PARTS = 2
-"""Partials of every row at most: a final item merges one after another, a launch of merges takes all at once. Measured
-on an H200 (fp16, head dim 128, cold L2, graphs; benchmarks/one_launch.py): 0.82 to 0.98 of the time of two launches for
-27 plans of small trees, and 0.83 to 0.89 with three partials, for six, none of which was the fastest plan of its tree.
+"""The most partials of a row. A final item merges its partials one after another, the merge kernel all at once.
+
+Measured on an H200 (fp16, head dim 128, cold L2, graphs; benchmarks/one_launch.py): 27 plans of small trees take 0.82
+to 0.98 of the time of two launches. Six plans with three partials take 0.83 to 0.89 of it, but none of the six was the
+fastest plan of its tree.
 """
 MOST_LONGER = 7 / 6
-"""How many times as long as final items, in tiles, those may be that these wait for. Where they are five times as long,
-one launch takes 1.02 of the time of two.
+"""The most tiles of a partial item, as a multiple of those of the longest final item.
+
+With five times the tiles, one launch takes 1.02 of the time of two.
 """
 
 
 def waits(schedule: Schedule) -> bool:
-    """Whether some items of a schedule wait for others."""
+    """Says whether some items of a schedule wait for others."""
     return any(tile.waiting for tile in schedule.classes)
 
 
 def parts_of(schedule: Schedule) -> int:
-    """Of a class that waits: the partials that are merged into every row."""
+    """Counts the partials of each row in a schedule whose final items wait."""
     final = int(np.count_nonzero(schedule.column("slot0") < 0))
     return len(schedule.items) // final - 1
 
 
 def in_one_launch(schedule: Schedule) -> Schedule:
-    """The schedule with one class that waits in place of two stages, its slots numbered as such a kernel has them,
-    where that can be; else as it is.
+    """Joins two rounds into one launch whose final items wait, where that is possible and pays.
+
+    Partial slots are numbered again, in the order in which the kernel computes them. Any other schedule is returned as
+    it is.
     """
     tile = _waiting_class(schedule)
     if tile is None:
@@ -52,7 +62,7 @@ def in_one_launch(schedule: Schedule) -> Schedule:
     parts, tiles = border // (len(rows) - border), schedule.column("tiles") + schedule.column("block_tiles")
     if parts > MOST_PARTS or tiles[before].max() > MOST_LONGER * tiles[last].max():
         return schedule
-    # Every final item with `parts` items before that have the same rows, in the order in which it merges them.
+    # Pairs each final item with the `parts` items that write its rows' partials, in the order in which it merges them.
     order = np.lexsort((slot0[before], row0[before])).reshape(-1, parts)
     final = border + row0[last].argsort(kind="stable")
     of_same_rows = (row0[order] == row0[final][:, None]) & (rows[order] == rows[final][:, None])
@@ -76,8 +86,9 @@ def in_one_launch(schedule: Schedule) -> Schedule:
 
 
 def _waiting_class(schedule: Schedule) -> TileClass | None:
-    """The class in which two stages of one class each could run; None if there are others, or they differ, or have
-    small tiles or gathered tokens, for which it does not pay.
+    """Returns the tile class in which both rounds can run as one launch; None where there is none.
+
+    Both rounds need one tile class, and the same. Small tiles and tokens packed slot by slot do not pay.
     """
     if schedule.num_stages != 2 or len(schedule.classes) != 2 or len(schedule.merge_rows):
         return None
@@ -92,7 +103,7 @@ def _waiting_class(schedule: Schedule) -> TileClass | None:
 
 
 def _merges_them(schedule: Schedule, row0: Longs, rows: Longs, slot0: Longs) -> bool:
-    """Whether final items merge into their row i just the slots `slot0 + i`, in this order. slot0 [items, parts]."""
+    """Says whether row i of each final item merges exactly the slots `slot0 + i`, in order. slot0: `[items, parts]`."""
     parts, entries = slot0.shape[1], ragged_ranges(row0, rows)
     counts = schedule.epilogue_indptr[entries + 1] - schedule.epilogue_indptr[entries]
     if (counts != parts).any():
@@ -102,7 +113,7 @@ def _merges_them(schedule: Schedule, row0: Longs, rows: Longs, slot0: Longs) -> 
 
 
 def _slots(row0: Longs, rows: Longs, parts: int) -> Longs:
-    """The slots of every row, row by row of final items, which are all rows in ascending order."""
+    """Lists the partial slots of each row. The rows of the final items, one after another, are all rows in order."""
     first = (parts * row0)[:, None] + np.arange(parts) * rows[:, None]
     slots: Longs = (first.repeat(rows, 0) + ragged_ranges(0 * rows, rows)[:, None]).ravel()
     return slots

@@ -1,7 +1,10 @@
-"""Short work in one loop: where every work item of a launch takes few tiles, a kernel without a loop of full tiles,
-which has less code to fetch, runs faster. Full tiles are then told as the blocks that they consist of.
+"""Single loop: where all work items of a launch are short, turns their full tiles into packed runs.
 
-Results are the same; plans, accounts and estimates know nothing of it.
+    two loops    tiles [ 64 ][ 64 ]      blocks [ 16 | 6 | 0 | 0 ]
+    one loop     blocks [ 16 | 16 | 16 | 16 ][ 16 | 16 | 16 | 16 ][ 16 | 6 | 0 | 0 ]
+
+The kernel then has no loop over full tiles. It has less code to fetch, so short items run faster. Results are the same.
+Plans, accounts and estimates do not depend on this pass.
 """
 
 from __future__ import annotations
@@ -15,19 +18,20 @@ from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.target.tile_config import MOST_UNROLLED
 
 MOST_TILES = 7
-"""Tiles of the longest item up to which one loop pays. Measured on an H200 (fp16, head dim 128, FastTree's smallest
-trees, tiles of 64 rows, cold L2): 3 to 9 % less time up to 7 tiles, 4 % less to 7 % more at 8 to 12, and 11 to 34 %
-more from 16 on.
+"""The most tiles of an item for which one loop pays.
+
+Measured on an H200 (fp16, head dim 128, FastTree's smallest trees, tiles of 64 rows, cold L2): 3 to 9 % less time up to
+7 tiles, 4 % less to 7 % more time with 8 to 12 tiles, and 11 to 34 % more from 16 tiles on.
 """
 
 
 def can_be_one_loop(tile: TileClass) -> bool:
-    """Whether there is a kernel without full tiles for a class."""
+    """Says whether a tile class has a kernel without full tiles."""
     return tile.fused and not tile.dealt and tile.blocks_per_tile <= MOST_UNROLLED
 
 
 def in_one_loop(schedule: Schedule) -> Schedule:
-    """The schedule with `full` false, and no full tiles, in classes whose items take few tiles."""
+    """Turns full tiles into packed runs, and clears `full`, in classes whose items have at most MOST_TILES tiles."""
     full, packed = schedule.column("tiles"), schedule.column("block_tiles")
     classes, items, blocks = list(schedule.classes), None, schedule.blocks
     for c, tile in enumerate(schedule.classes):
@@ -45,7 +49,7 @@ def in_one_loop(schedule: Schedule) -> Schedule:
 
 
 def _as_blocks(items: np.ndarray, schedule: Schedule, tile: TileClass, blocks: np.ndarray) -> np.ndarray:
-    """The table of blocks with all tiles of these items behind it, to which the items are made to point."""
+    """Appends all tiles of these items to the table of packed runs, and makes the items point there."""
     columns = {name: items[:, place] for place, name in enumerate(ITEM_FIELDS)}
     per_tile = tile.blocks_per_tile
     begin = len(blocks) + offsets((columns["tiles"] + columns["block_tiles"]) * per_tile)
@@ -53,7 +57,7 @@ def _as_blocks(items: np.ndarray, schedule: Schedule, tile: TileClass, blocks: n
     table[: len(blocks)] = blocks
     item, step = ragged(columns["tiles"] * per_tile)
     run = schedule.tiles[columns["tile0"][item] + step // per_tile]
-    for column in (0, *range(len(RUN_FIELDS), run.shape[1])):  # slot and, where there is one, position
+    for column in (0, *range(len(RUN_FIELDS), run.shape[1])):  # the KV slot and, where runs have one, the position
         run[:, column] += step % per_tile * tile.block
     run[:, 1] = tile.block
     table[begin[item] + step] = run

@@ -1,8 +1,12 @@
-"""Staggered walks: where work items walk long KV that they share and then long KV of their own, every other one begins
-in the middle of its full tiles. While some items read what L2 holds, others then read memory, which else waits until
-all of them have come to the end of what they share.
+"""Stagger: lets odd work items start halfway through their full tiles.
 
-Results are those of another order of the same sums; plans, accounts and estimates know nothing of it.
+    item 0    [ shared 0 | shared 1 | own 0 | own 1 ]
+    item 1    [ own 0 | own 1 | shared 0 | shared 1 ]
+
+Where items read long KV that they share and then long KV of their own, some items then read their own KV from memory
+while others read shared KV from L2. Otherwise memory would idle until all of them have read what they share.
+
+Only the order of sums changes. Plans, accounts and estimates do not depend on this pass.
 """
 
 from __future__ import annotations
@@ -15,19 +19,23 @@ from treegen.target.problem import Problem
 from treegen.target.tile_config import lanes_of
 
 LEAST_TOKENS = 1280
-"""Tokens in full tiles of the shortest item from which it pays. Measured on an H200 (fp16, head dim 128, cold L2): ten
-plans with that many, shares as below and more thread blocks than SMs take 0.88 to 0.99 of the time. Shorter items take
-up to 1.05 of it, those of split paths up to 1.21, and those that have an SM each up to 1.04.
+"""The least tokens in full tiles of the shortest item for which staggering pays.
+
+Measured on an H200 (fp16, head dim 128, cold L2): ten plans with at least these tokens, with shares as below and with
+more thread blocks than SMs take 0.88 to 0.99 of the time. Plans of shorter items take up to 1.05 of it, those of split
+paths up to 1.21, and those with an SM for each thread block up to 1.04.
 """
 OWN_SHARE = (0.5, 0.95)
-"""Distinct tokens of the tree over tokens that items load, least and most: with fewer, what is shared is most of the
-time; with more, memory never waits.
+"""The least and the largest ratio of distinct tokens of the tree to tokens that items load.
+
+Below it, items read shared KV most of the time. Above it, memory never waits.
 """
 
 
 def staggered(schedule: Schedule, problem: Problem) -> Schedule:
-    """The schedule with the full tiles of every other item in another order, or as it is where that does not pay: where
-    some row has several items, or there are several tile classes.
+    """Rotates the full tiles of odd items by half their number, where that pays.
+
+    A schedule with several tile classes, or with a row in several items, is returned as it is.
     """
     if len(schedule.classes) != 1 or not schedule.classes[0].fused:
         return schedule
