@@ -130,10 +130,8 @@ def error_of(kernel: treegen.Kernel, tensors: Tensors, options: dict[str, Any], 
     scale, k_scale, v_scale = (options.pop(name, None) for name in ("sm_scale", "k_scale", "v_scale"))
     chosen = checked_rows(tree, rows)
     out, lse = kernel(tensors.q, tensors.k, tensors.v, return_lse=True)
-    expected = oracle.reference(
-        tree, tensors.q, tensors.k, tensors.v, rows=chosen, sm_scale=scale, kv_layout=kernel.shape.kv_layout,
-        k_scale=k_scale, v_scale=v_scale, options=ScoreOptions(**options),
-    )  # fmt: skip
+    given = oracle.OracleOptions(scale, kernel.shape.kv_layout, k_scale, v_scale, ScoreOptions(**options))
+    expected = oracle.reference(tree, tensors.q, tensors.k, tensors.v, given, chosen)
     picked = torch.tensor(chosen.tolist(), device=out.device)
     return max(oracle.error(found[picked], wanted) for found, wanted in zip((out, lse), expected, strict=True))
 

@@ -18,7 +18,7 @@ from treegen.backends import triton_program
 from treegen.backends.bound_call import BoundCall
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_scales import Scales
-from treegen.backends.triton_program import TritonProgram
+from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
@@ -87,13 +87,13 @@ def launched(monkeypatch: pytest.MonkeyPatch, stream: list[int]) -> list[Launche
     """All launches of a test, which compute nothing, on a device of which the CPU plays the part."""
     launched: list[Launched] = []
     kernels: dict[Any, RecordingKernel] = {}
-    load = triton_program._module
+    load = triton_program.module_of
 
     def recording(source: Any) -> SimpleNamespace:
         kernel = kernels.setdefault(source, RecordingKernel(getattr(load(source), source.kernel), launched))
         return SimpleNamespace(**{source.kernel: kernel})
 
-    monkeypatch.setattr(triton_program, "_module", recording)
+    monkeypatch.setattr(triton_program, "module_of", recording)
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: stream[index]))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     return launched
@@ -188,7 +188,7 @@ def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: A
     scoring = None if asked.scoring is None else Scoring.of(asked.scoring)
     k_scale, v_scale = torch.rand(2, shape.num_kv_heads) + 1
     scales, rows = Scales.of(k_scale, v_scale) if asked.scaled else None, asked.tree.num_rows
-    program = TritonProgram(schedule, shape, torch.device("cpu"), None, rows, scales, scoring)
+    program = TritonProgram(schedule, shape, torch.device("cpu"), ProgramRoom(most_rows=rows), scales, scoring)
     program.capability = 90
     q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=KV_TORCH_DTYPES[shape.dtype])
     pages = -(-(asked.tree.kv.last_slot + 1) // shape.page_size)
@@ -211,10 +211,10 @@ def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: A
         expected[f"captured_{number}"] = tensor.data_ptr()
         for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
             expected |= {f"captured_{number}_size_{axis}": size, f"captured_{number}_stride_{axis}": stride}
-    assert program._workspace is not None
-    base, scratch = program._workspace.data_ptr(), program._scratch(rows)
+    assert program.workspace is not None
+    base, scratch = program.workspace.data_ptr(), program.scratch(rows)
     expected |= {"part_lse": base, "part_out": base + scratch.out_at, "flags": base + scratch.flags_at}
-    table, arena = program.table.data_ptr(), schedule.pack()
+    table, arena = program.tables.table.data_ptr(), schedule.pack()
     for name in ("rows", "tiles", "blocks", "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "merge_slots"):
         expected[name] = table + 4 * getattr(arena, name)
     expected["row_positions"] = table + 4 * arena.positions
@@ -238,7 +238,7 @@ def test_scratch_does_not_overlap(launched: list[Launched], monkeypatch: pytest.
     call(q, k, v, torch.empty_like(q), None)
     (scratch,) = made
     begin, end = scratch.data_ptr(), scratch.data_ptr() + scratch.nbytes
-    arguments, slots = launched[0].arguments, program._schedule.num_slots
+    arguments, slots = launched[0].arguments, program.schedule.num_slots
     assert slots > 0
     of_row = 4 * SHAPE.num_qo_heads
     sizes = {"part_lse": slots * of_row, "part_out": slots * of_row * SHAPE.head_dim, "lse": len(q) * of_row}
@@ -291,13 +291,13 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
     q, k, v = tensors(SINGLE)
     kernel(q, k, v)
     # The table of the tree before is kept, so that the next cannot take its address.
-    before = kernel._prepared.programs["triton", q.device].table
+    before = kernel._prepared.programs["triton", q.device].tables.table
     grown = Tree.parse("5*3")
     kernel.update(grown)
     with pytest.raises(InputError, match="2 rows"):
         kernel(q, k, v)
     kernel(*tensors(grown))
-    after = kernel._prepared.programs["triton", q.device].table
+    after = kernel._prepared.programs["triton", q.device].tables.table
     for each, table in zip(launched, (before, after), strict=True):
         assert 0 <= each.arguments["items"] - table.data_ptr() < table.numel() * table.element_size()
     assert before.data_ptr() != after.data_ptr()
@@ -310,7 +310,7 @@ def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched],
     out, other = torch.empty_like(q), torch.empty_like(q)
     kernel(q, k, v, out=out)
     expected = list(launched)
-    tables = kernel._prepared.programs["triton", q.device].table
+    tables = kernel._prepared.programs["triton", q.device].tables.table
     for tree in (Tree.parse("1,9/200,30"), SINGLE, MERGED):
         launched.clear()
         before = tables.clone()

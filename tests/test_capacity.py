@@ -73,10 +73,8 @@ def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     assert isinstance(program, TritonProgram)
     q, k, v = tensors(FIRST, 16)
     made: list[tuple[object, ...]] = []
-    from treegen.codegen.kernel_signature import Tensors
-
     own = {tensor.data_ptr() for tensor in (q, k, v)}
-    for launch in program._launches(Tensors(q, k, v, q, q, *program._partials(q.device)), (k, v), 0.25, 1.0):
+    for launch in program.launches(q, k, v, q, q, 0.25, 1.0):
         pointers = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in launch.arguments]
         others = [pointer for pointer in pointers if pointer not in own]
         made.append((launch.kernel.fn.__module__, launch.grid, others, sorted(launch.options.items())))

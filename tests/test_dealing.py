@@ -16,7 +16,7 @@ from forests import examples, forests
 from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
-from treegen.backends.triton_program import TritonProgram
+from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.plan import Mask, Plan
 from treegen.ir.schedule import Schedule
@@ -244,7 +244,7 @@ def assert_attention(schedule: Schedule, tree: Tree, shape: Shape, backend: str,
             schedule,
             shape,
             q.device,
-            dataclasses.replace(size, workers=size.workers + workers, work=size.work + workers),
+            ProgramRoom(dataclasses.replace(size, workers=size.workers + workers, work=size.work + workers)),
         )
     program(q, *caches, out, lse, shape.head_dim**-0.5, 1.0)
     for found, expected in zip((out, lse), oracle.reference(tree, q, *caches), strict=True):

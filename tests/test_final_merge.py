@@ -17,7 +17,7 @@ from forests import examples, forests, obeys_law
 from treegen import KVRuns, Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
-from treegen.backends.triton_program import TritonProgram
+from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.emit import emit
 from treegen.cost.analytic import terms_of
 from treegen.cost.estimate import account
@@ -90,7 +90,8 @@ def assert_attention(
     out, lse = torch.full_like(q, math.nan), torch.full(q.shape[:2], math.nan)
     sm_scale = shape.head_dim**-0.5
     program(schedule, shape, q.device)(q, *caches, out, lse, sm_scale, 1.0)
-    for found, expected in zip((out, lse), oracle.reference(tree, q, keys, values, sm_scale=sm_scale), strict=True):
+    options = oracle.OracleOptions(sm_scale=sm_scale)
+    for found, expected in zip((out, lse), oracle.reference(tree, q, keys, values, options), strict=True):
         assert oracle.error(found, expected) <= 1e-5
 
 
@@ -396,7 +397,7 @@ def test_extreme_partials() -> None:
     q, keys, values = torch.ones(2, 4, 16), torch.zeros(90, 2, 16), torch.randn(90, 2, 16)
     for above, below in ((200.0, -200.0), (-200.0, 200.0), (-200.0, -200.0)):
         keys[:40, :, 0], keys[40:, :, 0] = above, below
-        expected = oracle.reference(tree, q, keys, values, sm_scale=1.0)
+        expected = oracle.reference(tree, q, keys, values, oracle.OracleOptions(sm_scale=1.0))
         for program in _PROGRAMS:
             out, lse = torch.empty_like(q), torch.empty(2, 4)
             program(scheduled(cut(tree, 1, 2), tree), SHAPE, q.device)(q, keys, values, out, lse, 1.0, 1.0)
@@ -416,7 +417,7 @@ def test_surplus_room_changes_nothing() -> None:
     results = []
     for capacity in (size, larger):
         out, lse = torch.full_like(q, math.nan), torch.full((4, 4), math.nan)
-        TritonProgram(schedule, SHAPE, q.device, capacity)(q, keys, values, out, lse, 0.25, 1.0)
+        TritonProgram(schedule, SHAPE, q.device, ProgramRoom(capacity))(q, keys, values, out, lse, 0.25, 1.0)
         results.append((out, lse))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])

@@ -129,11 +129,12 @@ def test_codes_that_are_no_numbers_are_found() -> None:
 def test_the_oracle_takes_codes_and_scales_exactly() -> None:
     q, k, v = in_fp8(SMALL, SHAPE)
     k_scale, v_scale = torch.tensor([0.3, 2.0]), torch.tensor([0.7, 5.0])
-    out, lse = oracle.reference(SMALL, q, k, v, k_scale=k_scale, v_scale=v_scale)
+    out, lse = oracle.reference(SMALL, q, k, v, oracle.OracleOptions(k_scale=k_scale, v_scale=v_scale))
     plain = oracle.reference(SMALL, q, k.double() * k_scale.double()[:, None], v.double() * v_scale.double()[:, None])
     torch.testing.assert_close(out, plain[0], rtol=0, atol=0)
     torch.testing.assert_close(lse, plain[1], rtol=0, atol=0)
-    assert oracle.error(oracle.reference(SMALL, q, k, v, k_scale=0.5)[1], oracle.reference(SMALL, q, k, v)[1]) > 1e-3
+    halved = oracle.reference(SMALL, q, k, v, oracle.OracleOptions(k_scale=0.5))
+    assert oracle.error(halved[1], oracle.reference(SMALL, q, k, v)[1]) > 1e-3
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

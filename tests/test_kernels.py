@@ -13,9 +13,9 @@ import torch
 
 import treegen
 from treegen import KVRuns, Shape, Tree
-from treegen.backends import oracle, triton_program
+from treegen.backends import alignment, oracle
 from treegen.backends.devices import captures
-from treegen.backends.triton_program import TritonProgram
+from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.ir.arena import Capacity
 from treegen.ir.errors import PerformanceWarning
 from treegen.schedule.passes import single_loop
@@ -120,7 +120,7 @@ def test_extreme_scores_stay_finite_and_right(backend: str, offset: float) -> No
     for strategy in ("query", "deft-node", "deft-flatten"):
         kernel = treegen.compile(tree, strategy=strategy, backend=backend, sm_scale=1.0)
         out, lse = kernel(q, k, v, return_lse=True)
-        expected_out, expected_lse = oracle.reference(tree, q, k, v, sm_scale=1.0)
+        expected_out, expected_lse = oracle.reference(tree, q, k, v, oracle.OracleOptions(sm_scale=1.0))
         assert out.isfinite().all()
         assert oracle.error(out, expected_out) < 1e-4  # scores of magnitude 200 leave float32 five digits
         assert oracle.error(lse, expected_lse) < 1e-5
@@ -179,7 +179,7 @@ def test_surplus_blocks_of_a_larger_capacity_do_nothing(strategy: str) -> None:
     kernel = treegen.compile(tree, strategy=strategy, backend="triton")
     size = kernel.schedule.size
     larger = Capacity(tuple(3 * n for n in size.items), size.rows + 5, size.tiles + 5, size.blocks + 50, (9,), 70, 70)
-    program = TritonProgram(kernel.schedule, Shape(2, 1, 64, dtype="fp32"), q.device, larger)
+    program = TritonProgram(kernel.schedule, Shape(2, 1, 64, dtype="fp32"), q.device, ProgramRoom(larger))
     out, lse = torch.full_like(q, math.nan), torch.full((4, 2), math.nan)
     program(q, k, v, out, lse, 0.125, 1.0)
     expected_out, expected_lse = kernel(q, k, v, return_lse=True)
@@ -189,7 +189,7 @@ def test_surplus_blocks_of_a_larger_capacity_do_nothing(strategy: str) -> None:
 
 @pytest.mark.parametrize("strategy", ["query", "deft-node"])
 def test_padded_and_unaligned_strides_are_right_and_said_once(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_program, "_warned_unaligned", False)
+    monkeypatch.setattr(alignment, "warned_unaligned", False)
     tree = Tree.parse("40(20,9*3)")
     q, k, v = tensors(tree, 87, 1, (2, 1), 67 - 3, torch.float32, pad_pages=False)
     wide = torch.zeros(87, 1, 67)

@@ -66,7 +66,7 @@ def check_tables(kernel: treegen.Kernel) -> None:
         assert isinstance(program, TritonProgram)
         anew = served.make_program("triton", CPU)
         assert isinstance(anew, TritonProgram)
-        assert torch.equal(program.table, anew.table)
+        assert torch.equal(program.tables.table, anew.tables.table)
 
 
 def prepare(kernel: treegen.Kernel) -> None:
@@ -292,12 +292,12 @@ def test_the_tables_stay_where_they_are() -> None:
     prepare(kernel)
     (program,) = kernel._prepared.programs.values()
     assert isinstance(program, TritonProgram)
-    place = program.table.data_ptr()
+    place = program.tables.table.data_ptr()
     for _ in range(40):
         kernel.step()
     kernel.prune([1])
     assert list(kernel._prepared.programs.values()) == [program]
-    assert program.table.data_ptr() == place
+    assert program.tables.table.data_ptr() == place
 
 
 def test_refusals_leave_the_kernel_as_it_was() -> None:

@@ -19,7 +19,8 @@ from kv_caches import in_pages, tensors
 from treegen import Shape, Tree
 from treegen.backends import oracle
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
-from treegen.backends.triton_program import TritonProgram, workspace_bytes
+from treegen.backends.scratch import workspace_bytes
+from treegen.backends.triton_program import TritonProgram
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit
 from treegen.ir.errors import PlanError
@@ -150,7 +151,7 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     assert report.passed, report
     (program,) = kernel._prepared.programs.values()
     assert isinstance(program, TritonProgram)
-    assert waits(program._schedule)
+    assert waits(program.schedule)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_interpreted_with_other_heads(heads: tuple[int, int], head_dim: int, hea
     kernel = treegen.compile(tree, strategy=halves, shape=shape, backend="triton")
     report = kernel.verify(*tensors(tree, tree.kv.last_slot + 1, shape))
     assert report.passed, report
-    ((tile,),) = [program._schedule.classes for program in kernel._prepared.programs.values()]
+    ((tile,),) = [program.schedule.classes for program in kernel._prepared.programs.values()]
     assert tile.waiting
 
 
@@ -185,7 +186,7 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
         with patch("treegen.backends.triton_program.torch.empty", garbage):
             program(q, cache[0], cache[1], out, lse, 32**-0.5, 1.0)
         assert oracle.error(out, expected) < 1e-5
-    _, flags_at, lse_at, _ = program._scratch(tree.num_rows)
+    _, flags_at, lse_at, _ = program.scratch(tree.num_rows)
     flags = kept[-1][flags_at:lse_at].view(torch.int64)
     slots = [int(item.slot0) for item in in_one_launch(schedule).work_items if item.slot0 >= 0]
     assert len(flags) >= schedule.num_slots * 4

@@ -108,7 +108,7 @@ def test_the_schedule_of_a_kernel_is_what_its_program_has(backend: str, appends:
     k, v = torch.randn(2, free + 32 * 8, 2, 16)
     kernel(q, k, v)
     (program,) = kernel._prepared.programs.values()
-    assert program._schedule.to_json() == kernel.schedule.to_json()
+    assert program.schedule.to_json() == kernel.schedule.to_json()
     if appends and fixed:
         kernel.step(np.arange(free + 1, free + 1 + 32 * 8, 8))
-        assert program._schedule.to_json() == kernel.schedule.to_json()
+        assert program.schedule.to_json() == kernel.schedule.to_json()

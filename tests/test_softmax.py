@@ -18,6 +18,7 @@ from treegen.backends.softmax import LEAST_SCORE
 from treegen.codegen.emit import emit_merge, emit_partial
 from treegen.codegen.merge_forms import fixed_merge_key
 from treegen.codegen.partial_keys import KernelOptions, kernel_key
+from treegen.scoring.options import ScoreOptions
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
 from treegen.target.targets import target_from
 from treegen.target.tile_config import tile_class
@@ -185,11 +186,10 @@ def test_kernels_have_the_same_least_score() -> None:
 def test_the_oracle_keeps_values_from_rows_that_do_not_see_them() -> None:
     tree = Tree.parse("30(5,9)")
     q, k, v = tensors(tree, 44, 1, HEADS, 16, torch.float32, pad_pages=False)
-    kernel = treegen.compile(tree, mask_mod=lambda b, h, q_idx, kv_idx: kv_idx != 3, backend="torch")
-    options = kernel._options.scoring.options
-    expected = oracle.reference(tree, q, k, v, options=options)
+    options = oracle.OracleOptions(scores=ScoreOptions(mask_mod=lambda b, h, q_idx, kv_idx: kv_idx != 3))
+    expected = oracle.reference(tree, q, k, v, options)
     v[3], v[31] = math.nan, math.inf
-    out, lse = oracle.reference(tree, q, k, v, options=options)
+    out, lse = oracle.reference(tree, q, k, v, options)
     assert out[0].eq(math.inf).all()
     assert torch.equal(out[1], expected[0][1])
     assert torch.equal(lse, expected[1])

@@ -217,8 +217,8 @@ def test_lengths_of_a_request_of_several_query_rows(
     strategy: Strategy, page_size: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows by accepted tokens, and is rolled back: alone below what its plan cuts at a page, and right always."""
-    monkeypatch.setattr("treegen.backends.request_program._CHECKED", 16)  # rows that are listed at a time
-    monkeypatch.setattr("treegen.backends.request_program._SCANNED", 16)
+    monkeypatch.setattr("treegen.backends.step_launches.CHECKED", 16)  # rows that are listed at a time
+    monkeypatch.setattr("treegen.backends.step_launches.SCANNED", 16)
     case = Case(
         Shape(4, 2, 16, dtype="fp32", page_size=page_size), "block", window, strategy, 6, 512, POSITIONS, queries=40
     )

@@ -104,7 +104,7 @@ def test_launches_find_the_latest_batch_where_the_first_one_was(
         check(batch, 16, q, k, v, *wrapper.run_return_lse(q, (k, v)))
         ((_, program),) = wrapper.kernel._prepared.programs.items()
         assert isinstance(program, TritonProgram)
-        places.add((program.table.data_ptr(), len(program.table)))
+        places.add((program.tables.table.data_ptr(), len(program.tables.table)))
     assert len(places) == 1
 
 

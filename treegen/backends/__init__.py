@@ -1,1 +1,1 @@
-"""What runs schedules: programs of both backends, the tensors they take, and the oracle that checks them."""
+"""Backends: execute schedules, check the tensors of calls, and compare results with an oracle."""

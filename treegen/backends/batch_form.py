@@ -1,4 +1,4 @@
-"""What programs for batches that live are made for, and the schedules that they have without a plan."""
+"""Batch forms: the sizes and options that a program for running batches is made for."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from treegen.scoring.options import Scoring
 
 
 class BatchForm(NamedTuple):
-    """What programs for batches are made for: the tile class of all launches, what there is room for, the attention
-    shape, the engine's page table, tokens of a request at most, scales of keys and values, and what is done to scores.
+    """The sizes and options of a program for running batches, which never change.
+
+    tile: the tile class of all launches. room: the room of all tables. shape: the attention shape. pages: the engine's
+    page table. most_tokens: the most tokens of a request. scales: the scales of keys and values. scoring: the score
+    options.
     """
 
     tile: TileClass
@@ -30,17 +33,17 @@ class BatchForm(NamedTuple):
 
     @property
     def positions(self) -> bool:
-        """Whether kernels need those of rows and tokens."""
+        """Whether kernels need positions of rows and tokens."""
         return self.scoring is not None and self.scoring.positions
 
     @property
     def window_left(self) -> int:
-        """Tokens before its own that a row sees, -1 for all."""
+        """The tokens before its own that a row sees, -1 for all."""
         return -1 if self.scoring is None else self.scoring.options.window_left
 
 
 def no_plan(room: RequestRoom) -> RequestSchedule:
-    """The schedule of no requests."""
+    """Makes the schedule of no requests."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
     chunks = SharedChunks(none, none, none) if room.chunk else None
     seats = none.reshape(len(SEAT_FIELDS), 0)
@@ -48,7 +51,7 @@ def no_plan(room: RequestRoom) -> RequestSchedule:
 
 
 def empty_schedule(classes: tuple[TileClass, ...], *, fixed: bool = False) -> Schedule:
-    """A schedule without items in these classes."""
+    """Makes a schedule with these tile classes and no items."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
     items, runs = none.reshape(0, len(ITEM_FIELDS)), none.reshape(0, len(RUN_FIELDS))
     indptr = frozen(np.zeros(len(classes) + 1))

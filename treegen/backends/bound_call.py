@@ -1,4 +1,4 @@
-"""Bound calls: a program for tensors of one form, with everything settled that does not change from call to call."""
+"""Bound calls: launch a program for tensors of one form, with only pointers left to pass."""
 
 from __future__ import annotations
 
@@ -7,51 +7,26 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from treegen.ir.shape import Shape
+from treegen.backends.scratch import Scratch
 
 Call: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     None,
 ]
-"""Fills out, and lse unless it is None, from q, k_cache and v_cache, on the current stream of their device."""
+"""Takes q, k_cache, v_cache, out and lse; fills out, and lse unless it is None, on the current stream of the device."""
 
 Program: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, float, float],
     None,
 ]
-"""A schedule on one device: the same from q, k_cache, v_cache, out, lse, sm_scale and lse_scale, by TritonProgram or
-TorchProgram."""
-
-_ALIGNMENT = 256
-_FP32_BYTES = 4
-_FLAG_BYTES = 8
-
-
-class Scratch(NamedTuple):
-    """Where a call has its part_lse (at 0), part_out, flags and lse in one piece of memory, in bytes, and the size of
-    all.
-
-    Partial results come first, so that calls with an lse of their own need no more than `lse_at`.
-    """
-
-    out_at: int
-    flags_at: int
-    lse_at: int
-    size: int
-
-    @classmethod
-    def of(cls, slots: int, rows: int, shape: Shape, flags: int = 0) -> Scratch:
-        """Room for so many slots of partial results, flags, and the lse of so many rows."""
-        of_lse = _FP32_BYTES * shape.num_qo_heads
-        out_at = _aligned(slots * of_lse)
-        flags_at = out_at + _aligned(slots * (shape.partial_bytes - of_lse))
-        lse_at = flags_at + _aligned(flags * _FLAG_BYTES)
-        return cls(out_at, flags_at, lse_at, lse_at + rows * of_lse)
+"""Takes q, k_cache, v_cache, out, lse, sm_scale and lse_scale; fills out and lse. TritonProgram and TorchProgram."""
 
 
 class BoundLaunch(NamedTuple):
-    """A compiled kernel on its grid. taken: which tensors of a call it takes pointers to, in the order of
-    kernel_signature.Tensors. rest: its arguments behind these pointers.
+    """A compiled kernel on its grid.
+
+    taken: the tensors of a call whose pointers it takes, as a slice of kernel_signature.Tensors. rest: its arguments
+    after these pointers.
     """
 
     run: Callable[..., None]
@@ -60,10 +35,10 @@ class BoundLaunch(NamedTuple):
 
 
 class BoundCall:
-    """Launches that need nothing but pointers.
+    """The launches of a call, which need only pointers to its tensors.
 
-    Every call allocates its scratch memory, so that streams may overlap, unless there is a workspace for all of them.
-    owner: what the pointers within `launches` belong to.
+    Each call allocates its scratch memory, so that calls on several streams may overlap, unless there is a workspace
+    for all of them. owner: keeps the memory that `launches` point to alive.
     """
 
     __slots__ = ("_current_stream", "_device", "_index", "_launches", "_owner", "_scratch", "_workspace")
@@ -115,7 +90,7 @@ class BoundCall:
 
 
 def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:
-    """A call for tensors of any form, which settles everything anew."""
+    """Makes a call that runs the whole program each time, for tensors of any form."""
 
     def call(
         q: torch.Tensor,
@@ -129,7 +104,3 @@ def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:
         program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
 
     return call
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

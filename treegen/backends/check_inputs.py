@@ -1,4 +1,4 @@
-"""Checks of the tensors handed to a kernel, before any launch."""
+"""Checks of a call's tensors, before any launch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from treegen.ir.shape import Shape, dtype_name
 from treegen.ir.tree import Tree
 
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-"""PyTorch's types by their names in Shape."""
+"""PyTorch types by their names in Shape."""
 KV_TORCH_DTYPES = {**TORCH_DTYPES, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-"""The same of caches."""
+"""The same for caches."""
 
 _HEADS_FIRST = (
     "of [batch, heads, tokens, head_dim], as Hugging Face has it, give cache.transpose(1, 2).flatten(0, 1), "
@@ -29,15 +29,24 @@ _LSE_SCALE = {"ln": 1.0, "log2": 1 / math.log(2)}
 
 
 def lse_scale(lse_base: str) -> float:
-    """The factor from a natural log-sum-exp to one of this base. Raises InputError for an unknown base."""
+    """Returns the factor from a natural lse to one of this base. Raises InputError for an unknown base."""
     if not is_one_of(lse_base, _LSE_SCALE):
         raise InputError("lse_base", lse_base, "is unknown", f"use one of {', '.join(_LSE_SCALE)}")
     return _LSE_SCALE[lse_base]
 
 
 def shape_of(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> Shape:
-    """The attention shape that three tensors have, with caches of this layout, which nothing shows. Raises InputError
-    when they do not fit one another, else ShapeError.
+    """Finds the attention shape of three tensors.
+
+    Args:
+        q: `[rows, num_qo_heads, head_dim]`.
+        k_cache: `[slots, num_kv_heads, head_dim]`, or with pages.
+        v_cache: The same with head_dim_v.
+        kv_layout: The layout of paged caches, which tensors do not show.
+
+    Raises:
+        InputError: The tensors do not fit one another.
+        ShapeError: No kernel serves their shape.
     """
     for name, tensor, dims in (("q", q, (3,)), ("k_cache", k_cache, (3, 4)), ("v_cache", v_cache, (3, 4))):
         if not isinstance(tensor, torch.Tensor):
@@ -90,8 +99,9 @@ def form_of(
     out: torch.Tensor | None,
     besides: tuple[tuple[str, torch.Tensor], ...] = (),
 ) -> tuple[object, ...] | None:
-    """All that the checks here and the choice of machine code depend on; None for what is no plain tensor. besides:
-    other tensors that the kernel reads, by name.
+    """Collects all properties of tensors that checks and machine code depend on; None for what is no plain tensor.
+
+    besides: further tensors that the kernel reads, by name.
     """
     try:
         keys_at, values_at = k_cache.data_ptr(), v_cache.data_ptr()
@@ -114,7 +124,7 @@ def form_of(
 
 
 def needing_gradients(named: Iterable[tuple[str, torch.Tensor | None]]) -> str:
-    """The name of the first tensor that requires gradients; "" for none, or while gradients are not enabled."""
+    """Returns the name of the first tensor that requires gradients; "" for none, or while gradients are disabled."""
     if torch.is_grad_enabled():
         for name, tensor in named:
             if tensor is not None and tensor.requires_grad:
@@ -123,14 +133,14 @@ def needing_gradients(named: Iterable[tuple[str, torch.Tensor | None]]) -> str:
 
 
 def refuse_gradients(name: str) -> None:
-    """Raises InputError for the tensor of this name, unless it is "" (needing_gradients)."""
+    """Raises InputError for the tensor of this name, unless the name is "" (see needing_gradients)."""
     if name:
         reason = "requires gradients, and kernels have no backward pass"
         raise InputError(name, "a tensor", reason, "call inside torch.no_grad(), or detach it")
 
 
 def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
-    """Raises InputError unless `out` can take the result for `q`."""
+    """Raises InputError unless `out` can hold the result for `q`."""
     expected = (*q.shape[:2], head_dim_v)
     if not isinstance(out, torch.Tensor):
         raise InputError("out", type(out).__name__, "is not a tensor", "give a torch.Tensor")
@@ -146,8 +156,9 @@ def check_output(out: torch.Tensor, q: torch.Tensor, head_dim_v: int) -> None:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may be one in memory, as in one that was expanded: unless every dimension steps
-    over all that is in those of smaller strides.
+    """Says whether two elements of a tensor may share memory, as in an expanded tensor.
+
+    They do not if each dimension steps over all elements of the dimensions with smaller strides.
     """
     reach = 0
     dims = zip(tensor.stride(), tensor.shape, strict=True)
@@ -159,8 +170,9 @@ def overlaps(tensor: torch.Tensor) -> bool:
 
 
 def check_strides(tokens: int, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD") -> None:
-    """Raises InputError when places within so many tokens side by side (of a full tile), or, where slots do not follow
-    one another across pages, within a page, are not int32: kernels count them so.
+    """Raises InputError where offsets within a tile exceed int32, in which kernels compute them.
+
+    tokens: tokens of a full tile. Where pages are not consecutive in memory, the tokens of a page count, too.
     """
     page_size = token_major(k_cache, kv_layout).shape[1] if k_cache.dim() == 4 else 1
     of_caches = {name: cache_strides(cache, kv_layout) for name, cache in (("k_cache", k_cache), ("v_cache", v_cache))}
@@ -173,8 +185,9 @@ def check_strides(tokens: int, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_
 
 
 def check_fits(tree: Tree, shape: Shape, q: torch.Tensor, found: Shape, most_rows: int | None = None) -> None:
-    """Raises InputError unless q has a row per row of the tree (at least so many and at most `most_rows`, where that is
-    given) and the tensors have the kernel's shape.
+    """Raises InputError unless q has one row per row of the tree and the tensors have the kernel's shape.
+
+    With `most_rows`, q may have more rows than the tree, up to this number.
     """
     if most_rows is not None:
         check_rows(tree, q)
@@ -202,7 +215,7 @@ def check_rows(tree: Tree, q: torch.Tensor) -> None:
 
 
 def check_slots(last_slot: int, k_cache: torch.Tensor, kv_layout: str = "NHD") -> int:
-    """The cache's number of slots. Raises InputError when the highest slot of a tree is beyond them."""
+    """Counts the KV slots of a cache. Raises InputError when the tree's highest slot is not among them."""
     keys = token_major(k_cache, kv_layout)
     slots, page_size = slots_of(keys), keys.shape[1] if keys.dim() == 4 else 1
     if last_slot >= slots:
@@ -213,8 +226,9 @@ def check_slots(last_slot: int, k_cache: torch.Tensor, kv_layout: str = "NHD") -
 
 
 def check_captured(last_slot: int, slots: int | None) -> None:
-    """Raises InputError when the highest slot of a tree is beyond the `slots` of the smallest cache that CUDA graphs
-    captured, which replays go on reading; None for no graphs.
+    """Raises InputError when a tree's highest slot lies beyond the smallest cache that captured CUDA graphs read.
+
+    slots: the KV slots of that cache; None without graphs.
     """
     if slots is not None and last_slot >= slots:
         reason = f"a CUDA graph that reads the kernel's tables was captured with a cache of {slots} slots"
@@ -224,9 +238,9 @@ def check_captured(last_slot: int, slots: int | None) -> None:
 def check_values(
     tree: Tree, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str = "NHD"
 ) -> None:
-    """Raises InputError when the tree's rows of q, or its tokens' K or V, hold NaN.
+    """Raises InputError when the tree's rows of q, or the K or V of its tokens, hold NaN.
 
-    Synchronises with the device: meant for debugging, not for the hot path.
+    Waits for the device, so it is for debugging only.
     """
     keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
     if bool(q[: tree.num_rows].isnan().any()):

@@ -1,12 +1,12 @@
-"""The second step kernel in batch-invariant mode: it deals chunks of requests to lone items.
+"""The second step kernel in batch-invariant mode: deals chunks of requests to lone items.
 
-A row's bits follow from its own tokens if these are always walked in the same chunks and tiles, and if the partial
-results of its chunks are always merged in the same order. So every chunk has a partial slot: one in an item of the
-plan, where the plan says so and the request's claims hold, or else one in a lone item.
+A row's bits follow from its own tokens if these are always read in the same chunks and tiles, and if the partial
+results of its chunks are always merged in the same order. So each chunk has a partial slot. It belongs to an item of
+the plan where the plan shares the chunk and the request's claims hold, and to a lone item otherwise.
 
     lengths      request 0: 2 chunks      request 1: 3 chunks
-    list         slots of request 0's chunks, then those of request 1's: merge_slots[merge_indptr[seat] ...]
-    lone items   entry t of the list is chunk t // lone_items of item t % lone_items
+    list         [ 0.0 | 0.1 | 1.0 | 1.1 | 1.2 ]      partial slots, merge_slots[merge_indptr[seat]:]
+    lone items   entry t of the list is chunk t // lone_items of lone item t % lone_items
 
 Tables and sizes are as in treegen.backends.step_kernels.
 """
@@ -15,18 +15,18 @@ import triton
 import triton.language as tl
 
 from treegen.backends.claim_checks import FREE, INVALID, PLANNED, SURPLUS
-from treegen.backends.page_expansion import entries_of, expand, fill_up, row_of
+from treegen.backends.page_expansion import deal, entries_of, row_of, write_lone_item
 
 SIZES = [
     "num_seats", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks", "lone_slot0",
     "batch_rows", "table_stride", "width", "num_pages", "window_left", "chunk",
 ]  # fmt: skip
-"""Parameters that differ between batches: machine code is made for none of their values."""
+"""Parameters that differ between batches. Machine code is not specialised for their values."""
 
 
 @triton.jit
 def chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED: tl.constexpr):
-    """The rows of the batch in these seats, -1 where there is none; the first chunk that each sees; and how many."""
+    """Returns the row of the batch in each seat (-1 for none), the first chunk that it sees, and its chunks."""
     there = seat < num_seats
     row = row_of(seats, seat, there, batch_rows)
     state = tl.load(states + seat, mask=there, other=FREE)
@@ -42,7 +42,7 @@ def list_merges(
     seats, seq_lens, states, merge_rows, merge_indptr, begin, num_seats, batch_rows, window_left, chunk,
     BLOCK: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """Writes which rows are merged, and where the list of each ends, for BLOCK seats from `begin` on."""
+    """Writes the rows to merge, and the end of each row's list of slots, for BLOCK seats from `begin` on."""
     before = 0
     for s0 in range(0, begin, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
@@ -67,11 +67,10 @@ def settle_chunks(
     POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
     LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each lone item; then one for each BLOCK seats, which writes the rows to merge and where their
-    lists end.
+    """Deals chunks to lone items, one thread block for each, and lists merges, one thread block for BLOCK seats.
 
-    shared [seats, 2], shared_slots: see treegen.ir.request_schedule.SharedChunks. Items of the plan read nothing but
-    pages that all of their planned requests have, so an impossible page id of one request is none of the others'.
+    shared [seats, 2], shared_slots: see treegen.ir.request_schedule.SharedChunks. Items of the plan read only pages
+    that all of their planned requests have, so an impossible page id of one request does not reach the others.
     """
     program = tl.program_id(0)
     if DEPENDENT:
@@ -92,11 +91,7 @@ def settle_chunks(
     for s0 in range(0, num_seats, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
         _, first, count = chunks_of(seats, seq_lens, states, seat, num_seats, batch_rows, window_left, chunk, WINDOWED)
-        number = wanted[None, :] - (before + tl.cumsum(count, 0) - count)[:, None]
-        here = (number >= 0) & (number < count[:, None])
-        number_r = tl.maximum(number_r, tl.max(tl.where(here, first[:, None] + number, 0), 0))
-        seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
-        before += tl.sum(count, 0)
+        before, seat_r, number_r = deal(wanted, seat, first, count, before, seat_r, number_r)
     there = seat_r >= 0
     planned = there & (tl.load(states + seat_r, mask=there, other=FREE) == PLANNED)
     listed = planned & (number_r < tl.load(shared + 2 * seat_r + 1, mask=planned, other=0))
@@ -110,7 +105,6 @@ def settle_chunks(
     item = items + program * 8
     tl.store(item + 1, row_count)
     if row_count > 0:
-        PACKED: tl.constexpr = N // B
         UNIT: tl.constexpr = max(N, P)
         row = row_of(seats, seat_r, walked, batch_rows)
         length = tl.load(seq_lens + row, mask=walked, other=0)
@@ -120,17 +114,8 @@ def settle_chunks(
         if WINDOWED:  # by whole tiles and pages, so that tokens stay in their tiles
             first = tl.maximum(first, tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT)
         row0 = num_rows + program * LONE_ROWS
-        tile0 = room_tiles + program * lone_tiles
-        block0 = room_blocks + program * lone_blocks
-        num_tiles, num_blocks = expand(
-            table, tiles, blocks, tile0, block0, begin, first, tl.maximum(end - first, 0), r, r + 1, 0, num_pages,
-            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, True,
+        write_lone_item(
+            table, item, rows, tiles, blocks, program, row0, slot0, tl.where(walked, row, -1), r >= 0,
+            begin, first, tl.maximum(end - first, 0), num_pages, room_tiles, lone_tiles, room_blocks, lone_blocks,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, True,
         )  # fmt: skip
-        tl.store(rows + row0 + r, tl.where(walked, row, -1))
-        tl.store(item, row0)
-        tl.store(item + 2, tile0)
-        tl.store(item + 3, num_tiles)
-        tl.store(item + 4, block0)
-        tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
-        tl.store(item + 6, slot0)
-        tl.store(item + 7, -1)

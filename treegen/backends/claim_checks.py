@@ -1,4 +1,4 @@
-"""Device functions that check what a plan takes for granted, request by request."""
+"""Device functions that check the claims of a plan, request by request."""
 
 import triton
 import triton.language as tl
@@ -23,8 +23,11 @@ def check(
     num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
     P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """The state of the request of a seat, whose row is `row`, and its length. known [seats, SEAT_WORDS]. With QUERIES:
-    whether its query rows are possible, and as many as planned; the tokens from which on its plan is right.
+    """Returns the state of the request in a seat, whose row of the batch is `row`, and its length.
+
+    known [seats, SEAT_WORDS]: the plan's columns of seats. possible, with QUERIES: whether the offsets of its query
+    rows are possible. as_planned: whether their number is the planned one. least: the least length for which the plan
+    is right.
     """
     present_epoch = tl.load(seats + num_seats + seat)
     owner = tl.load(known + seat * SEAT_WORDS + 4)
@@ -90,7 +93,7 @@ def settle_seat(
     P: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     QUERIES: tl.constexpr,
 ):  # fmt: skip
-    """Checks the request of a seat; says where its rows are written, if by the plan, and what its state is."""
+    """Checks the request in a seat, writes its state, and lets the plan write its rows if the claims hold."""
     row = row_of(seats, seat, True, batch_rows)
     planned_epoch = tl.load(known + seat * SEAT_WORDS)
     most_tokens = tl.load(known + seat * SEAT_WORDS + 1)

@@ -1,8 +1,9 @@
-"""What this machine can run: its default backend, and its GPU as a target."""
+"""Devices: the backend that serves each, and GPUs as targets."""
 
 from __future__ import annotations
 
 import importlib.util
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -16,15 +17,14 @@ _LOWEST_CAPABILITY = 80
 
 
 def default_device() -> torch.device:
-    """The current CUDA device, else the CPU."""
+    """Returns the current CUDA device, or the CPU without one."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def backend_for(device: torch.device, wanted: str | None) -> str:
-    """The backend that serves tensors on `device`: the wanted one, else triton on CUDA from compute capability 8.0,
-    else torch.
+    """Returns the backend for tensors on a device: "triton" on CUDA from compute capability 8.0, else "torch".
 
-    Raises BackendError when the wanted backend is unknown or cannot run there.
+    Returns `wanted` where that is given. Raises BackendError if it is unknown, or cannot run on the device.
     """
     if wanted is not None and not is_one_of(wanted, BACKENDS):
         raise BackendError("backend", wanted, "is unknown", f"use one of {', '.join(BACKENDS)}")
@@ -35,7 +35,7 @@ def backend_for(device: torch.device, wanted: str | None) -> str:
 
 
 def obstacle_to_triton(device: torch.device) -> str | None:
-    """Why the triton backend cannot serve tensors on `device`; None when it can."""
+    """Says why the triton backend cannot serve tensors on a device; None if it can."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if interpreted():
@@ -49,36 +49,41 @@ def obstacle_to_triton(device: torch.device) -> str | None:
 
 
 def captures(tensor: torch.Tensor) -> bool:
-    """Whether work on a tensor goes into a CUDA graph now: its device's current stream is being captured."""
+    """Says whether the current stream of a tensor's device is being captured into a CUDA graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a CUDA device the current one, on whose stream Triton launches."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def capability_of(device: torch.device) -> int:
-    """The compute capability of a CUDA device, times ten."""
+    """Returns the compute capability of a CUDA device, times ten."""
     major, minor = torch.cuda.get_device_capability(device)
     return major * 10 + minor
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter stands in for its compiler (TRITON_INTERPRET=1)."""
+    """Says whether Triton's interpreter replaces its compiler (TRITON_INTERPRET=1)."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
 
 
 def current_target() -> Target:
-    """The current CUDA device as a target: a shipped one by name, else made from its properties; h200 without a GPU."""
+    """Returns the current CUDA device as a target; the h200 without a GPU."""
     return target_of_device(torch.cuda.current_device()) if torch.cuda.is_available() else target_from(None)
 
 
 def devices_of(target: Target) -> list[int]:
-    """The indices of all CUDA devices that are this target."""
+    """Lists the indices of all CUDA devices that are this target."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return [index for index in range(count) if target_of_device(index) == target]
 
 
 def target_of_device(index: int) -> Target:
-    """A CUDA device as a target: a shipped one, else one made from its properties."""
+    """Finds the shipped target of a CUDA device, or makes one from the device's properties."""
     properties = torch.cuda.get_device_properties(index)
     name = properties.name.lower().replace(" ", "")
     sms = properties.multi_processor_count
@@ -86,11 +91,11 @@ def target_of_device(index: int) -> Target:
     known = next((target for key, target in targets().items() if key in name and target.sms == sms), None)
     if known is not None:
         return known
-    # A device that is not shipped: the rest is that of the shipped target with the nearest lower capability.
+    # All other properties are those of the shipped target with the nearest lower compute capability.
     nearest = max((target for target in targets().values()), key=lambda t: (t.capability <= capability, t.capability))
     return replace(nearest, name=properties.name, capability=capability, sms=sms, grid=None)
 
 
 def resolve_target(target: str | Target | None) -> Target:
-    """A target by name, `current` or None (the current device), or as an object. Raises BackendError."""
+    """Finds a target by name; None and "current" are the current device. Raises BackendError."""
     return current_target() if target is None or is_one_of(target, ("current",)) else target_from(target)

@@ -1,5 +1,6 @@
-"""Who shares with whom, found from page ids: engines with a radix cache give requests that begin alike the same pages,
-and tell nobody.
+"""Finding sharing: compares page ids to find requests with a common prefix.
+
+Engines with a radix cache give such requests the same pages, but do not report it.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from treegen.backends.devices import backend_for
+from treegen.backends.devices import backend_for, on_device
 from treegen.backends.page_table import PageTable
-from treegen.backends.triton_program import on_device
 from treegen.ir.arrays import INT32_MAX, Ints
 
 _ROWS, _BLOCK = 1024, 1024
-"""Rows, and pages, that a program compares at a time, at most."""
+"""The most rows and pages that a thread block compares at a time."""
 
 
 class Sharing(NamedTuple):
-    """What was found, int32 arrays by row of the batch. shared_with, shared_tokens: as Tree.from_requests takes them;
-    each row shares with an earlier one, whole pages that both have. lengths: as the engine gave them, also impossible
-    ones, which share nothing.
+    """The common prefixes of a batch, as int32 arrays with an entry for each row of the batch.
+
+    shared_with, shared_tokens: the arguments of Tree.from_requests. Each row shares whole pages with an earlier row.
+    lengths: the engine's lengths. A row with an impossible length shares nothing.
     """
 
     shared_with: Ints
@@ -30,16 +31,22 @@ class Sharing(NamedTuple):
 
 
 class SharingReader:
-    """Finds on the device who shares with whom, and brings it to the host; neither is waited for.
+    """Finds common prefixes on the device, and copies them to the host, without waiting for either.
 
         reader = SharingReader(pages, page_size=16)
         reader.start()                  # two kernels and a copy on the current stream
         if reader.ready():              # in a later step
             sharing = reader.result()
 
-    What is found is exact for the page table as it was when the stream reached it: for every row the longest sharing
-    with any earlier row, by whole pages, before the first impossible page id. Its cost grows with all pages, and with
-    the square of the number of rows. Arguments: most_tokens: of a request; longer ones share nothing.
+    The result is exact for the page table at the time when the stream reached it: for each row, the longest common
+    prefix with any earlier row, in whole pages, before the first impossible page id. The cost grows with the number of
+    pages, and with the square of the number of rows.
+
+    Args:
+        pages: The engine's page table.
+        page_size: Tokens of a page.
+        most_tokens: The most tokens of a request; longer requests share nothing.
+        backend: "triton" or "torch"; by default what the page table's device can run.
     """
 
     def __init__(
@@ -59,7 +66,7 @@ class SharingReader:
             self._found = torch.empty((3, rows), dtype=torch.int32, device=device) if on_gpu else self._result
 
     def start(self, rows: int | None = None) -> None:
-        """Looks at the first `rows` rows of the batch, by default all; what was under way before is lost."""
+        """Starts to compare the first `rows` rows of the batch, by default all. Earlier results are lost."""
         self._rows = len(self._pages.seq_lens) if rows is None else rows
         if self._backend != "triton":
             found = _found_on_host(self._pages, self._rows, self._page_size, self._most_tokens)
@@ -78,11 +85,11 @@ class SharingReader:
                 self._event.record()
 
     def ready(self) -> bool:
-        """Whether what was started last is done; never waits."""
+        """Says whether the last start has finished, without waiting."""
         return self._event is None or bool(self._event.query())
 
     def result(self) -> Sharing:
-        """What was found; waits for it where it is not ready."""
+        """Returns the result of the last start, and waits for it if necessary."""
         if self._event is not None:
             self._event.synchronize()
         return Sharing(*self._result[:, : self._rows].numpy().copy())
@@ -115,15 +122,15 @@ class SharingReader:
 
 
 def _power(count: int) -> int:
-    """The next power of two."""
+    """Returns the next power of two."""
     return 1 << max(count - 1, 0).bit_length()
 
 
 def _found_on_host(pages: PageTable, rows: int, page_size: int, most_tokens: int) -> Sharing:
-    """What sharing_kernels finds, by a dictionary of all pages behind one another; waits for the device."""
+    """Finds the same as sharing_kernels, with a dictionary of all prefixes. Waits for the device."""
     lengths, of_rows = pages.lengths()[:rows], pages.of_rows()
     shared_with, shared_tokens = np.full(rows, -1, np.int32), np.zeros(rows, np.int32)
-    nodes: dict[tuple[int, int], tuple[int, int]] = {}  # by the node before and a page: a node, and its first row
+    nodes: dict[tuple[int, int], tuple[int, int]] = {}  # (node before, page): (node, its first row)
     for row, length in enumerate(lengths.tolist()):
         own, node = of_rows[row], 0
         if not 0 <= length <= min(most_tokens, len(own) * page_size):

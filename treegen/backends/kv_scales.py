@@ -1,4 +1,4 @@
-"""Scales of caches: what keys and values are multiplied by, as caches in 8 bits need it."""
+"""Scales: factors of keys and values, for caches in 8 bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Scale: TypeAlias = "float | torch.Tensor"
 
 
 class HeadScales(NamedTuple):
-    """Factors of keys and of values, float32 [num_kv_heads] each, on one device."""
+    """The factors of keys and values as float32 tensors [num_kv_heads] on one device."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -22,9 +22,9 @@ class HeadScales(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """k multiplies keys, v values: a number, or a float32 tensor [num_kv_heads], which is read at every launch.
+    """The factor k of keys and v of values: a number, or a float32 tensor [num_kv_heads] that every launch reads.
 
-    Made by `of`. Both are above 0, as kernels compare scores before they are scaled.
+    `of` makes them. Both are above 0, because kernels compare scores before they scale them.
     """
 
     k: Scale
@@ -32,9 +32,9 @@ class Scales:
 
     @classmethod
     def of(cls, k_scale: Scale | None, v_scale: Scale | None) -> Scales | None:
-        """The scales that a caller gives, 1 where only the other is given; None for none.
+        """Checks the scales of a caller. One that is missing is 1; None if both are.
 
-        Looks at the values of tensors once, which waits for their device. Raises InputError.
+        Waits for the device of tensors, to read their values once. Raises InputError.
         """
         if k_scale is None and v_scale is None:
             return None
@@ -42,19 +42,20 @@ class Scales:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those that are tensors, by the names of their arguments."""
+        """The scales that are tensors, by the names of their arguments."""
         named = {"k_scale": self.k, "v_scale": self.v}
         return {name: scale for name, scale in named.items() if isinstance(scale, torch.Tensor)}
 
     def on(self, device: torch.device, kv_heads: int) -> HeadScales:
-        """These scales for every KV head on a device. Raises InputError for tensors that lie elsewhere, or have another
-        number of heads.
+        """Returns the scales of each KV head on a device.
+
+        Raises InputError for tensors on another device, or with another number of heads.
         """
         return HeadScales(_placed("k_scale", self.k, device, kv_heads), _placed("v_scale", self.v, device, kv_heads))
 
 
 def placed(scales: Scales | None, device: torch.device, kv_heads: int) -> HeadScales | None:
-    """`Scales.on`, of scales that may be none."""
+    """Returns `scales.on(device, kv_heads)`, or None without scales."""
     return None if scales is None else scales.on(device, kv_heads)
 
 

@@ -1,4 +1,4 @@
-"""The oracle: tree attention in float64, one row at a time, straight from the tree's definition."""
+"""The oracle: computes tree attention in float64, one row at a time, straight from the tree's definition."""
 
 from __future__ import annotations
 
@@ -16,55 +16,77 @@ from treegen.scoring.indices import ClampedIndices
 from treegen.scoring.options import ScoreOptions
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OracleOptions:
+    """The options of attention that tensors do not show.
+
+    sm_scale: the factor of scores, by default `1 / sqrt(head_dim)`. kv_layout: the layout of paged caches, "NHD" or
+    "HND". k_scale, v_scale: factors of keys and values, a number or one for each KV head. scores: the score options,
+    whose functions are called, not traced.
+    """
+
+    sm_scale: float | None = None
+    kv_layout: str = "NHD"
+    k_scale: float | torch.Tensor | None = None
+    v_scale: float | torch.Tensor | None = None
+    scores: ScoreOptions | None = None
+
+
 def reference(
     tree: Tree,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    *,
-    sm_scale: float | None = None,
+    options: OracleOptions | None = None,
     rows: IntsLike | None = None,
-    kv_layout: str = "NHD",
-    k_scale: float | torch.Tensor | None = None,
-    v_scale: float | torch.Tensor | None = None,
-    options: ScoreOptions | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of every row over exactly the slots it sees; knows nothing of plans, ranks or runs.
+    """Computes attention of each row over exactly the KV slots that it sees, without plans, ranks or runs.
 
-    q [rows, num_qo_heads, head_dim]; caches `[slots, num_kv_heads, head_dim]` or with pages, in this layout; that of V
-    may have another head dim. Returns float64 out [rows, num_qo_heads, head_dim_v] and natural-log lse [rows,
-    num_qo_heads]; 0 and -inf for a row that sees nothing. rows: the caller's numbers of those to compute, by default
-    all; the results then hold these alone, in the order given. k_scale, v_scale: what keys and values are multiplied
-    by, a number or one for every KV head. options: what is done to scores, by functions that are called, and not
-    traced. A value that is not finite reaches the rows alone that see its token, and a score below
-    softmax.LEAST_SCORE hides its token. Raises InputError for a row that the tree does not have.
+    A value that is not finite reaches only the rows that see its token. A score below softmax.LEAST_SCORE hides its
+    token.
+
+    Args:
+        tree: The tree.
+        q: `[rows, num_qo_heads, head_dim]`.
+        k_cache: `[slots, num_kv_heads, head_dim]`, or with pages.
+        v_cache: The same with head_dim_v.
+        options: Scales, layout and score options; by default plain attention.
+        rows: The rows to compute, in this order; by default all rows of q.
+
+    Returns:
+        out `[rows, num_qo_heads, head_dim_v]` and natural-log lse `[rows, num_qo_heads]`, in float64. A row that sees
+        nothing gives 0 and -inf.
+
+    Raises:
+        InputError: The tree does not have one of the rows.
     """
-    keys, values = token_major(k_cache, kv_layout), token_major(v_cache, kv_layout)
+    given = options or OracleOptions()
+    keys, values = token_major(k_cache, given.kv_layout), token_major(v_cache, given.kv_layout)
     heads, head_dim = q.shape[1:]
     chosen = range(len(q)) if rows is None else _chosen(rows, tree)
     kv_heads = keys.shape[-2]
-    scale = 1 / math.sqrt(head_dim) if sm_scale is None else sm_scale
+    scale = 1 / math.sqrt(head_dim) if given.sm_scale is None else given.sm_scale
+    scales, scoring = ((keys, given.k_scale), (values, given.v_scale)), given.scores
     out = torch.zeros(len(chosen), heads, values.shape[-1], dtype=torch.float64, device=q.device)
     lse = torch.full((len(chosen), heads), -math.inf, dtype=torch.float64, device=q.device)
-    sinks = None if options is None else options.sinks
     for place, row in enumerate(chosen):
         slots = torch.from_numpy(tree.slots(row).astype("int64")).to(q.device)
         query = q[row].double().view(kv_heads, heads // kv_heads, head_dim)
-        key, value = (_scaled(tokens_at(cache, slots), by) for cache, by in ((keys, k_scale), (values, v_scale)))
+        key, value = (_scaled(tokens_at(cache, slots), by) for cache, by in scales)
         products = torch.einsum("hgd,thd->hgt", query, key)
         scores = products * scale
-        if options is not None and options.scores:
-            scores = products = _scored(scores.flatten(0, 1), row, options).view_as(products)
+        if scoring is not None and scoring.scores:
+            scores = products = _scored(scores.flatten(0, 1), row, scoring).view_as(products)
         weights, log_sum = softmax(scores.masked_fill(products < LEAST_SCORE, -math.inf), -1)
         lse[place] = log_sum.flatten()
         out[place] = unseen_as_zero(_weighted(weights, value).flatten(0, 1), lse[place])
-        if sinks is not None:
-            out[place], lse[place] = with_sinks(out[place], lse[place], sinks)
+        if scoring is not None and scoring.sinks is not None:
+            out[place], lse[place] = with_sinks(out[place], lse[place], scoring.sinks)
     return out, lse
 
 
 def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tensor:
-    """Scores [heads, tokens] of a row over its path, as the options make them."""
+    """Applies score options to the scores [heads, tokens] of a row over its path."""
     heads, tokens = scores.shape
     head = torch.arange(heads, device=scores.device)[:, None]
     position, row_number = torch.tensor(tokens - 1, device=scores.device), torch.tensor(row, device=scores.device)
@@ -77,9 +99,9 @@ def _scored(scores: torch.Tensor, row: int, options: ScoreOptions) -> torch.Tens
 
 
 def _weighted(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """The sum [KV heads, group, dim] of values [tokens, KV heads, dim] by weights [KV heads, group, tokens].
+    """Sums values [tokens, KV heads, dim] by weights [KV heads, group, tokens] to [KV heads, group, dim].
 
-    A weight of 0 keeps out a value that is not finite.
+    A weight of 0 leaves out its value, also a value that is not finite.
     """
     finite = value.isfinite().all(-1).all(-1)
     total = torch.einsum("hgt,thd->hgd", weights[..., finite], value[finite])
@@ -88,7 +110,7 @@ def _weighted(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 
 def _scaled(tokens: torch.Tensor, by: float | torch.Tensor | None) -> torch.Tensor:
-    """Tokens [tokens, KV heads, dim] in float64, times their scale."""
+    """Multiplies tokens [tokens, KV heads, dim] by their scale, in float64."""
     if by is None:
         return tokens.double()
     return tokens.double() * (by.double()[:, None] if isinstance(by, torch.Tensor) else by)
@@ -100,9 +122,9 @@ def _chosen(rows: IntsLike, tree: Tree) -> list[int]:
 
 
 def error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """`max |found - expected| / max |expected|`; infinite when either is not finite where the other is.
+    """Returns `max |found - expected| / max |expected|`; infinity where only one of them is finite.
 
-    Elements that are infinite in both in the same way agree (lse of a row that sees nothing).
+    Equal infinities agree, as in the lse of rows that see nothing.
     """
     found, expected = found.double(), expected.double()
     finite = expected.isfinite()
@@ -116,13 +138,14 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 TOLERANCE = {"fp16": 2e-3, "bf16": 1.5e-2, "fp32": 1e-5}
-"""Largest acceptable error by type of q, for standard-normal inputs."""
+"""The largest acceptable error by q's type, for standard-normal inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """A kernel's output measured against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse. True
-    in a condition if both are within the tolerance, so that `assert kernel.verify(...)` tells.
+    """The errors of a kernel's output against the float64 oracle: `max |out - ref| / max |ref|`, for out and for lse.
+
+    It is true if both errors are within the tolerance, so that `assert kernel.verify(...)` works.
     """
 
     out_error: float
@@ -134,7 +157,7 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether both errors are within the tolerance of q's type."""
+        """Whether both errors are within the tolerance."""
         return self.out_error <= self.tolerance and self.lse_error <= self.tolerance
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Buffers that page tables in FlashInfer's form are brought into, step by step, without waiting for the device."""
+"""Page buffers: fixed memory into which each step copies its page table in FlashInfer's form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from treegen.backends.triton_program import on_device
+from treegen.backends.devices import on_device
 from treegen.ir.arrays import int32_array
 from treegen.ir.errors import InputError
 
@@ -14,7 +14,7 @@ _BLOCK = 1024
 
 
 class PageBuffers(NamedTuple):
-    """Tensors for a page table, int32 on one device, and for the lengths that follow from it."""
+    """The int32 tensors of a page table on one device, and of the lengths that follow from it."""
 
     indptr: torch.Tensor
     indices: torch.Tensor
@@ -23,18 +23,19 @@ class PageBuffers(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Requests that there is room for."""
+        """The number of requests that the buffers hold."""
         return len(self.last_page_len)
 
     @property
     def pages(self) -> int:
-        """Pages of all requests that there is room for."""
+        """The number of pages, of all requests, that the buffers hold."""
         return len(self.indices)
 
     @classmethod
     def of_tensors(cls, given: tuple[torch.Tensor | None, ...]) -> PageBuffers | None:
-        """Buffers in the caller's indptr, indices and last_page_len; None where these are not flat int32 tensors on one
-        device, without gaps.
+        """Takes the caller's indptr, indices and last_page_len as buffers.
+
+        Returns None unless they are contiguous int32 tensors on one device.
         """
         indptr, indices, last_page_len = (tensor for tensor in given if tensor is not None)
         tensors = indptr, indices, last_page_len
@@ -44,12 +45,13 @@ class PageBuffers(NamedTuple):
 
     @classmethod
     def of(cls, rows: int, pages: int, device: torch.device) -> PageBuffers:
-        """Buffers for so many requests and pages."""
+        """Allocates buffers for `rows` requests of `pages` pages in all."""
         return cls(*(torch.zeros(count, dtype=torch.int32, device=device) for count in (rows + 1, pages, rows, rows)))
 
     def take(self, indptr: Any, indices: Any, last_page_len: Any, page_size: int, backend: str) -> None:
-        """Brings a page table that there is room for here, on the current stream, and computes lengths: one launch for
-        tensors on the device, on the triton backend. Values are not checked.
+        """Copies a page table to the buffers on the current stream, and computes lengths.
+
+        On the triton backend this is one launch for tensors on the buffers' device. Values are not checked.
         """
         given = indptr, indices, last_page_len
         if backend == "triton" and all(
@@ -79,7 +81,7 @@ class PageBuffers(NamedTuple):
 
 
 def _copy(name: str, part: Any, buffer: torch.Tensor) -> None:
-    """Copies integers to the begin of a buffer on the current stream; waits for nothing."""
+    """Copies integers to the beginning of a buffer on the current stream, without waiting."""
     if not isinstance(part, torch.Tensor):
         part = torch.from_numpy(int32_array(name, part, low=-(2**31), error=InputError).copy())
     if part.device.type == "cpu" and buffer.device.type == "cuda":

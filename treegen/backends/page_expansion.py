@@ -1,7 +1,9 @@
-"""Device functions of step kernels: where the pages of a request are listed, and how its tokens become the tiles and
-runs that attention kernels read.
+"""Device functions of step kernels: look up the pages of requests, and write the tables that attention kernels read.
 
-Sizes: N tokens of a full tile, P of a page, B of a run in a packed tile.
+entry     tokens 64:150 of a request          N = 64 tokens of a full tile
+pages     [ 64:80 ] [ 80:96 ] ... [ 144:150 ]      P = 16 tokens of a page
+tiles     [ 64:128 ]                          one KV slot for each page
+blocks    [ 128:144 ] [ 144:150 ]             packed runs of B = 16 tokens
 """
 
 import triton
@@ -10,14 +12,14 @@ import triton.language as tl
 
 @triton.jit
 def row_of(seats, seat, known, batch_rows):
-    """The rows of the batch that sit in these seats, -1 where there is none."""
+    """Returns the row of the batch in each seat, -1 for none."""
     row = tl.load(seats + seat, mask=known, other=-1)
     return tl.where(row < batch_rows, row, -1)
 
 
 @triton.jit
 def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.constexpr, RAGGED: tl.constexpr):
-    """Where the page ids of these rows begin in the table, and how many there may be."""
+    """Returns the offset of each row's page ids in the table, and the most page ids that it can have."""
     if RAGGED:
         begin = tl.load(indptr + row, mask=there, other=0).to(tl.int64)
         room = tl.load(indptr + row + 1, mask=there, other=0) - begin.to(tl.int32)
@@ -33,14 +35,14 @@ def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.co
 
 @triton.jit
 def queries_of(qo_indptr, row, there):
-    """The first row of q of these rows of the batch, and how many there are."""
+    """Returns the first query row of each row of the batch, and the number of its query rows."""
     begin = tl.load(qo_indptr + row, mask=there, other=0)
     return begin, tl.load(qo_indptr + row + 1, mask=there, other=0) - begin
 
 
 @triton.jit
 def picked(values, pick):
-    """values [E] at the one place of each line of pick [T, E] that is true."""
+    """Returns values [E] at the place of each line of pick [T, E] that is true."""
     return tl.sum(tl.where(pick, values[None, :], 0), 1)
 
 
@@ -51,10 +53,12 @@ def expand(
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Writes the full tiles and blocks of E entries from tile0 and block0 on; returns how many these are. begin [E]:
-    where the page ids of an entry's request begin; first, tokens [E]: which of its tokens. Part 0 of PARTS writes the
-    blocks, and the others take turns with groups of T tiles. A single part does both. APART: each entry's blocks begin
-    a packed tile, and the others of that tile are empty.
+    """Writes the full tiles and packed runs of E entries from tile0 and block0 on, and returns their numbers.
+
+    begin [E]: the offset of the page ids of an entry's request. first, tokens [E]: its first token and its number of
+    tokens. lo, hi [E]: the rows that see it. Part 0 of PARTS writes the packed runs, and the other parts take turns
+    with groups of T tiles; a single part does both. APART: each entry's packed runs begin a tile, which nothing else
+    fills.
     """
     e = tl.arange(0, E)
     t = tl.arange(0, T)
@@ -111,8 +115,48 @@ def expand(
 
 
 @triton.jit
+def deal(wanted, seat, first, count, before, seat_r, number_r):
+    """Finds the seats of wanted entries in a list with `count` entries for each seat, after `before` earlier ones.
+
+    Returns the number of entries before the next seats; seat_r, with the seat of each entry that lies here; and
+    number_r, with its number within the seat, counted from `first`.
+    """
+    number = wanted[None, :] - (before + tl.cumsum(count, 0) - count)[:, None]
+    here = (number >= 0) & (number < count[:, None])
+    number_r = tl.maximum(number_r, tl.max(tl.where(here, first[:, None] + number, 0), 0))
+    seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
+    return before + tl.sum(count, 0), seat_r, number_r
+
+
+@triton.jit
+def write_lone_item(
+    table, item, rows, tiles, blocks, program, row0, slot0, row, live, begin, first, tokens, num_pages,
+    room_tiles, lone_tiles, room_blocks, lone_blocks,
+    N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
+    TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
+    POSITIONS: tl.constexpr, LONE_ROWS: tl.constexpr, T: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """Writes a lone item, but for the number of its rows. Row r reads `tokens[r]` tokens from `first[r]` on."""
+    r = tl.arange(0, LONE_ROWS)
+    tile0 = room_tiles + program * lone_tiles
+    block0 = room_blocks + program * lone_blocks
+    num_tiles, num_blocks = expand(
+        table, tiles, blocks, tile0, block0, begin, first, tokens, r, r + 1, 0, num_pages,
+        N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, APART,
+    )  # fmt: skip
+    tl.store(rows + row0 + r, row, mask=live)
+    tl.store(item, row0)
+    tl.store(item + 2, tile0)
+    tl.store(item + 3, num_tiles)
+    tl.store(item + 4, block0)
+    tl.store(item + 5, fill_up(blocks, block0, num_blocks, N // B, RUN_WIDTH))
+    tl.store(item + 6, slot0)
+    tl.store(item + 7, -1)
+
+
+@triton.jit
 def fill_up(blocks, block0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr):
-    """Empties the rest of the last tile that `count` blocks are packed into; returns the tiles."""
+    """Fills up the last tile of `count` packed runs with empty ones, and returns the number of tiles."""
     packed = (count + PACKED - 1) // PACKED
     b = count + tl.arange(0, PACKED)
     for column in tl.static_range(RUN_WIDTH):

@@ -1,4 +1,4 @@
-"""Page tables of engines: where every request's tokens are, in the three forms that engines have, and how many."""
+"""Page tables of engines: the pages and lengths of all requests, in the three forms that engines use."""
 
 from __future__ import annotations
 
@@ -13,21 +13,34 @@ from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 
 PAGE_SIZES = tuple(1 << power for power in range(8))
-"""Tokens of a page that kernels for batches serve."""
+"""Page sizes, in tokens, that kernels for running batches serve."""
 _OPTIONAL = ("table_rows", "indptr", "qo_indptr")
 
 
 @dataclass(frozen=True, eq=False)
 class PageTable:
-    """An engine's page table and lengths, on the device. Kernels read both anew in every step; nothing is copied.
+    """An engine's page table and lengths, on the device. Kernels read both in every step; nothing is copied.
 
-    table: int32 page ids, `[rows, width]` (a block table, or tokens' slots where a page is one token), or ragged
-    `[entries]` with `indptr`. seq_lens: int32 `[batch]`, tokens of the request in each row of the batch. table_rows:
-    int32 `[batch]`, the row of the table of each row of the batch; by default its own number. indptr: int32
-    `[batch + 1]`, where each row's page ids begin in a ragged table. num_pages: pages of the cache; ids beyond are
-    never followed. Entries behind a request's last page may hold anything. qo_indptr: int32 `[batch + 1]`, where the
-    query rows of each row of the batch begin among those of q, for requests of several query rows; by default each has
-    one, its own number. Raises InputError.
+        block table    table      [ 7 3 9 - ]     row 0: 40 tokens in pages 7, 3, 9 of 16 tokens
+                                  [ 7 5 - - ]     row 1: 20 tokens in pages 7, 5
+        ragged         table      [ 7 3 9 | 7 5 ]
+                       indptr     [ 0     | 3   | 5 ]
+                       seq_lens   [ 40    | 20  ]
+
+    Entries after a request's last page may hold anything.
+
+    Args:
+        table: int32 page ids: a block table `[rows, width]`, or ragged `[entries]` with `indptr`. With pages of one
+            token these are KV slots.
+        seq_lens: int32 `[batch]`, the tokens of the request in each row of the batch.
+        num_pages: Pages of the cache. Kernels never follow ids outside of `0..num_pages - 1`.
+        table_rows: int32 `[batch]`, the row of the block table for each row of the batch; by default the same row.
+        indptr: int32 `[batch + 1]`, the offset of each row's page ids in a ragged table.
+        qo_indptr: int32 `[batch + 1]`, the offset of each row's query rows in q, for requests of several query rows; by
+            default each request has one query row, the row of the batch.
+
+    Raises:
+        InputError: A tensor is not int32, not contiguous or on another device, or the sizes do not fit one another.
     """
 
     table: torch.Tensor
@@ -77,17 +90,19 @@ class PageTable:
             raise InputError("num_pages", self.num_pages, "is not a number of pages", "give those of the cache")
 
     def lengths(self) -> npt.NDArray[np.int32]:
-        """The lengths on the host; waits for the device."""
+        """Copies the lengths to the host, and waits for the device."""
         lengths: npt.NDArray[np.int32] = self.seq_lens.cpu().numpy()
         return lengths
 
     def queries(self) -> npt.NDArray[np.int32] | None:
-        """qo_indptr on the host; waits for the device."""
+        """Copies qo_indptr to the host, and waits for the device."""
         return None if self.qo_indptr is None else self.qo_indptr.cpu().numpy()
 
     def of_rows(self) -> list[npt.NDArray[np.int32]]:
-        """The page ids of every row of the batch on the host, with what is behind the last; waits for the device. Rows
-        that table_rows places outside the table, as it may for rows without request, have none.
+        """Copies the page ids of each row of the batch to the host, and waits for the device.
+
+        A row of a block table has all entries of the table's row. A row that table_rows places outside of the table, as
+        it may for rows without a request, has none.
         """
         table = self.table.cpu().numpy()
         if self.indptr is not None:

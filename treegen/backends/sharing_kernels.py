@@ -1,11 +1,11 @@
-"""Kernels that find on the device which rows of a batch begin with the same page ids.
+"""Kernels that find common prefixes of page ids among the rows of a batch.
 
-    hash_pages    page table, lengths   ──▶ hash of every prefix of whole pages of every row
-    find_shared   hashes, page table    ──▶ for every row an earlier one that it shares most with, and how much
+    hash_pages    page table, lengths   ──▶ a hash of each prefix of whole pages of each row
+    find_shared   hashes, page table    ──▶ for each row, the earlier row with the longest common prefix, and its length
 
-Rows are compared with all earlier ones only: what each of them shares most is where it would branch off from a tree of
-the earlier rows, so that all together are a forest of any number of levels. Equal hashes only say where to look: pages
-are compared before they count.
+Each row is compared with earlier rows only. Its longest common prefix is the place where it branches off a tree of the
+earlier rows, so all rows together form a forest of any depth. Equal hashes only show where to look: pages are compared
+before they count.
 
 Sizes: P tokens of a page, BLOCK pages at a time, ROWS rows at a time.
 """
@@ -18,7 +18,7 @@ from treegen.backends.page_expansion import entries_of
 
 @triton.jit
 def place_of(begin, row, width, RAGGED: tl.constexpr):
-    """Where the hashes of these rows begin: at the places of their page ids in a ragged table, else row by row."""
+    """Returns the offset of each row's hashes: that of its page ids in a ragged table, else `row * width`."""
     if RAGGED:
         return begin
     else:
@@ -27,7 +27,7 @@ def place_of(begin, row, width, RAGGED: tl.constexpr):
 
 @triton.jit
 def mixed(value):
-    """uint32 values whose bits all depend on all bits of these."""
+    """Mixes uint32 values, so that each bit of the result depends on all bits."""
     value = (value ^ (value >> 16)) * 0x85EBCA6B
     value = (value ^ (value >> 13)) * 0xC2B2AE35
     return value ^ (value >> 16)
@@ -39,11 +39,11 @@ def hash_pages(
     batch_rows, table_stride, width, num_pages, max_tokens,
     P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each row of the batch.
+    """Hashes all prefixes of each row, one thread block for a row of the batch.
 
-    hashes, by place and page: of the row's pages up to this one, a sum over them. whole [batch_rows]: whole pages of a
-    row before the first impossible id, 0 where its length is impossible. result [3, batch_rows]: gets lengths in its
-    last row.
+    hashes: by offset and page, the sum over the row's pages up to this one. whole [batch_rows]: whole pages of each row
+    before the first impossible page id, 0 where its length is impossible. result [3, batch_rows]: its last row gets the
+    lengths.
     """
     row = tl.program_id(0)
     length = tl.load(seq_lens + row)
@@ -73,10 +73,12 @@ def find_shared(
     table_rows, table, indptr, hashes, whole, result, batch_rows, table_stride, width,
     P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each row of the batch. result [3, batch_rows]: gets an earlier row, or -1, and tokens.
+    """Finds the longest common prefix of each row with an earlier one, one thread block for a row of the batch.
 
-    While an earlier row has the same hash one page behind what is shared so far, such a row is compared. It is drawn
-    from all that have it, so that few comparisons remain where every one of them shares a page more than the last.
+    result [3, batch_rows]: its first row gets the earlier row, or -1, and its second the tokens in common.
+
+    While some earlier rows have the same hash one page after the prefix so far, one of them is drawn, by a hash of its
+    number, and compared. This keeps comparisons few where each earlier row shares one page more than the last.
     """
     row = tl.program_id(0)
     own_pages = tl.load(whole + row)
@@ -86,7 +88,7 @@ def find_shared(
     above = -1
     r = tl.arange(0, ROWS)
     page = tl.arange(0, BLOCK)
-    draw = (mixed(r.to(tl.uint32)) >> 12).to(tl.int32) * ROWS + r  # r is its remainder
+    draw = (mixed(r.to(tl.uint32)) >> 12).to(tl.int32) * ROWS + r  # the remainder by ROWS is r
     for r0 in range(0, tl.where(own_pages > 0, row, 0), ROWS):
         there = r0 + r < row
         pages = tl.load(whole + r0 + r, mask=there, other=0)
@@ -100,7 +102,7 @@ def find_shared(
             drawn = tl.max(tl.where(same, draw, -1), 0)
             if drawn >= 0:
                 other = r0 + drawn % ROWS
-                pages = tl.where(r0 + r == other, 0, pages)  # compared once
+                pages = tl.where(r0 + r == other, 0, pages)  # each row is compared once
                 other_begin, _other_room = entries_of(
                     table_rows, indptr, other, other >= 0, table_stride, width, NAMED, RAGGED
                 )

@@ -1,4 +1,4 @@
-"""The softmax of PyTorch code here, and which scores are so low that they hide their token."""
+"""The softmax of the PyTorch code, and the score below which a token is hidden."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from treegen.backends.kv_scales import HeadScales
 from treegen.scoring.options import Scoring
 
 LEAST_SCORE = -1.0e24
-"""A score below it hides its token, as -inf does: finfo.min of float32 and bfloat16 masks.
+"""A score below it hides its token, as -inf does. So finfo.min of float32 and bfloat16 masks a token.
 
-What is compared is the score that score_mod and its like return. Where nothing is done to scores it is the product of
-query and key, before sm_scale and k_scale. Kernels compare with the same number: a row's running maximum begins there
-(UNSEEN in templates/partial_attention.py.jinja). A sink below it takes no part either.
+With score options, their result is compared; without, the product of query and key, before sm_scale and k_scale.
+Kernels compare with the same number: a row's running maximum begins there (UNSEEN in
+templates/partial_attention.py.jinja). A sink below it takes no part either.
 """
 
 
 def least_score(scoring: Scoring | None, sm_scale: float, scales: HeadScales | None) -> float | torch.Tensor:
-    """LEAST_SCORE in the unit of scores that are ready for the softmax: a number, or one [KV heads, 1, 1]."""
+    """Returns LEAST_SCORE in the unit of scaled scores: one number, or one for each KV head [KV heads, 1, 1]."""
     if scoring is not None and scoring.code is not None:
         return LEAST_SCORE
     return LEAST_SCORE * sm_scale * (1.0 if scales is None else scales.k[:, None, None])
@@ -28,30 +28,28 @@ def least_score(scoring: Scoring | None, sm_scale: float, scales: HeadScales | N
 def softmax(
     scores: torch.Tensor, dim: int, least: float | torch.Tensor = -math.inf
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of scores along a dimension, which sum to 1, and the natural log-sum-exp without this dimension.
+    """Computes the weights of scores along a dimension, which sum to 1, and their natural log-sum-exp.
 
-    least: what LEAST_SCORE is in the unit of `scores`. Where all scores are below it, the log-sum-exp is -inf, and the
-    weights mean nothing: `unseen_as_zero` gives the result of such rows. A NaN makes all weights and the log-sum-exp
-    NaN.
+    least: LEAST_SCORE in the unit of `scores`. Where all scores are below it, the log-sum-exp is -inf and the weights
+    mean nothing; `unseen_as_zero` makes the results of such rows. A NaN makes all weights and the log-sum-exp NaN.
     """
     log_sum = torch.logsumexp(scores, dim)
     return torch.softmax(scores, dim), log_sum.masked_fill(log_sum < least, -math.inf)
 
 
 def unseen_as_zero(out: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
-    """out [..., dim] with 0 where log_sum [...] is -inf: the results of rows that see nothing."""
+    """Sets out [..., dim] to 0 where log_sum [...] is -inf, which is the result of rows that see nothing."""
     return out.masked_fill((log_sum == -math.inf)[..., None], 0.0)
 
 
 def with_sinks(out: torch.Tensor, log_sum: torch.Tensor, sinks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """out [rows, heads, dim] and natural log_sum [rows, heads] of softmaxes in which sinks [heads] take part, from
-    those in which they do not.
+    """Adds sinks [heads] to the softmaxes that gave out [rows, heads, dim] and natural log_sum [rows, heads].
 
-    A sink of -inf changes nothing: a row that sees nothing then keeps 0 and -inf.
+    A sink of -inf changes nothing, so a row that sees nothing then keeps 0 and -inf.
     """
     sinks = sinks.to(log_sum.dtype)
     sinks = sinks.masked_fill(sinks < LEAST_SCORE, -math.inf).expand_as(log_sum)
-    # Not exp(log_sum - total): where both are large, the difference is lost in the rounding of the total.
+    # exp(log_sum - total) would lose the difference to the rounding of the total where both are large.
     share = torch.sigmoid(log_sum - sinks)
     total = torch.logaddexp(log_sum, sinks)
     return unseen_as_zero(out * share[..., None], total), total

@@ -1,24 +1,23 @@
-"""Step kernels: before the first layer of a decode step they expand a plan's entries into the runs of KV slots that
-attention kernels read in all layers, and check what the plan takes for granted.
+"""Step kernels: expand a plan's entries and check its claims, once before the first layer of a decode step.
 
-    read_requests     page table, lengths, entries, claims ──▶ tiles and blocks; states, rows, rows to merge
+    read_requests     page table, lengths, entries, claims ──▶ full tiles, packed runs; states, rows, rows to merge
     settle_requests   states                               ──▶ lone items
 
-A request whose claims hold is walked by the items of the plan. Any other one is alone: lone items walk the whole of its
-own row of the page table, and the plan's items do not write its row. What items read are always tokens of running
-requests, within their present lengths: values that no request has written are never multiplied, by 0 either.
+The items of the plan serve a request whose claims hold. Any other request is alone: lone items read its whole row of
+the page table, and the plan's items do not write its rows. Items read only tokens of running requests, within their
+present lengths, so a value that no request has written is never multiplied, not even by 0.
 
-With QUERIES requests have several query rows, those of their last tokens: a row of the batch has the rows
-`qo_indptr[row]:qo_indptr[row + 1]` of q. Without, each has one, of the same number.
+With QUERIES a request has several query rows, for its last tokens: the rows `qo_indptr[row]:qo_indptr[row + 1]` of q.
+Without, it has one, which is its row of the batch.
 
-Sizes: N tokens of a full tile, P of a page, B of a block. Tables are as in treegen.ir.request_schedule.
+Sizes: N tokens of a full tile, P of a page, B of a packed run. Tables are as in treegen.ir.request_schedule.
 """
 
 import triton
 import triton.language as tl
 
 from treegen.backends.claim_checks import INVALID, NEW, PLANNED, SEAT_WORDS, SURPLUS, settle_seat
-from treegen.backends.page_expansion import entries_of, expand, fill_up, queries_of, row_of
+from treegen.backends.page_expansion import deal, entries_of, expand, fill_up, queries_of, row_of, write_lone_item
 from treegen.ir.request_schedule import LONE_PARTS
 
 MOST_PARTS = tl.constexpr(LONE_PARTS)
@@ -27,7 +26,49 @@ SIZES = [
     "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks",
     "lone_slot0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
 ]  # fmt: skip
-"""Parameters that differ between batches: machine code is made for none of their values."""
+"""Parameters that differ between batches. Machine code is not specialised for their values."""
+
+
+@triton.jit
+def least_length(
+    seats, seq_lens, qo_indptr, read_rows, row_number, row_count, batch_rows, R: tl.constexpr, QUERIES: tl.constexpr
+):  # fmt: skip
+    """Returns the fewest tokens that a row of an item sees. read_rows: the seats of its rows."""
+    r = tl.arange(0, R)
+    seat_r = tl.load(read_rows + r, mask=r < row_count, other=0)
+    row_r = row_of(seats, seat_r, r < row_count, batch_rows)
+    length_r = tl.load(seq_lens + row_r, mask=row_r >= 0, other=2**31 - 1)
+    if QUERIES:
+        number_r = tl.load(row_number + r, mask=r < row_count, other=0)
+        _, count_r = queries_of(qo_indptr, row_r, row_r >= 0)
+        length_r -= tl.where(row_r >= 0, count_r - number_r - 1, 0)
+    return tl.min(length_r, 0)
+
+
+@triton.jit
+def read_entries(
+    entry, there, seats, seq_lens, table_rows, indptr, known, batch_rows, table_stride, width,
+    P: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, QUERIES: tl.constexpr,
+):  # fmt: skip
+    """Returns where the page ids of each entry's request begin, its tokens `first:end` for the present length, and the
+    rows `lo:hi` of the item that see them.
+    """
+    seat = tl.load(entry, mask=there, other=0)
+    first = tl.load(entry + 1, mask=there, other=0)
+    end = tl.load(entry + 2, mask=there, other=0)
+    lo = tl.load(entry + 3, mask=there, other=0)
+    hi = tl.load(entry + 4, mask=there, other=0)
+    row = row_of(seats, seat, there, batch_rows)
+    most_tokens = tl.load(known + seat * SEAT_WORDS + 1, mask=there, other=0)
+    length = tl.load(seq_lens + row, mask=row >= 0, other=0)
+    begin, room = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
+    length = tl.where(length <= room * P, tl.minimum(length, most_tokens), 0)
+    if QUERIES:
+        end = tl.where(end <= 0, tl.maximum(length + end, 0), tl.minimum(end, length))
+        first = tl.where(first >= 0, first, tl.maximum(length + first, 0))  # a row's own token, in its window
+    else:
+        end = tl.where(end == 0, length, tl.minimum(end, length))
+    return begin, first, end, lo, hi
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -42,12 +83,12 @@ def read_requests(
     PARTS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     QUERIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: PARTS for each item of the plan, which expand it; then one for each seat, which settles it.
+    """Expands the plan's items, PARTS thread blocks for each, and checks the requests, one thread block for a seat.
 
-    seats [2, seats]: rows of the batch, and epochs. seq_lens [batch_rows]; table_rows [batch_rows] or the row itself;
-    table by row, or ragged by indptr [batch_rows + 1]. queries [seats, QUERY_WORDS], row_number and merge_number: see
-    treegen.ir.request_schedule. items: those of the plan. flags: the last step in which a request was alone, the last
-    one with an impossible page id, length or number of query rows, and this step.
+    seats [2, seats]: rows of the batch and epochs. seq_lens, table_rows [batch_rows] and indptr [batch_rows + 1]: see
+    PageTable. queries [seats, QUERY_WORDS], row_number, merge_number: see treegen.ir.request_schedule. items: those of
+    the plan. flags [3]: the last step in which a request was alone, the last step with an impossible page id, length or
+    number of query rows, and this step.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
@@ -74,36 +115,20 @@ def read_requests(
         return
     window_begin = 0
     if WINDOWED:
-        r = tl.arange(0, R)
-        seat_r = tl.load(read_rows + row0 + r, mask=r < row_count, other=0)
-        row_r = row_of(seats, seat_r, r < row_count, batch_rows)
-        length_r = tl.load(seq_lens + row_r, mask=row_r >= 0, other=2**31 - 1)
-        if QUERIES:
-            number_r = tl.load(row_number + row0 + r, mask=r < row_count, other=0)
-            _, count_r = queries_of(qo_indptr, row_r, row_r >= 0)
-            length_r -= tl.where(row_r >= 0, count_r - number_r - 1, 0)
-        window_begin = tl.maximum(tl.min(length_r, 0) - 1 - window_left, 0)
+        least = least_length(
+            seats, seq_lens, qo_indptr, read_rows + row0, row_number + row0, row_count, batch_rows, R, QUERIES
+        )  # fmt: skip
+        window_begin = tl.maximum(least - 1 - window_left, 0)
     num_tiles = 0
     num_blocks = 0
     for e0 in range(entry0, entry1, E):
         e = e0 + tl.arange(0, E)
         there = e < entry1
-        seat = tl.load(entries + e * 5, mask=there, other=0)
-        first = tl.load(entries + e * 5 + 1, mask=there, other=0)
-        end = tl.load(entries + e * 5 + 2, mask=there, other=0)
-        lo = tl.load(entries + e * 5 + 3, mask=there, other=0)
-        hi = tl.load(entries + e * 5 + 4, mask=there, other=0)
-        row = row_of(seats, seat, there, batch_rows)
-        most_tokens = tl.load(known + seat * SEAT_WORDS + 1, mask=there, other=0)
-        length = tl.load(seq_lens + row, mask=row >= 0, other=0)
-        begin, room = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-        length = tl.where(length <= room * P, tl.minimum(length, most_tokens), 0)
-        if QUERIES:
-            end = tl.where(end <= 0, tl.maximum(length + end, 0), tl.minimum(end, length))
-            first = tl.where(first >= 0, first, tl.maximum(length + first, 0))  # a row's own token, in its window
-        else:
-            end = tl.where(end == 0, length, tl.minimum(end, length))
-        if WINDOWED:  # by whole tiles and pages, so that what is left has the room that it had
+        begin, first, end, lo, hi = read_entries(
+            entries + e * 5, there, seats, seq_lens, table_rows, indptr, known, batch_rows, table_stride, width,
+            P, NAMED, RAGGED, QUERIES,
+        )  # fmt: skip
+        if WINDOWED:  # by whole tiles and pages, so that the rest still fits its room
             first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
         new_tiles, new_blocks = expand(
             table, tiles, blocks, tile0 + num_tiles, block0 + num_blocks,
@@ -119,11 +144,58 @@ def read_requests(
 
 @triton.jit
 def rows_alone(states, seat, num_seats, least, QUERIES: tl.constexpr):
-    """How many query rows of each of these seats are alone. least: the state from which on a request is."""
+    """Counts the query rows of each seat that are alone. least: the lowest state of a request that is alone."""
     alone = (tl.load(states + seat, mask=seat < num_seats, other=0) >= least).to(tl.int32)
     if QUERIES:
         alone *= tl.load(states + num_seats + seat, mask=seat < num_seats, other=0)
     return alone
+
+
+@triton.jit
+def hide_plan(rows, merge_rows, program, num_rows, programs, BLOCK: tl.constexpr):
+    """Keeps the plan's items and merges from writing any row."""
+    for s0 in range(program * BLOCK, num_rows, programs * BLOCK):
+        place = s0 + tl.arange(0, BLOCK)
+        tl.store(rows + place, -1, mask=place < num_rows)
+        tl.store(merge_rows + place, SURPLUS, mask=place < num_rows)
+
+
+@triton.jit
+def deal_alone(
+    states, wanted, num_seats, least, LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, QUERIES: tl.constexpr
+):  # fmt: skip
+    """Finds the wanted ones of all query rows that are alone.
+
+    Returns the seat of each, -1 where there is none, and its number among the query rows of its request.
+    """
+    seat_r = tl.full([LONE_ROWS], -1, tl.int32)
+    number_r = tl.full([LONE_ROWS], 0, tl.int32)
+    before = 0
+    for s0 in range(0, num_seats, BLOCK):
+        seat = s0 + tl.arange(0, BLOCK)
+        is_alone = rows_alone(states, seat, num_seats, least, QUERIES)
+        if QUERIES:
+            before, seat_r, number_r = deal(wanted, seat, 0 * is_alone, is_alone, before, seat_r, number_r)
+        else:
+            place = before + tl.cumsum(is_alone, 0) - 1
+            here = (is_alone > 0)[:, None] & (place[:, None] == wanted[None, :])
+            seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
+            before += tl.sum(is_alone, 0)
+    return seat_r, number_r
+
+
+@triton.jit
+def tokens_of_part(
+    length, part, parts, window_left, UNIT: tl.constexpr, LONE_ROWS: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """Cuts rows of these lengths into parts of whole tiles and pages; returns a part's first token and its tokens."""
+    first = tl.zeros([LONE_ROWS], tl.int32)
+    if WINDOWED:
+        first = tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT
+    share = tl.maximum(tl.cdiv(length - first, parts * UNIT) * UNIT, LEAST_PART)
+    share = tl.where(parts > 1, share, length - first)
+    first = tl.minimum(first + part * share, length)
+    return first, tl.minimum(share, length - first)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -138,13 +210,14 @@ def settle_requests(
     LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
     QUERIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each lone item, to which it deals requests that are alone. Where these are at most half as many
-    as lone items, each is divided among several. With an impossible page id anywhere all requests are alone: items of
-    the plan may have read what it names.
+    """Deals requests that are alone to lone items, one thread block for each item.
 
-    merge_rows, merge_indptr: of lone items. lone_slots: lists of their slots, which begin at entry lone_list0 of the
-    plan's lists; the slots begin at lone_slot0. With QUERIES each query row of a request is dealt by itself, and states
-    end with how many these are.
+    With half as many requests as lone items, or fewer, several items share a request. With an impossible page id in any
+    request all requests are alone, because items of the plan may have read that page.
+
+    merge_rows, merge_indptr: the merges of lone items. lone_slots: their partial slots, which begin at entry lone_list0
+    of merge_slots; the first of these slots is lone_slot0. With QUERIES query rows are dealt instead of requests, and
+    the number of each request's query rows follows the states.
     """
     program = tl.program_id(0)
     if DEPENDENT:
@@ -160,12 +233,9 @@ def settle_requests(
         tl.store(item + 1, 0)
         tl.store(merge_rows + program, SURPLUS, mask=of_merge)
         return
-    least = tl.where(all_alone, PLANNED, NEW)  # from which state on a request is alone
+    least = tl.where(all_alone, PLANNED, NEW)  # the lowest state of a request that is alone
     if all_alone:
-        for s0 in range(program * BLOCK, num_rows, lone_items * BLOCK):
-            place = s0 + tl.arange(0, BLOCK)
-            tl.store(rows + place, -1, mask=place < num_rows)
-            tl.store(merge_rows - 1 - num_rows + place, SURPLUS, mask=place < num_rows)
+        hide_plan(rows, merge_rows - 1 - num_rows, program, num_rows, lone_items, BLOCK)
     alone = 0
     for s0 in range(0, num_seats, BLOCK):
         alone += tl.sum(rows_alone(states, s0 + tl.arange(0, BLOCK), num_seats, least, QUERIES), 0)
@@ -176,21 +246,7 @@ def settle_requests(
     r = tl.arange(0, LONE_ROWS)
     wanted = tl.where(divided, program % alone, program) + r * lone_items
     wanted = tl.where(part < parts, wanted, alone)
-    seat_r = tl.full([LONE_ROWS], -1, tl.int32)
-    number_r = tl.full([LONE_ROWS], 0, tl.int32)
-    before = 0
-    for s0 in range(0, num_seats, BLOCK):
-        seat = s0 + tl.arange(0, BLOCK)
-        is_alone = rows_alone(states, seat, num_seats, least, QUERIES)
-        if QUERIES:
-            number = wanted[None, :] - (before + tl.cumsum(is_alone, 0) - is_alone)[:, None]
-            here = (number >= 0) & (number < is_alone[:, None])
-            number_r = tl.maximum(number_r, tl.max(tl.where(here, number, 0), 0))
-        else:
-            place = before + tl.cumsum(is_alone, 0) - 1
-            here = (is_alone > 0)[:, None] & (place[:, None] == wanted[None, :])
-        seat_r = tl.maximum(seat_r, tl.max(tl.where(here, seat[:, None], -1), 0))
-        before += tl.sum(is_alone, 0)
+    seat_r, number_r = deal_alone(states, wanted, num_seats, least, LONE_ROWS, BLOCK, QUERIES)
     row = row_of(seats, seat_r, seat_r >= 0, batch_rows)
     row_count = tl.sum((seat_r >= 0).to(tl.int32), 0)
     written = row
@@ -208,32 +264,15 @@ def settle_requests(
         tl.store(merge_indptr + number, lone_list0 + number * parts)
         tl.store(merge_indptr + number + 1, lone_list0 + (number + 1) * parts)
     if row_count > 0:
-        PACKED: tl.constexpr = N // B
-        UNIT: tl.constexpr = max(N, P)
         row0 = num_rows + program * LONE_ROWS
         valid = tl.load(states + seat_r, mask=seat_r >= 0, other=0) < INVALID
         length = tl.load(seq_lens + row, mask=(row >= 0) & valid, other=0)
         if QUERIES:
             length = tl.where(valid & (row >= 0), tl.maximum(length - count + number_r + 1, 0), 0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-        first = tl.zeros([LONE_ROWS], tl.int32)
-        if WINDOWED:
-            first = tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT
-        share = tl.maximum(tl.cdiv(length - first, parts * UNIT) * UNIT, LEAST_PART)
-        share = tl.where(divided, share, length - first)
-        first = tl.minimum(first + part * share, length)
-        tokens = tl.minimum(share, length - first)
-        tile0 = room_tiles + program * lone_tiles
-        block0 = room_blocks + program * lone_blocks
-        num_tiles, num_blocks = expand(
-            table, tiles, blocks, tile0, block0, begin, first, tokens, r, r + 1, 0, num_pages,
-            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, False,
+        first, tokens = tokens_of_part(length, part, parts, window_left, max(N, P), LONE_ROWS, WINDOWED)
+        write_lone_item(
+            table, item, rows, tiles, blocks, program, row0, tl.where(divided, lone_slot0 + program, -1),
+            written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_blocks, lone_blocks,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, False,
         )  # fmt: skip
-        tl.store(rows + row0 + r, written, mask=seat_r >= 0)
-        tl.store(item, row0)
-        tl.store(item + 2, tile0)
-        tl.store(item + 3, num_tiles)
-        tl.store(item + 4, block0)
-        tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
-        tl.store(item + 6, tl.where(divided, lone_slot0 + program, -1))
-        tl.store(item + 7, -1)

@@ -1,4 +1,4 @@
-"""The launches of step kernels: grids, and arguments in the order of their parameters."""
+"""Step launches: the grids and arguments of step kernels."""
 
 from __future__ import annotations
 
@@ -8,38 +8,33 @@ from typing import Any, NamedTuple
 import torch
 
 from treegen.backends.batch_form import BatchForm
+from treegen.backends.kernel_launch import KernelLaunch
 from treegen.codegen.compile_counter import watch_compiles
 from treegen.codegen.kernel_signature import depends_on_launches
 from treegen.ir.request_schedule import RequestTables
 from treegen.schedule.by_request import block_of
 from treegen.target.tile_config import rows_per_tile
 
-_CHECKED, _SCANNED = 256, 256
-"""Pages that a program checks, and states that it looks through, at a time."""
+CHECKED, SCANNED = 256, 256
+"""Pages that a thread block checks, and seats that it searches, at a time."""
 _ENTRIES, _TILES = 8, 16
-"""Entries, and tiles of them, that a program expands at a time."""
+"""Entries, and tiles of entries, that a thread block expands at a time."""
 _EXPAND_PARTS, _MANY_ITEMS = 4, 1024
-"""Programs that expand an item, one its blocks and the others its tiles; and the items from which on there is but one
-program each. On an H200 256 requests of 13,000 tokens take 10.8 us in four parts and 13.9 in one; 4,096 requests of
-1,000 tokens take 31.7 us in four and 15.9 in one.
+"""Thread blocks that expand an item, one its packed runs and the others its full tiles; and the most items for which it
+is more than one block. On an H200, 256 requests of 13,000 tokens take 10.8 us in four parts and 13.9 in one; 4,096
+requests of 1,000 tokens take 31.7 us in four parts and 15.9 in one.
 """
 _WARPS = 1
-"""Of step kernels, which wait for memory most of their time."""
-
-
-class StepLaunch(NamedTuple):
-    """A step kernel on its grid, with its arguments."""
-
-    kernel: Any
-    grid: tuple[int]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+"""Warps of a step kernel's thread block. Step kernels wait for memory most of their time."""
 
 
 class _Common(NamedTuple):
-    """What both step kernels take. tables: on the device, by name. pages: where seats, lengths and pages are. bounds:
-    how many rows and pages there are, and how the page table is laid out. sizes: of tiles, pages and runs. kinds: form
-    of the page table, and whether requests have several query rows. dependent: whether launches wait for one another.
+    """The arguments that step kernels have in common.
+
+    tables: the tables on the device, by name. pages: seats, lengths and the page table. bounds: numbers of rows and
+    pages, and strides of the page table. sizes: tokens of tiles, pages and packed runs, and the widths of entries.
+    kinds: the form of the page table, and whether requests have several query rows. dependent: whether the second
+    launch may begin before the first one has ended.
     """
 
     form: BatchForm
@@ -54,7 +49,7 @@ class _Common(NamedTuple):
     def of(
         cls, form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, *, dependent: bool
     ) -> _Common:
-        """What they take on tables of this form."""
+        """Collects the arguments for tables of this form."""
         tile, room, pages, page_size = form.tile, form.room, form.pages, form.shape.page_size
         named, indptr, queries = pages.table_rows, pages.indptr, pages.qo_indptr
         unread = pages.seq_lens
@@ -70,31 +65,31 @@ class _Common(NamedTuple):
         return cls(form, tables, (seats, pages.seq_lens, *given), bounds, sizes, kinds, dependent)
 
     def of_tables(self, *names: str) -> tuple[torch.Tensor, ...]:
-        """The tables of these names."""
+        """Returns the tables of these names."""
         return tuple(self.tables[name] if name != "counters" else counters_of(self.tables) for name in names)
 
     @property
-    def behind(self) -> dict[str, Any]:
-        """Launch options of the second kernel, which begins before the first one ends where it can."""
+    def second_options(self) -> dict[str, Any]:
+        """The launch options of the second kernel, which begins before the first one has ended where it can."""
         return {"num_warps": _WARPS, **({"launch_pdl": True} if self.dependent else {})}
 
 
 def counters_of(tables: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Steps, and requests of all steps by their state (treegen.backends.claim_checks), as int64 on the device."""
+    """Returns the number of steps, and of requests by state over all steps, as int64 on the device."""
     return tables["counters"][:12].view(torch.int64)
 
 
 def step_launches(
     form: BatchForm, tables: Mapping[str, torch.Tensor], seats: torch.Tensor, capability: int
-) -> tuple[StepLaunch, StepLaunch]:
-    """The launches of both step kernels on these tables. seats [2, seats]: rows of the batch, and epochs."""
+) -> tuple[KernelLaunch, KernelLaunch]:
+    """Makes the launches of both step kernels. seats: `[2, seats]`, rows of the batch and epochs."""
     watch_compiles()
     common = _Common.of(form, tables, seats, dependent=depends_on_launches(capability))
     return _read(common), _deal(common) if form.room.chunk else _settle(common)
 
 
-def _read(common: _Common) -> StepLaunch:
-    """The first kernel: it expands the plan's items, and settles each seat."""
+def _read(common: _Common) -> KernelLaunch:
+    """Makes the launch of the first kernel, which expands the plan's items and checks each request."""
     from treegen.backends.step_kernels import read_requests
 
     form, room = common.form, common.form.room
@@ -107,13 +102,13 @@ def _read(common: _Common) -> StepLaunch:
     arguments = (
         *common.pages, *tables,
         room.seats, room.items, room.rows, *common.bounds, form.most_tokens, form.window_left,
-        *common.sizes, _ENTRIES, _TILES, most_rows, parts, _CHECKED, *common.kinds, common.dependent,
+        *common.sizes, _ENTRIES, _TILES, most_rows, parts, CHECKED, *common.kinds, common.dependent,
     )  # fmt: skip
-    return StepLaunch(read_requests, (room.items * parts + room.seats,), arguments, {"num_warps": _WARPS})
+    return KernelLaunch(read_requests, (room.items * parts + room.seats,), arguments, {"num_warps": _WARPS})
 
 
-def _settle(common: _Common) -> StepLaunch:
-    """The second kernel: it deals requests that are alone to lone items."""
+def _settle(common: _Common) -> KernelLaunch:
+    """Makes the launch of the second kernel, which deals requests that are alone to lone items."""
     from treegen.backends.step_kernels import settle_requests
 
     form, room, tables = common.form, common.form.room, common.tables
@@ -124,13 +119,13 @@ def _settle(common: _Common) -> StepLaunch:
         *common.of_tables("lone_slots", "tiles", "blocks", "states", "counters", "flags"),
         room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
         room.slots, places.lone_slots - places.merge_slots, *common.bounds, form.window_left,
-        *common.sizes, _TILES, room.lone_rows, _SCANNED, *common.kinds, common.dependent,
+        *common.sizes, _TILES, room.lone_rows, SCANNED, *common.kinds, common.dependent,
     )  # fmt: skip
-    return StepLaunch(settle_requests, (room.lone_items,), arguments, common.behind)
+    return KernelLaunch(settle_requests, (room.lone_items,), arguments, common.second_options)
 
 
-def _deal(common: _Common) -> StepLaunch:
-    """The second kernel in batch-invariant mode: it deals chunks to lone items, and lists what is merged."""
+def _deal(common: _Common) -> KernelLaunch:
+    """Makes the launch of the second kernel in batch-invariant mode, which deals chunks and lists merges."""
     from treegen.backends.chunk_kernels import settle_chunks
 
     form, room = common.form, common.form.room
@@ -142,7 +137,7 @@ def _deal(common: _Common) -> StepLaunch:
         *common.pages[:-1], *tables,
         room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
         room.slots, *common.bounds, form.window_left, room.chunk,
-        *common.sizes, _TILES, room.lone_rows, _SCANNED, *common.kinds[:-1], common.dependent,
+        *common.sizes, _TILES, room.lone_rows, SCANNED, *common.kinds[:-1], common.dependent,
     )  # fmt: skip
-    grid = (room.lone_items + -(-room.seats // _SCANNED),)
-    return StepLaunch(settle_chunks, grid, arguments, common.behind)
+    grid = (room.lone_items + -(-room.seats // SCANNED),)
+    return KernelLaunch(settle_chunks, grid, arguments, common.second_options)

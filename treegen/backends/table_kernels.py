@@ -1,4 +1,4 @@
-"""A kernel that takes an engine's ragged page table into buffers and computes lengths, in one launch."""
+"""A kernel that copies an engine's ragged page table to buffers and computes lengths, in one launch."""
 
 import triton
 import triton.language as tl
@@ -9,9 +9,9 @@ def take_table(
     indptr, indices, last_page_len, own_indptr, own_indices, own_last_page_len, seq_lens, rows, pages,
     P: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Programs: one for each BLOCK entries of indices [pages], and of indptr [rows + 1].
+    """Copies indptr [rows + 1], indices [pages] and last_page_len [rows], and writes the lengths seq_lens [rows].
 
-    seq_lens [rows]: gets tokens, where all pages have P but the last.
+    Each thread block copies BLOCK entries. All pages of a row but the last have P tokens.
     """
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     page_id = tl.load(indices + entry, mask=entry < pages, other=0)

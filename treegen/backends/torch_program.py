@@ -1,10 +1,10 @@
-"""The torch backend: executes a Schedule, item by item as a kernel would, in plain PyTorch on any device.
+"""The torch backend: executes a schedule in plain PyTorch on any device.
 
-Items are processed in batches of similar length; every batch is one gather and two matrix products over all its items
-and KV heads. It reads the same tables as the Triton kernels, so it proves schedules without a GPU.
+It reads the same tables as the Triton kernels, so it tests schedules without a GPU. Items of similar length are
+computed together: each such batch is one gather and two matrix products over all its items and KV heads.
 
-Matrix products and sums give other bits for other sizes. In a fixed schedule (batch-invariant plans) every row of every
-item is a batch of its own, with the tokens that the row sees, and every row is merged by itself: all sizes then follow
+Matrix products and sums of other sizes give other bits. In a fixed schedule (of a batch-invariant plan) each row of
+each item is therefore a batch of its own, with the tokens that the row sees, and is merged alone. All sizes then follow
 from the row.
 """
 
@@ -28,7 +28,7 @@ from treegen.scoring.options import Scoring
 
 _OF_ROWS = ("row", "live", "slot", "position", "sees", "earlier")
 _BATCH_ELEMENTS = 1 << 22
-"""Gathered keys of one batch, in elements, at most (a single longer item is a batch of its own)."""
+"""The most elements of gathered keys in a batch. A longer item is a batch of its own."""
 
 
 class TorchProgram:
@@ -49,7 +49,7 @@ class TorchProgram:
         self.load(schedule)
 
     def load(self, schedule: Schedule) -> None:
-        """Takes another schedule."""
+        """Takes another schedule, which later calls execute."""
         self._schedule = schedule
         self._unfused = unfused_parts(schedule, self._shape, self._device, self._scales, self._scoring)
         self._stages = [
@@ -62,6 +62,11 @@ class TorchProgram:
             self._stages = [(batches, merge_rows[:0], table[:0])]
             self._stages += [([], merge_rows[i : i + 1], table[i : i + 1, :n]) for i, n in enumerate(counts)]
 
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that calls execute."""
+        return self._schedule
+
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
         schedule, tile = self._schedule, self._schedule.classes[c]
         if tile.fused:
@@ -72,7 +77,7 @@ class TorchProgram:
                 yield from map(self._tensors, batches)
 
     def _waves(self, c: int) -> list[range]:
-        """The items of a class, those that wait for others behind these."""
+        """Lists the items of a tile class, with items that wait for others after these."""
         begin, end = self._schedule.class_indptr[c : c + 2].tolist()
         if not self._schedule.classes[c].waiting:
             return [range(begin, end)]
@@ -80,8 +85,9 @@ class TorchProgram:
         return [range(begin, border), range(border, end)]
 
     def _merges(self, merges: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """The merged rows of a stage, and a table of their slots: one slot more than there are stands for "no partial",
-        its lse is -inf.
+        """Returns the merged rows of a round, and a table of their partial slots.
+
+        Rows with fewer partials are padded with slot `num_slots`, whose lse is -inf.
         """
         schedule = self._schedule
         bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
@@ -146,7 +152,7 @@ class TorchProgram:
         lse: torch.Tensor,
         lse_scale: float,
     ) -> None:
-        """Writes the final output of rows."""
+        """Writes the final output of rows, with sinks."""
         if self._scoring is not None and self._scoring.sinks is not None:
             result, log_sum = with_sinks(result, log_sum, self._scoring.sinks)
         out[rows] = result.to(out.dtype)
@@ -155,7 +161,7 @@ class TorchProgram:
     def _attend(
         self, batch: dict[str, torch.Tensor], q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sm_scale: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(out [items, rows, heads, dim], natural-log lse [items, rows, heads]) of a batch, in float32."""
+        """Computes out [items, rows, heads, dim] and natural-log lse [items, rows, heads] of a batch, in float32."""
         group, kv_heads = self._shape.group, self._shape.num_kv_heads
         items, rows = batch["row"].shape
         query = q[batch["row"]].float().view(items, rows, kv_heads, group, -1)
@@ -178,8 +184,9 @@ class TorchProgram:
 
 
 def _guarded_product(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """weights [items, KV heads, rows, group, tokens] times value [items, tokens, KV heads, dim], with NaN for rows that
-    give a token whose value is not finite a weight, and without it for others.
+    """Multiplies weights [items, KV heads, rows, group, tokens] by values [items, tokens, KV heads, dim].
+
+    A value that is not finite makes NaN of the rows that give its token a weight, and is left out for all others.
     """
     finite = value.isfinite()
     spoils = (~finite.all(-1)).to(weights.dtype)
@@ -189,15 +196,16 @@ def _guarded_product(weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor
 
 
 def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out [rows, heads, dim], lse [rows, heads]) of partials [rows, most partials, heads, dim] and their lse."""
+    """Merges partials [rows, most partials, heads, dim] and their lse; returns out [rows, heads, dim] and lse."""
     weights, total = softmax(log_sums, 1)
     return unseen_as_zero(torch.einsum("rph,rphd->rhd", weights, partials), total), total
 
 
 def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
-    """Index arrays of batches of items: row, live, slot and position [items, rows]; kv and depth [items, tokens]; sees
-    [items, rows, tokens]; earlier [items, rows, most partials], slots to merge before the result is written, padded as
-    in `_merges`.
+    """Makes the index arrays of batches of items.
+
+    row, live, slot, position: [items, rows]. kv, depth: [items, tokens]. sees: [items, rows, tokens]. earlier: [items,
+    rows, most partials], the partial slots to merge before the result is written, padded as in `_merges`.
     """
     table = schedule.items[items.start : items.stop].astype(np.int64)
     row0, rows, tile0, tiles, block0, block_tiles, slot0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
@@ -223,7 +231,7 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
 
 
 def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, block0: Longs, blocks: Longs) -> np.ndarray:
-    """The run entries of the chosen items, each item's full tiles before its blocks."""
+    """Lists the runs of the chosen items, each item's full tiles before its packed runs."""
     both = np.concatenate([schedule.tiles, schedule.blocks])
     starts = np.stack([tile0[chosen], len(schedule.tiles) + block0[chosen]], axis=1).ravel()
     lengths = np.stack([tiles[chosen], blocks[chosen]], axis=1).ravel()
@@ -244,7 +252,7 @@ def _batch(
     kv, depths, lowest, highest = (np.zeros((len(entries), width), np.int64) for _ in range(4))
     kv[item, place], depths[item, place] = slot[run] + step, depth[run] + step
     lowest[item, place], highest[item, place] = lo[run], hi[run]
-    # No row sees the padding of shorter items, but 0 times NaN is NaN: padding repeats a token that the item reads.
+    # No row sees the padding of shorter items, but 0 times NaN is NaN, so padding repeats a token that the item reads.
     kv = np.where(np.arange(width) < counts[:, None], kv, kv[:, :1])
     number = np.arange(height)
     live = number[None, :] < rows[:, None]
@@ -268,7 +276,7 @@ def _batch(
 
 
 def _rows_alone(batch: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
-    """Every row of a batch's items as a batch of its own, with no tokens but those that the row sees."""
+    """Makes a batch of each row of a batch's items, with only the tokens that the row sees."""
     for item, row in zip(*np.nonzero(batch["live"]), strict=True):
         own = {name: batch[name][item : item + 1, row : row + 1] for name in _OF_ROWS}
         seen = own["sees"][0, 0]
@@ -277,8 +285,9 @@ def _rows_alone(batch: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]
 
 
 def _earlier(schedule: Schedule, entry: Longs, merging: np.ndarray) -> np.ndarray:
-    """The slots that are merged into row-table entries where `merging`, along a new last axis; `num_slots` where an
-    entry has fewer than others.
+    """Lists the partial slots that are merged into row-table entries, where `merging`, along a new last axis.
+
+    Entries with fewer slots are padded with `num_slots`.
     """
     counts = np.zeros(entry.shape, np.int64)
     begins = schedule.epilogue_indptr[entry[merging]]

@@ -1,4 +1,4 @@
-"""The torch backend of batches that live: each step expands the plan on the host, for the batch as it is."""
+"""The torch backend of running batches: each step expands the plan on the host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from treegen.schedule.expand import RunningRequests, expanded
 
 
 class TorchRequestProgram:
-    """The same on the torch backend: each step makes the schedule of the batch as it is (treegen.schedule.expand)."""
+    """RequestProgram on the torch backend: each step makes the schedule of the batch (treegen.schedule.expand)."""
 
     def __init__(self, form: BatchForm) -> None:
         self._form = form
-        self._made, self._seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
+        self._made, self.seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64)
 
@@ -31,15 +31,15 @@ class TorchRequestProgram:
         """See RequestProgram."""
         seats = self._form.room.seats
         count = min(requests.shape[1], seats)
-        self._seats = np.full((2, seats), -1, np.int32)
-        self._seats[:, :count] = requests[:, :count]
+        self.seats = np.full((2, seats), -1, np.int32)
+        self.seats[:, :count] = requests[:, :count]
 
     def step(self) -> None:
-        """Reads the page table and lengths, and makes the schedule of the batch."""
+        """Reads the page table and lengths, and makes the schedule of this step."""
         form = self._form
         pages, shape = form.pages, form.shape
         requests = RunningRequests(
-            self._seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
+            self.seats, pages.lengths(), pages.of_rows(), pages.num_pages, form.most_tokens, shape.page_size,
             pages.queries(), form.room.rows,
         )  # fmt: skip
         schedule, states = expanded(

@@ -1,6 +1,6 @@
-"""Unfused attention: a class with a dense mask in plain PyTorch, where scores and softmax pass through memory.
+"""Unfused attention: runs tile classes with dense masks in plain PyTorch, with scores and weights in memory.
 
-What Medusa's tree attention does (DeFT, section 2 and table 4); both backends run such classes here.
+Medusa's tree attention works so (DeFT, section 2 and table 4). Both backends use it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from treegen.ir.shape import Shape
 from treegen.scoring.options import Scoring
 
 _MOST_SCORES = 1 << 30
-"""Scores that are materialised at a time, at most, unless one KV head alone has more."""
+"""The most scores in memory at a time, unless one KV head alone has more."""
 
 
 class UnfusedPart:
-    """One item on one device: its rows, its KV slots, and which row sees which slot."""
+    """One work item on one device: its rows, its KV slots, and the mask of both."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class UnfusedPart:
         runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
         numbers = np.arange(item.rows)[:, None]
-        # Whoever sees no run at all has no row in the mask: its result would be 0 / 0.
+        # A row that sees no run is left out of the mask, as its result would be 0 / 0.
         sees = (runs[owner, 2] <= numbers) & (numbers < runs[owner, 3])
         seeing = sees.any(1)
         rows = schedule.rows[item.row0 : item.row0 + item.rows].astype(np.int64)
@@ -100,14 +100,14 @@ class UnfusedPart:
         lse: torch.Tensor,
         lse_scale: float,
     ) -> None:
-        """Writes the final output of rows, for some query heads."""
+        """Writes the final output of rows, with sinks, for some query heads."""
         if self._scoring is not None and self._scoring.sinks is not None:
             result, log_sum = with_sinks(result, log_sum, self._scoring.sinks[heads])
         out[rows, heads] = result.to(out.dtype)
         lse[rows, heads] = log_sum * lse_scale
 
     def _scored(self, scores: torch.Tensor, of_heads: slice) -> torch.Tensor:
-        """Scores [KV heads, group, rows, tokens] of these query heads, as the scoring makes them."""
+        """Applies score options to the scores [KV heads, group, rows, tokens] of some query heads."""
         assert self._scoring is not None
         head = torch.arange(of_heads.start, of_heads.stop, device=scores.device).view(*scores.shape[:2], 1, 1)
         rows, positions = self._rows[:, None], self._row_positions[:, None]
@@ -121,7 +121,7 @@ def unfused_parts(
     scales: HeadScales | None = None,
     scoring: Scoring | None = None,
 ) -> list[UnfusedPart]:
-    """The items of all classes with a dense mask; they write final output, so they may run before anything else."""
+    """Prepares all items with dense masks. They write final output, so they may run before anything else."""
     return [
         UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scales, scoring)
         for c, tile in enumerate(schedule.classes)

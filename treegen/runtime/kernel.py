@@ -10,7 +10,8 @@ import torch
 
 from treegen.backends import check_inputs, oracle
 from treegen.backends.devices import backend_for, captures, default_device
-from treegen.backends.triton_program import kernel_options, workspace_bytes
+from treegen.backends.scratch import workspace_bytes
+from treegen.backends.triton_program import kernel_options
 from treegen.codegen.emit import emit
 from treegen.cost.estimate import Estimate, account
 from treegen.environment import checks_inputs
@@ -396,11 +397,13 @@ class Kernel(Copyable):
             q,
             k_cache,
             v_cache,
-            sm_scale=options.sm_scale,
-            options=None if options.scoring is None else options.scoring.options,
-            kv_layout=self.shape.kv_layout,
-            k_scale=None if options.scales is None else options.scales.k,
-            v_scale=None if options.scales is None else options.scales.v,
+            oracle.OracleOptions(
+                options.sm_scale,
+                self.shape.kv_layout,
+                None if options.scales is None else options.scales.k,
+                None if options.scales is None else options.scales.v,
+                None if options.scoring is None else options.scoring.options,
+            ),
         )
         errors = oracle.error(out[: len(q)], expected_out), oracle.error(lse[: len(q)], expected_lse)
         return oracle.Verification(*errors, oracle.TOLERANCE[self.shape.dtype])

@@ -10,7 +10,7 @@ import torch
 from treegen.backends.bound_call import Call
 from treegen.backends.kv_scales import Scales
 from treegen.backends.torch_program import TorchProgram
-from treegen.backends.triton_program import TritonProgram
+from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
@@ -125,8 +125,8 @@ class Prepared:
             return TorchProgram(self.schedule, shape, device, scales, self.scoring)
         if self.layout is None:
             return TritonProgram(self.schedule, shape, device, scales=scales, scoring=self.scoring)
-        room, most_rows = self.layout.room, self.layout.limits.max_rows
-        return TritonProgram(self.schedule, shape, device, room, most_rows, scales, self.scoring)
+        room = ProgramRoom(self.layout.room, self.layout.limits.max_rows)
+        return TritonProgram(self.schedule, shape, device, room, scales, self.scoring)
 
     def keep_call(self, form: tuple[object, ...], lse_base: str, call: KeptCall) -> None:
         """Keeps a call for tensors of its form; of too many the oldest goes."""

@@ -67,7 +67,7 @@ class Case:
         out = torch.empty(*of_rows, shape.head_dim_v, dtype=dtype, device=device)
         lse = torch.empty(of_rows, dtype=torch.float32, device=device)
         rows = checked_rows(tree, most_rows)
-        expected = oracle.reference(tree, q, k_cache, v_cache, rows=rows, kv_layout=shape.kv_layout)
+        expected = oracle.reference(tree, q, k_cache, v_cache, oracle.OracleOptions(kv_layout=shape.kv_layout), rows)
         return cls(tree, shape, q, k_cache, v_cache, out, lse, rows, *expected)
 
     def run(self, program: TritonProgram) -> None:

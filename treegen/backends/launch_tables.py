@@ -1,0 +1,60 @@
+"""Launch tables: a schedule's tables on a device, as the parameters of its kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from treegen.codegen.kernel_signature import ItemTables, MergeTables
+from treegen.ir.arena import Arena
+from treegen.ir.arrays import Ints
+
+
+class LaunchTables(NamedTuple):
+    """A schedule's tables on a device.
+
+    table: all of them as one int32 tensor. items: the tables of each tile class. merges: those of each round's merges.
+    page_size: tokens of a page where each full tile lists the first KV slot of each of its pages, else 0.
+    """
+
+    table: torch.Tensor
+    items: list[ItemTables]
+    merges: list[MergeTables]
+    page_size: int = 0
+
+    @classmethod
+    def of(cls, arena: Arena, table: torch.Tensor) -> LaunchTables:
+        """Finds the tables of an arena whose array is in `table`, or will be."""
+        shared = {
+            "rows": table[arena.rows :],
+            "tiles": table[arena.tiles :],
+            "runs": table[arena.blocks :],
+            "work_indptr": table[arena.work_indptr :],
+            "work": table[arena.work :],
+            "epilogue_indptr": table[arena.epilogue_indptr :],
+            "epilogue_slots": table[arena.epilogue_slots :],
+            "row_positions": table[arena.positions :],
+        }
+        places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
+        merges = [MergeTables(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
+        return cls(table, [ItemTables(items=table[place:], **shared) for place in arena.items], merges)
+
+
+def staging_of(table: torch.Tensor) -> torch.Tensor:
+    """Allocates host memory of a table's shape, from which a copy to the table need not be waited for.
+
+    PyTorch reuses the memory of a pinned tensor only when copies from it are done. So each copy has its own buffer, and
+    there are no more buffers than copies in flight at a time.
+    """
+    return torch.empty(table.shape, dtype=torch.int32, pin_memory=table.device.type == "cuda")
+
+
+def fill(table: torch.Tensor, array: Ints) -> None:
+    """Copies an array to a table on the current stream, without waiting for it."""
+    if table.device.type != "cuda":
+        table.numpy()[:] = array
+        return
+    staged = staging_of(table)
+    staged.numpy()[:] = array
+    table.copy_(staged, non_blocking=True)
