@@ -1,23 +1,36 @@
 """The language of treegen: trees, plans and schedules. No torch, no Triton, no input or output.
 
 Glossary
-    node      a run of tokens; its children extend it. A tree may be a forest; a node may have no tokens.
-    row       a query attached to a node: it sees all tokens of the node's ancestors and `sees` of its own.
-    slot      a token's place in the KV cache; a run is consecutive slots (KVRuns).
-    rank      a row's number in depth-first preorder, within a node by `sees`. The rows that see a token are one
-              interval of ranks, so a mask is never more than two integers per run of tokens.
-    span      a maximal run of one node's tokens that the same rows see.
-    group     rows (ascending rank intervals) that read the same segments together.
-    segment   a run of one node's tokens that a group reads, and the interval of the group's rows that see it.
-    plan      groups. The law: every visible (row, token) pair is seen in exactly one group, no invisible pair is seen.
-    item      the part of a group that one thread block works on, per KV head.
-    partial   an item's result for a row that other items work on too; it goes to a slot of the partial buffer.
-    stage     a round of launches, merged before the next one begins; most schedules have one.
-    merge     how rows of several items get their results: "reduce" by kernels of their own, "final" in the epilogue.
-    epilogue  what an item of the last stage does before it writes: it joins its rows' partials of earlier stages.
-    schedule  items in launch order, the KV tiles they walk, and per row the partials to merge, there or by a kernel.
-    arena     a schedule as one array.
+    node          a run of tokens; its children extend it. A tree may be a forest, and a node may have no tokens.
+    row           a query that is attached to a node: it sees all tokens of the node's ancestors, and the first `sees`
+                  tokens of the node.
+    KV slot       a token's place in the KV cache. A run is a number of neighbouring slots (KVRuns).
+    rank          a row's number in depth-first preorder, within a node by `sees`. The rows that see a token are one
+                  interval of ranks, so a mask takes two integers per run of tokens.
+    span          a maximal run of one node's tokens that the same rows see.
+    group         rows, as ascending intervals of ranks, that read the same segments together.
+    segment       a run of one node's tokens that a group reads, and the interval of the group's rows that see it.
+    plan          a list of groups. It obeys the coverage law: a row sees each token of its path in exactly one group,
+                  and no other token.
+    round         launches of a plan that are merged before the next launches begin; most schedules have one round.
+    item          the part of a group that one thread block works on, for one KV head.
+    tile          the tokens that a thread block loads at a time: one run (a full tile), or several packed blocks.
+    block         a short run of tokens. A block of threads is always called a thread block.
+    partial       an item's result for a row that other items work on, too; it goes to a partial slot.
+    partial slot  a partial's place in the partial buffer.
+    merge         joins the partials of a row: "reduce" in merge kernels, "final" in epilogues of the last round.
+    epilogue      what an item of the last round does before it writes: it joins its rows' partials.
+    schedule      items in launch order, the tiles that they read, and the lists of partials to merge.
+    arena         a schedule as one int32 array.
 
-Modules, in the order of the flow: errors, arrays, tree (a folder: kv, topology, build, page_tables, edits, queries,
-custom_masks, tree_text, tree_json, signature, tree), shape, keys, plan, arena, schedule, verify.
+Grammar
+    Tree     = {parent, tokens} of nodes, {node, sees} of rows, KVRuns | RequestKV
+    Plan     = strategy, {Group}, [tiles], mask, merge, thread blocks
+    Group    = {lo:hi} of ranks, {Segment}, round
+    Segment  = node, start:stop of its tokens, lo:hi of the group's rows
+    Schedule = {TileClass}, {WorkItem}, row table, tiles, blocks, merge lists, rounds
+    WorkItem = rows, full tiles, packed tiles, [partial slots]
+
+Modules, in the order of the flow: errors, arrays, tree (a folder), live_batch, shape, keys, groups, plan, arena,
+schedule, request_schedule, request_room, request_tables, verify.
 """

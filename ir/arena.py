@@ -1,4 +1,13 @@
-"""Arena: a schedule laid out as one int32 array, so that it goes to the device in one copy."""
+"""Arena: a schedule laid out as one int32 array, so that it goes to the device in one copy.
+
+    ┌──────┬───────┬────────┬─   ─┬────────────────┬────────────────┬─────────────────────┬─
+    │ rows │ tiles │ blocks │ ... │ items, class 0 │ items, class 1 │ merge_rows, round 0 │ ...
+    └──────┴───────┴────────┴─   ─┴────────────────┴────────────────┴─────────────────────┴─
+    ▲      ▲       ▲              ▲                ▲                ▲
+    rows   tiles   blocks         items[0]         items[1]         merge_rows[0]     places, by field of Arena
+
+Each section begins at a multiple of ALIGNMENT words. SECTIONS lists them.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +25,31 @@ if TYPE_CHECKING:
     from treegen.ir.schedule import Schedule
 
 _INT32 = np.dtype(np.int32)
-_MOST_ROOM = 1 << 28  # words of the tables of a fixed capacity
+_MOST_ROOM = 1 << 28  # int32 words of an arena with a declared capacity: 1 GiB
 ALIGNMENT = 16
 """Every section of the arena begins at a multiple of this many int32 (64 bytes)."""
 
 SURPLUS_MERGE = -(2**31)
-"""In `merge_rows` what stands behind the rows that are merged, up to the capacity. Surplus items have no rows."""
+"""Fills `merge_rows` from the last merged row up to the capacity. Surplus items need no mark: they have no rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Room of every section of an arena: items per tile class, row table, tiles, blocks, merged rows per stage, merged
-    slots, thread blocks with lists of work, and work, row entries with slots that epilogues merge, and those slots;
-    positions of rows; and of the partial buffer: slots.
+    """The number of entries that each section of an arena has room for.
+
+    Attributes:
+        items: Work items of each tile class.
+        rows: Entries of the row table.
+        tiles: Full tiles.
+        blocks: Blocks, which are packed into tiles.
+        merges: Merged rows of each round.
+        merge_slots: Entries of the merge lists.
+        slots: Partial slots of the partial buffer.
+        workers: Thread blocks that have lists of work.
+        work: Entries of these lists.
+        epilogue_rows: Entries of the row table whose partials are joined in epilogues.
+        epilogue_slots: Partial slots that epilogues join.
+        positions: Rows whose positions are listed.
     """
 
     items: tuple[int, ...]
@@ -46,12 +67,14 @@ class Capacity:
 
 
 class Arena(NamedTuple):
-    """A schedule as one int32 array, and where its sections begin in it: one place, or one for each tile class or stage
-    (see SECTIONS). The array goes to the device in one copy.
+    """A schedule as one int32 array, and the place where each of its sections begins.
 
-    Kernels launch on the capacity: surplus items are zeros, and so without rows; surplus merges are SURPLUS_MERGE. The
-    last column of items holds not their group but their first caller's row, if their rows follow one another from
-    there, else -1: kernels then need no list of rows.
+    A place is an index into `array`: one for a whole table, or one for each tile class or each round of a divided table
+    (see SECTIONS).
+
+    Kernels launch on the capacity. Surplus items are zeros, so they have no rows; surplus merges are SURPLUS_MERGE. The
+    last column of items holds the item's first row in the caller's order if its rows follow one another from there,
+    else -1. In the first case kernels need no list of rows.
     """
 
     array: Ints
@@ -70,12 +93,15 @@ class Arena(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One table of a schedule in the arena: whole, or divided into a part for each tile class or each stage.
+    """A table of a schedule in the arena: whole, or divided into a part for each tile class or each round.
 
-    name: the field of Arena with the place of the table, or the places of its parts. table: the field of Schedule with
-    the table. room: the field of Capacity that counts its entries, or those of each part. closing: entries beyond this
-    count; a list of offsets has one. ahead: what kernels load of the table one step ahead of their work; the section
-    has spare words for that at its end. bounds: the field of Schedule that divides the table, if it is divided.
+    Attributes:
+        name: The field of Arena that holds the place of the table, or the places of its parts.
+        table: The field of Schedule that holds the table.
+        room: The field of Capacity that counts the entries of the table, or of each part.
+        closing: Entries beyond this count; a list of offsets has one.
+        ahead: What kernels load of the table one step ahead of their work. The section ends with spare words for that.
+        bounds: The field of Schedule that divides the table, if it is divided.
     """
 
     name: str
@@ -100,19 +126,26 @@ SECTIONS = (
     Section("merge_rows", "merge_rows", "merges", bounds="merge_stage_indptr"),
     Section("merge_indptr", "merge_indptr", "merges", closing=1, bounds="merge_stage_indptr"),
 )
-"""The sections of an arena in their order, which is also the order of Arena's fields. Divided tables come last."""
+"""The sections of an arena in order, which is also the order of Arena's fields. Divided tables come last."""
 
 _WHOLE = tuple(section for section in SECTIONS if not section.bounds)
 _DIVIDED = SECTIONS[len(_WHOLE) :]
 _LOADED_AHEAD = tuple((index, section.ahead) for index, section in enumerate(SECTIONS) if section.ahead)
 _ROOMS = tuple(field.name for field in fields(Capacity))
 _whole_tables = attrgetter(*(section.table for section in _WHOLE))
-_Spans: TypeAlias = "dict[str, list[tuple[int, int]]]"  # begin and end of every part, by the name of the bounds
+_Spans: TypeAlias = "dict[str, list[tuple[int, int]]]"  # the begin and the end of each part, by the name of the bounds
 
 
 def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
-    """The arena of a schedule, with room for `capacity` (None: exactly the schedule). Raises PlanError when it does not
-    fit.
+    """Lays a schedule out as an arena.
+
+    Args:
+        schedule: The schedule.
+        capacity: The entries to leave room for; by default exactly those of the schedule.
+
+    Raises:
+        PlanError: The schedule does not fit the capacity.
+        InputError: The capacity needs more than 1 GiB.
     """
     spans = {
         "class_indptr": list(pairwise(schedule.class_indptr.tolist())),
@@ -144,7 +177,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
 
 
 def size_of(schedule: Schedule) -> Capacity:
-    """Counts the room that a schedule takes."""
+    """Counts the entries that a schedule has in each section."""
     counts: dict[str, Any] = {"slots": schedule.num_slots}
     for section, table in zip(_WHOLE, _whole_tables(schedule), strict=True):
         counts[section.room] = len(table) - section.closing
@@ -155,7 +188,7 @@ def size_of(schedule: Schedule) -> Capacity:
 
 
 def _parts(schedule: Schedule, spans: _Spans) -> list[Ints]:
-    """Lists what the arena holds at each place: whole tables, then the parts of divided ones."""
+    """Lists the contents of the arena in order: whole tables, then the parts of divided tables."""
     parts = list(_whole_tables(schedule))
     for section in _DIVIDED:
         table = getattr(schedule, section.table)
@@ -165,7 +198,7 @@ def _parts(schedule: Schedule, spans: _Spans) -> list[Ints]:
 
 
 def _room(schedule: Schedule, capacity: Capacity) -> list[int]:
-    """Counts the words that a capacity asks for at each place, without spare words."""
+    """Counts the words that each part takes at this capacity, without spare words."""
     room = []
     for section in SECTIONS:
         table, counts = getattr(schedule, section.table), getattr(capacity, section.room)
@@ -176,9 +209,7 @@ def _room(schedule: Schedule, capacity: Capacity) -> list[int]:
 
 
 def _places(room: list[int], schedule: Schedule) -> tuple[list[int], int]:
-    """Adds spare words to the words of each section, and puts the sections one after another. Returns their places, and
-    where the last one ends.
-    """
+    """Adds spare words to each part and lines the parts up. Returns their places, and the end of the last one."""
     run_width, most_runs = schedule.tiles.shape[1], 1
     for tile in schedule.classes:
         most_runs = max(most_runs, tile.tokens // tile.block)
@@ -193,7 +224,7 @@ def _places(room: list[int], schedule: Schedule) -> tuple[list[int], int]:
 
 
 def _arena(array: Ints, places: list[int], spans: _Spans) -> Arena:
-    """Makes an arena of these places, and groups the places of each divided table."""
+    """Makes an arena with these places, grouping the places of each divided table."""
     begin = len(_WHOLE)
     values: list[Any] = [array, *places[:begin]]
     for section in _DIVIDED:
@@ -204,9 +235,9 @@ def _arena(array: Ints, places: list[int], spans: _Spans) -> Arena:
 
 
 def _first_rows(items: Ints, rows: Ints) -> Ints:
-    """Every item's first caller's row, or -1 where its rows do not follow one another in the caller's order."""
+    """Returns each item's first row in the caller's order, -1 where its rows do not follow one another there."""
     first: Ints = items[:, 0]
-    if rows.tobytes() == int32_ramp(len(rows)).tobytes():  # ranked as the caller has them
+    if rows.tobytes() == int32_ramp(len(rows)).tobytes():  # ranks are in the caller's order
         return first
     found: Ints = rows.take(first)
     gaps = (rows[1:] - rows[:-1] != 1).nonzero()[0]
@@ -216,7 +247,7 @@ def _first_rows(items: Ints, rows: Ints) -> Ints:
 
 
 def _write_surplus(arena: Arena, schedule: Schedule, capacity: Capacity) -> None:
-    """Marks surplus merges, and gives thread blocks beyond those with work empty lists."""
+    """Marks surplus merges, and gives surplus thread blocks empty lists of work."""
     bounds = pairwise(schedule.merge_stage_indptr.tolist())
     for place, (begin, end), most in zip(arena.merge_rows, bounds, capacity.merges, strict=True):
         arena.array[place + end - begin : place + most] = SURPLUS_MERGE
@@ -225,7 +256,7 @@ def _write_surplus(arena: Arena, schedule: Schedule, capacity: Capacity) -> None
 
 
 def _check_fits(size: Capacity, capacity: Capacity) -> None:
-    """Raises PlanError when some section needs more than there is room for."""
+    """Raises PlanError if a section has more entries than the capacity has room for."""
     for name in _ROOMS:
         needed, room = getattr(size, name), getattr(capacity, name)
         fits = needed <= room if isinstance(needed, int) else len(needed) == len(room) and all(map(le, needed, room))

@@ -1,6 +1,12 @@
 """Read-only int32 arrays and the few ragged (CSR) operations that the IR is built on.
 
 All functions are vectorised: no Python loop runs over tokens, rows or segments.
+
+    lengths     3 0 2
+    offsets     0 3 3 5             the indptr: row i has the entries offsets[i]:offsets[i + 1]
+    entries     a b c │ │ d e
+    owner       0 0 0     2 2       the row of each entry
+    position    0 1 2     0 1       the entry's place in its row
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ Entry = TypeVar("Entry")
 
 INT32_MAX = 2**31 - 1
 MOST_MADE = 10_000_000
-"""Nodes, rows or tokens that a few numbers may ask for (levels, copies, a text), at most: some 1 GB of memory."""
+"""The most nodes, rows or tokens that a few numbers (levels, copies, a text) may ask for: about 1 GB of memory."""
 _INT32, _INT64 = np.dtype(np.int32), np.dtype(np.int64)
 _UINT32 = np.dtype(np.uint32)
 _UNSIGNED: dict[np.dtype[Any], np.dtype[Any]] = {_INT32: _UINT32, _INT64: np.dtype(np.uint64)}
@@ -42,8 +48,18 @@ def int32_array(
     error: type[TreegenError] = TreeError,
     copy: bool = True,
 ) -> Ints:
-    """A read-only int32 copy of `values`, each in low..high; raises `error` naming the first value that is not. Without
-    `copy` it may be `values` itself, for who only reads them and does not keep them.
+    """Returns a checked, read-only int32 copy of `values`.
+
+    Args:
+        argument: The caller's name of the values, for errors.
+        values: A flat list, array or CPU tensor of integers.
+        low: The lowest value that is allowed.
+        high: The highest value that is allowed.
+        error: The error to raise.
+        copy: False returns `values` itself where it is fit already, for callers that only read it and do not keep it.
+
+    Raises:
+        error: The values are not flat or not integers, or one lies outside of low..high; it names the first such value.
     """
     array = host_array(argument, values, error)
     if not copy and low == 0 and _is_int32(array) and (not len(array) or largest(array.view(_UINT32)) <= high):
@@ -54,7 +70,7 @@ def int32_array(
     array = whole_numbers(argument, values, array, error)
     if array.size == 0:
         return frozen(np.empty(0, np.int32))
-    # Negative numbers are large ones where they are taken to be unsigned.
+    # Read as unsigned, negative numbers are large ones: one comparison finds both kinds.
     unsigned = _UNSIGNED.get(array.dtype) if low == 0 else None
     if array.min() < low or array.max() > high if unsigned is None else largest(array.view(unsigned)) > high:
         index = int(((array < low) | (array > high)).argmax())
@@ -63,13 +79,14 @@ def int32_array(
 
 
 def _is_int32(array: npt.NDArray[Any]) -> TypeGuard[Ints]:
-    """Whether this is a flat array of int32."""
+    """Tells whether the array is a flat array of int32."""
     return array.dtype is _INT32 and array.ndim == 1
 
 
 def host_array(argument: str, values: Any, error: type[TreegenError] = TreeError) -> npt.NDArray[Any]:
-    """`values` as an array of any shape and type; that of a CPU tensor shares its memory. Raises `error` for what is no
-    array, and for a tensor of a GPU, since fetching it would wait for the GPU.
+    """Returns `values` as an array of any shape and type; it shares the memory of a CPU tensor.
+
+    Raises `error` for values that are no array, and for a tensor on a GPU, since fetching it would wait for the GPU.
     """
     if type(values) is np.ndarray:
         return values
@@ -85,14 +102,16 @@ def host_array(argument: str, values: Any, error: type[TreegenError] = TreeError
 def whole_numbers(
     argument: str, values: Any, array: npt.NDArray[Any], error: type[TreegenError] = TreeError
 ) -> npt.NDArray[Any]:
-    """`array`, which is `host_array` of `values`, with integers of 64 bits at most; raises `error` naming the first
-    entry, counted in one row, that is none. Booleans are no integers, neither in a list nor in an array.
+    """Returns `array`, which is `host_array` of `values`, with an integer type of 64 bits at most.
+
+    Raises `error` for the first entry, in row-major order, that is no integer. Booleans are no integers, neither in a
+    list nor in an array.
     """
     if array.size == 0:
         return array
     entries: Any = array.reshape(-1)
     is_made = not hasattr(values, "dtype")
-    if is_made:  # an array made of a list has one type for all entries, whatever types they had
+    if is_made:  # NumPy has given all entries of a list one type, so the list itself shows their types
         entries = values if array.ndim == 1 else np.asarray(values, object).reshape(-1)
     if array.dtype.kind in "iu" and not (is_made and _has_truths(entries)):
         return array
@@ -106,7 +125,10 @@ def whole_numbers(
 
 
 def listed(argument: str, values: Any, fix: str, reason: str = "is not a list") -> list[Any]:
-    """The entries of a list, an array or a CPU tensor; raises TreeError for what has none, and for texts."""
+    """Returns the entries of a list, an array or a CPU tensor.
+
+    Raises TreeError for texts, and for values without entries.
+    """
     if hasattr(values, "dtype"):
         values = host_array(argument, values)
         if values.ndim == 0:
@@ -117,7 +139,7 @@ def listed(argument: str, values: Any, fix: str, reason: str = "is not a list") 
 
 
 def positive_int(argument: str, value: object, error: type[TreegenError]) -> int:
-    """`value` if it is an integer of 1..2^31 - 1; raises `error` otherwise."""
+    """Returns `value` if it is an integer of 1..2^31 - 1; raises `error` otherwise."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise error(argument, value, "is not a positive integer", "give a whole number of at least 1")
     if value > INT32_MAX:
@@ -126,69 +148,73 @@ def positive_int(argument: str, value: object, error: type[TreegenError]) -> int
 
 
 def check_total(tokens: npt.NDArray[Any]) -> None:
-    """Raises TreeError where the tokens of all nodes are more than an int32 can count."""
+    """Raises TreeError if the tokens of all nodes together exceed an int32."""
     total = int(tokens.sum(dtype=np.int64))
     if total > INT32_MAX:
         raise TreeError("tokens", total, "total exceeds 2^31 - 1 tokens", "split the forest")
 
 
 def check_made(argument: str, value: object, count: int, what: str, error: type[TreegenError] = TreeError) -> None:
-    """Raises `error` where a few numbers ask for more than MOST_MADE of something."""
+    """Raises `error` if a few numbers ask for more than MOST_MADE of something. what: its name in the plural."""
     if count > MOST_MADE:
         raise error(argument, value, f"makes {count} {what}", f"stay at or below {MOST_MADE}")
 
 
 def _is_integer(value: object) -> bool:
+    """Tells whether this is an integer of Python or NumPy, and no boolean."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _has_truths(values: Iterable[object]) -> bool:
-    """Whether there is a boolean among these, also one of NumPy's or PyTorch's."""
+    """Tells whether one of the values is a boolean of Python, NumPy or PyTorch."""
     return not {*map(type, values)} <= {int} and any(
         isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool") for value in values
     )
 
 
 def frozen(array: npt.NDArray[Any]) -> Ints:
-    """`array` as contiguous int32, marked read-only (copied only if the type or layout differs)."""
+    """Returns the array as contiguous int32, marked read-only; copies it only if its type or layout differs."""
     if array.dtype is not _INT32 or not array.flags.c_contiguous:
         array = array.astype(_INT32, "C")
-    array.setflags(False)  # type: ignore[call-arg]  # by keyword, or as flags.writeable, twice as long
+    array.setflags(False)  # type: ignore[call-arg]  # a keyword, or flags.writeable, takes twice the time
     return array
 
 
 def ramp(length: int) -> Longs:
-    """The numbers from 0 to `length` - 1, read-only."""
+    """Returns the numbers from 0 to `length` - 1, read-only."""
     return _RAMP[:length] if length <= len(_RAMP) else np.arange(length)
 
 
 def int32_ramp(length: int) -> Ints:
-    """`ramp` in int32."""
+    """Returns `ramp` in int32."""
     return _INT32_RAMP[:length] if length <= len(_INT32_RAMP) else np.arange(length, dtype=np.int32)
 
 
 def zeros(length: int) -> Longs:
-    """So many zeros, read-only."""
+    """Returns `length` zeros, read-only."""
     return _ZEROS[:length] if length <= len(_ZEROS) else np.zeros(length, np.int64)
 
 
 @lru_cache(256)
 def number(value: int) -> Longs:
-    """A number as an array without dimensions: with a Python number an operation on a few hundred others takes twice as
-    long.
+    """Returns a number as a 0-dimensional array.
+
+    An operation on a few hundred entries takes twice the time with a Python number.
     """
     return np.array(value)
 
 
 def largest(values: npt.NDArray[Any]) -> int:
-    """The largest of integers, at least one: a fraction of the time of a reduction."""
+    """Returns the largest entry, of at least one, in a fraction of the time of a reduction."""
     most: int = values.item(values.argmax())
     return most
 
 
 def stacked(*parts: npt.NDArray[Any] | int) -> Ints:
-    """A read-only table [columns, length] of these columns, so that they are marked at once and can be gathered all at
-    once. The first one is an array; a number stands for a column of it.
+    """Returns a read-only table [columns, length] of these columns; a number stands for a column of it.
+
+    A table is marked read-only once, and all of its columns can be gathered in one operation. The first column is an
+    array.
     """
     first = parts[0]
     assert not isinstance(first, int)
@@ -200,7 +226,7 @@ def stacked(*parts: npt.NDArray[Any] | int) -> Ints:
 
 
 def offsets(lengths: npt.NDArray[Any]) -> Longs:
-    """Exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
+    """Returns the exclusive running sum with the total at the end: the `indptr` of ragged rows of these lengths."""
     result = np.empty(len(lengths) + 1, _INT64)
     result[0] = 0
     np.add.accumulate(lengths, 0, None, result[1:])
@@ -208,19 +234,20 @@ def offsets(lengths: npt.NDArray[Any]) -> Longs:
 
 
 def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
-    """(owner, position) of every entry of ragged rows of these lengths, in order."""
+    """Returns the owner and the position of each entry of ragged rows of these lengths, in order."""
     return ramp(len(lengths)).repeat(lengths), positions(offsets(lengths), lengths)
 
 
 def positions(indptr: Longs, lengths: npt.NDArray[Any]) -> Longs:
-    """The place in its row of every entry of ragged rows of these lengths, whose `offsets` are `indptr`."""
+    """Returns each entry's position in its ragged row. indptr: the `offsets` of the lengths."""
     before = indptr[:-1].repeat(lengths)
     return np.subtract(ramp(len(before)), before, before)
 
 
 def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: Longs | None = None) -> Longs:
-    """The concatenation of `range(start, start + length)` over all pairs. indptr: the `offsets` of the lengths, if they
-    are at hand.
+    """Concatenates `range(start, start + length)` over all pairs.
+
+    indptr: the `offsets` of the lengths, if the caller has them.
     """
     if indptr is None:
         indptr = offsets(lengths)
@@ -230,7 +257,7 @@ def ragged_ranges(starts: npt.NDArray[Any], lengths: npt.NDArray[Any], indptr: L
 
 
 class LazySequence(Sequence[Entry], Generic[Entry]):
-    """A sequence whose entries are made on access."""
+    """A sequence that makes each entry on access."""
 
     def __init__(self, length: int, make: Callable[[int], Entry]) -> None:
         self._length = length

@@ -1,4 +1,4 @@
-"""Every error and warning of treegen, under one root.
+"""All errors and warnings of treegen, under one root each.
 
 A message is one line that names the argument, the value, the reason and the fix. Errors are raised before any GPU work.
 """
@@ -12,7 +12,7 @@ import warnings
 _LONGEST_VALUE = 60
 _LONGEST_PART = 160
 _LONGEST_READ = 4 * _LONGEST_PART
-# Of a value only the beginning is written out: a list may have millions of entries, and be too deep for `repr`.
+# Only the beginning of a value is written out: a list may have millions of entries, and be too deep for `repr`.
 _SHOWN = reprlib.Repr()
 _SHOWN.maxlevel = 6
 _SHOWN.maxlist = _SHOWN.maxtuple = _SHOWN.maxdict = _SHOWN.maxset = _SHOWN.maxfrozenset = _SHOWN.maxdeque = 40
@@ -21,7 +21,14 @@ _PACKAGE = "treegen"
 
 
 class TreegenError(ValueError):
-    """Root of all treegen errors: `argument = value: reason; fix`."""
+    """The root of all errors. Its message is `argument = value: reason; fix`.
+
+    Args:
+        argument: The name of the argument that is wrong.
+        value: Its value; the message shows the first 60 characters.
+        reason: What is wrong with it.
+        fix: What to give instead.
+    """
 
     def __init__(self, argument: str, value: object, reason: str, fix: str) -> None:
         self.argument = _short(argument, _LONGEST_PART)
@@ -36,7 +43,7 @@ class TreegenError(ValueError):
 
 
 def _text_of(value: object) -> str:
-    """The beginning of `repr(value)`, or the type of a value that has none, such as an integer of 5,000 digits."""
+    """Returns the beginning of `repr(value)`, or the type of a value that has none, such as an int of 5,000 digits."""
     try:
         return _SHOWN.repr(value)
     except Exception:  # whatever a value's own `__repr__` raises
@@ -44,17 +51,17 @@ def _text_of(value: object) -> str:
 
 
 def _short(text: str, longest: int) -> str:
-    """`text` on one line, its end cut off beyond `longest` characters."""
+    """Returns `text` on one line, cut after `longest` characters."""
     line = " ".join(text[:_LONGEST_READ].split())
     return line if len(line) <= longest and len(text) <= _LONGEST_READ else line[: longest - 3] + "..."
 
 
 class TreeError(TreegenError):
-    """A tree's description is not a forest of token runs with rows inside them."""
+    """A description of a tree is not a forest of token runs with rows inside them."""
 
 
 class CrossingError(TreeError):
-    """A mask that no tree has."""
+    """A mask has the shape of no tree."""
 
 
 class FormatError(TreegenError):
@@ -86,7 +93,7 @@ class TreegenWarning(UserWarning):
 
 
 class PerformanceWarning(TreegenWarning):
-    """The result is right but the way to it is slower than it needs to be."""
+    """The result is right but took a slower way than needed."""
 
 
 class CacheWarning(TreegenWarning):
@@ -94,7 +101,7 @@ class CacheWarning(TreegenWarning):
 
 
 def warn(category: type[TreegenWarning], message: str) -> None:
-    """Warns at the line of the caller's that led here: the innermost one outside of treegen."""
+    """Warns at the line of the caller's code: the innermost frame outside of treegen."""
     frame = sys._getframe()
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame = frame.f_back

@@ -1,23 +1,34 @@
-"""The frame that all JSON forms share: a kind, a format version, known fields only."""
+"""The frame that all JSON forms share: a kind, a format version, and known fields only."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from treegen.ir.errors import FormatError
+from treegen.ir.arrays import INT32_MAX, Ints, int32_array
+from treegen.ir.errors import FormatError, PlanError
 
 FORMAT = 1
 
 
 def read_object(text: str, kind: str, fields: frozenset[str], required: frozenset[str]) -> dict[str, Any]:
-    """The fields of a JSON object of this kind; raises FormatError for anything else, a future version included."""
+    """Returns the fields of a JSON object of this kind.
+
+    Args:
+        text: The JSON text.
+        kind: The kind that the object has to be, as `write_object` wrote it.
+        fields: The names of all known fields.
+        required: The names of the fields that must be there.
+
+    Raises:
+        FormatError: The text is no such object, or a newer version of treegen wrote it.
+    """
     if not isinstance(text, str):
         raise FormatError(kind, text, "is not a text", "give what to_json returned")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as cause:
-        # Not only broken text: nesting and numbers can be too deep and too long for Python to read.
+        # Besides broken text, nesting can be too deep and a number too long for Python to read.
         where = f" ({cause.msg} at position {cause.pos})" if isinstance(cause, json.JSONDecodeError) else ""
         raise FormatError(kind, text[:40], f"is not complete JSON{where}", "write it again with to_json") from cause
     if not isinstance(value, dict):
@@ -39,5 +50,12 @@ def read_object(text: str, kind: str, fields: frozenset[str], required: frozense
 
 
 def write_object(kind: str, fields: dict[str, Any]) -> str:
-    """The JSON text of these fields with kind and format version in front."""
+    """Returns the JSON text of these fields, with the format version and the kind in front."""
     return json.dumps({"format": FORMAT, "kind": kind, **fields}, separators=(",", ":"))
+
+
+def checked_ints(argument: str, value: Any) -> Ints:
+    """Returns a JSON list of int32 values as an array. Raises PlanError."""
+    if not isinstance(value, list):
+        raise PlanError(argument, value, "is not a list", "give integers")
+    return int32_array(argument, value, low=-INT32_MAX, error=PlanError)

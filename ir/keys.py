@@ -1,4 +1,4 @@
-"""Kernel keys: what emitted kernels are specialised for."""
+"""Kernel keys: the choices that an emitted kernel is specialised for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ScoreCode:
-    """What partial kernels do to scores before the softmax, as Triton: `before` the loops, and in them `lines` that end
-    in the new `score` and in whether it is seen (`mask`), each empty where it stays as it is.
+    """Triton code that changes and masks scores before the softmax, in a partial kernel.
 
-    captured: of every tensor that is read, its type and its dimensions. positions: whether rows and tokens
-    need theirs.
+    Attributes:
+        before: Lines that run once, before the loops.
+        lines: Lines in the loops; `score` and `mask` use their results.
+        score: An expression for the new score; empty where scores stay as they are.
+        mask: An expression that is true where a row sees a token; empty where no mask is added.
+        captured: The type and the number of dimensions of each tensor that the code reads.
+        positions: Whether the code needs the positions of rows and tokens.
     """
 
     before: tuple[str, ...]
@@ -24,19 +28,34 @@ class ScoreCode:
 
 @dataclass(frozen=True, slots=True)
 class KernelKey:
-    """Everything that a partial kernel is specialised for; nothing of the tree.
+    """All choices that a partial kernel is specialised for. None of them depends on the tree.
 
-    dtype: "fp16", "bf16" or "fp32"; kv_dtype: the same, "e4m3" or "e5m2". group: query heads per KV head. page_size: 1
-    when the cache is addressed by slot, else the tokens of a page. mask: how rows see runs, "none", "interval" or
-    "bits". tile_rows: query head rows per thread block; tile_tokens: KV tokens per tile; block_tokens: granularity of
-    the runs packed into one tile. dealt: whether thread blocks work off lists. merging: whether items join partials of
-    earlier launches before they write. full: whether there are full tiles, in a loop of their own. shared_kv: whether
-    values are the first piece of keys. scaled: whether keys and values have scales by KV head. by_bits: whether e4m3 is
-    read as bytes and put together. words: whether four elements of caches are read as one word. scoring: what is done
-    to scores. sinks: whether every head has a sink, which takes its share of the softmax. waiting: whether some items
-    wait for the partials of others in the same launch. guarded: whether values that are not finite are kept from rows
-    whose score hides the token. request_page: 0 where tables list runs of slots, else the page size of the engine's
-    tables, from which a step kernel lists them (treegen.backends.step_kernels).
+    Attributes:
+        dtype: "fp16", "bf16" or "fp32".
+        kv_dtype: The same, or "e4m3" or "e5m2".
+        head_dim: Elements of a query and of a key.
+        head_dim_v: Elements of a value and of an output row.
+        group: Query heads per KV head.
+        page_size: Tokens of a page; 1 when the cache is addressed by slot.
+        mask: How rows see runs: "none", "interval" or "bits".
+        tile_rows: Query head rows of a thread block.
+        tile_tokens: KV tokens of a tile.
+        block_tokens: Tokens of the blocks that are packed into a tile.
+        dealt: Whether thread blocks work off lists of items.
+        merging: Whether items join partials of earlier rounds before they write.
+        full: Whether full tiles have a loop of their own.
+        warps: Triton's num_warps.
+        stages: Triton's num_stages.
+        shared_kv: Whether values are the first elements of keys.
+        scaled: Whether keys and values have a scale for each KV head.
+        by_bits: Whether e4m3 is read as bytes and converted by bit operations.
+        words: Whether four elements of a cache are read as one word.
+        scoring: The code that changes or masks scores.
+        sinks: Whether each head has a sink, which takes its share of the softmax.
+        waiting: Whether some items wait for the partials of others in the same launch.
+        guarded: Whether values that are not finite are kept from rows whose score hides the token.
+        request_page: The page size of the engine's tables, from which step kernels list runs
+            (treegen.backends.step_kernels); 0 where the schedule lists runs of slots.
     """
 
     dtype: str
@@ -67,9 +86,16 @@ class KernelKey:
 
 @dataclass(frozen=True, slots=True)
 class MergeKey:
-    """Everything that a merge kernel is specialised for. heads: heads per thread block, and parts: partials of each at
-    a time, powers of two. staged: whether it also merges into partial slots, for a later merge to read. sinks: see
-    KernelKey.
+    """All choices that a merge kernel is specialised for.
+
+    Attributes:
+        dtype: The type of the output.
+        head_dim_v: Elements of an output row.
+        heads: Heads of a thread block, a power of two.
+        parts: Partials of each head that are loaded at a time, a power of two.
+        staged: Whether the kernel also merges into partial slots, which a later round reads.
+        warps: Triton's num_warps.
+        sinks: See KernelKey.
     """
 
     dtype: str

@@ -1,4 +1,4 @@
-"""Positions: how deep rows and tokens are along their paths, and sliding windows, which are told in them."""
+"""Positions of rows and tokens along their paths, and sliding windows, which are counted in positions."""
 
 from __future__ import annotations
 
@@ -17,22 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Positions:
-    """Depths in tokens, counted from 0: of every node's first token, and of every row (Tree.positions)."""
+    """Depths in tokens, from 0: of each node's first token (`node`), and of each row (`row`, as Tree.positions)."""
 
     node: Longs
     row: Ints
 
     @classmethod
     def of(cls, tree: Tree) -> Positions:
-        """Those of a tree."""
+        """Returns the positions of a tree."""
         return cls(tree.topology.prefix, tree.positions())
 
 
 def windowed(tree: Tree, window_left: int) -> tuple[Tree, Positions]:
-    """The tree without the tokens that nobody sees through a window, where a row sees the token at its own position and
-    `window_left` before it: every node loses those that all rows at or below it have left behind.
+    """Returns the tree without tokens outside of all rows' windows, and the positions of its nodes and rows.
 
-    With the positions that nodes and rows had, and keep. The rows' own windows may begin later than what is left.
+    A row sees the token at its own position and `window_left` tokens before it. A node loses the tokens at its
+    beginning that are outside of the windows of all rows at or below it. Nodes and rows keep the positions that they
+    had. A row's own window may begin later than the tokens that are left. With `window_left` = 80:
+
+        node 0             0 ............................. 99
+        row at 150                   70 .................. 99 ........ 150      its window
+        row at 170                            90 ......... 99 ............. 170
+        node 0 afterwards            70 .................. 99
     """
     topology, before = tree.topology, Positions.of(tree)
     least = _least(before.row[topology.row_of_rank], topology.rank_lo, topology.rank_hi)
@@ -44,8 +50,9 @@ def windowed(tree: Tree, window_left: int) -> tuple[Tree, Positions]:
 
 
 def clipped(plan: Plan, tree: Tree, positions: Positions, window_left: int) -> Plan:
-    """The plan without what no row of a group sees through its window, at the beginning of segments. What a group reads
-    without seeing it stays.
+    """Returns the plan without tokens at the beginning of segments that no row of a group sees through its window.
+
+    Tokens that a group reads without seeing them stay.
     """
     group = plan.segment_group
     segment, lo, hi = plan.rank_intervals(group, plan.seen_lo, plan.seen_hi)
@@ -63,7 +70,7 @@ def clipped(plan: Plan, tree: Tree, positions: Positions, window_left: int) -> P
 
 
 def _least(values: Ints, lo: Ints | Longs, hi: Ints | Longs) -> Longs:
-    """The least of `values[lo:hi]` of every pair; where there are none, more than any position and window."""
+    """Returns the smallest of `values[lo:hi]` for each pair; for an empty interval a number beyond all positions."""
     least = np.full(len(lo), np.iinfo(np.int64).max // 2)
     some = np.flatnonzero(hi > lo)
     if len(some):

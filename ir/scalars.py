@@ -1,4 +1,4 @@
-"""Checks of single options: names out of a list, and numbers that a float holds."""
+"""Checks of single options: names out of a list, and finite numbers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Collection
 
 
 def is_one_of(value: object, known: Collection[str]) -> bool:
-    """Whether this is one of some names; what is no text, such as an array, is none."""
+    """Tells whether the value is one of these names; a value that is no text, such as an array, is not."""
     return isinstance(value, str) and value in known
 
 
 def is_finite(value: object) -> bool:
-    """Whether this is a number that a float holds, and no boolean."""
+    """Tells whether the value is a number that a float holds, and no boolean."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""Schedule: work items in launch order, the KV tiles they walk, where their results go, and who merges what."""
+"""Schedule: work items in launch order, the KV tiles that they read, and the partial results that are merged."""
 
 from __future__ import annotations
 
@@ -11,33 +11,44 @@ import numpy as np
 from treegen.ir.arena import Arena, Capacity, pack, size_of
 from treegen.ir.arrays import Ints, LazySequence, frozen, largest
 from treegen.ir.errors import FormatError, PlanError
-from treegen.ir.json_form import read_object, write_object
-from treegen.ir.plan import checked_ints
+from treegen.ir.json_form import checked_ints, read_object, write_object
+from treegen.ir.schedule_checks import check_offsets
 from treegen.ir.unchecked import unchecked
 
 ITEM_FIELDS = ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "slot0", "group")
 """Columns of `Schedule.items`, in the order in which kernels read them; the last one is for the host (see Arena)."""
 RUN_FIELDS = ("slot", "length", "lo", "hi")
-"""Columns of `Schedule.tiles` and `Schedule.blocks`: KV slots, and the item's rows that see them: `lo:hi`, or in a
-class with bit masks the lower and the upper half of a 64-bit word whose bit j stands for row j."""
+"""Columns of `Schedule.tiles` and `Schedule.blocks`: a run of KV slots, and the item's rows that see it.
+
+The rows are `lo:hi`, or in a class with bit masks the two halves of a 64-bit word whose bit j stands for row j.
+"""
 POSITIONED_RUN_FIELDS = (*RUN_FIELDS, "position")
-"""The same where scores depend on positions (treegen.scoring): with that of the run's first token."""
+"""The columns where scores depend on positions (treegen.scoring): also the position of the run's first token."""
 MOST_BIT_ROWS = 64
-"""Rows of an item in a class with bit masks, at most."""
+"""The most rows of an item in a class with bit masks."""
 TileMask: TypeAlias = Literal["none", "interval", "bits", "dense"]
 UNFUSED_LAUNCHES = 5
-"""Operations of an unfused class: scores, scaling, mask, softmax, product with the values."""
+"""Operations of an unfused class: scores, scaling, mask, softmax, and the product with the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileClass:
-    """One kernel specialisation. rows: query head rows per block; tokens: KV tokens per tile; block: granularity, in
-    tokens, of the runs that are packed into one tile; mask: how rows see runs; warps, stages: Triton's; dealt: whether
-    thread blocks work off lists of items; merging: whether items join their rows' partials of earlier stages before
-    they write final output; full: whether items may have full tiles; waiting: whether final items wait
-    for the partials of others in the same launch (treegen.schedule.passes.fuse_merge).
+    """One kernel specialisation.
 
     A class with a dense mask stands for unfused PyTorch operations; its warps and stages are 0.
+
+    Attributes:
+        rows: Query head rows of a thread block.
+        tokens: KV tokens of a tile.
+        block: Tokens of the blocks that are packed into a tile.
+        mask: How rows see runs.
+        warps: Triton's num_warps.
+        stages: Triton's num_stages.
+        dealt: Whether thread blocks work off lists of items.
+        merging: Whether items join their rows' partials of earlier rounds before they write final output.
+        full: Whether items may have full tiles.
+        waiting: Whether final items wait for the partials of others in the same launch
+            (treegen.schedule.passes.fuse_merge).
     """
 
     rows: int
@@ -53,12 +64,12 @@ class TileClass:
 
     @property
     def blocks_per_tile(self) -> int:
-        """Runs packed into one tile."""
+        """Blocks that are packed into one tile."""
         return self.tokens // self.block
 
     @property
     def fused(self) -> bool:
-        """Whether a kernel runs it."""
+        """Whether a kernel runs the class."""
         return self.mask != "dense"
 
     def __str__(self) -> str:
@@ -73,9 +84,17 @@ class TileClass:
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """One work item: `rows` entries of the row table from `row0`, the full tiles and packed tiles it walks, its slot.
+    """One work item, as a small object.
 
-    slot0: first row of the partial buffer, -1 when the item writes final output. group: the plan's group behind it.
+    Attributes:
+        row0: Its first entry of the row table.
+        rows: Its entries of the row table.
+        tile0: Its first full tile.
+        tiles: Its full tiles.
+        block0: Its first block.
+        block_tiles: Its tiles of packed blocks.
+        slot0: The partial slot of its first row; -1 when the item writes final output.
+        group: Its group of the plan.
     """
 
     row0: int
@@ -92,27 +111,36 @@ class WorkItem:
 class Schedule:
     """Work items and merge lists as a struct of arrays; immutable.
 
-    Items of class c are `items[class_indptr[c]:class_indptr[c + 1]]` (columns ITEM_FIELDS). An item's rows are
-    `rows[row0:row0 + rows]`, indices into the caller's q and out. It walks `tiles[tile0:tile0 + tiles]`, runs of
-    exactly the class's tokens, then `block_tiles` tiles of `blocks_per_tile` entries of `blocks` each from `block0`
-    (columns RUN_FIELDS, or POSITIONED_RUN_FIELDS of a schedule that has `row_positions`, of all rows in the caller's
-    order). Row i of a partial item writes partial slot `slot0 + i`. Caller's row `merge_rows[j]` is the
-    merge of the slots `merge_slots[merge_indptr[j]:merge_indptr[j + 1]]`, in this order; an empty list gives out 0,
-    lse -inf. `merge_rows[j] = -1 - slot` merges into that partial slot instead, for a later stage to read.
+    Items. Class c has the items `class_indptr[c]:class_indptr[c + 1]`. An item's rows are `rows[row0:row0 + rows]`,
+    indices into the caller's q and out. It reads `tiles[tile0:tile0 + tiles]`, which are runs of exactly one tile, and
+    then `block_tiles` tiles that are packed from `blocks_per_tile` entries of `blocks` each, from `block0` on:
 
-    A final item of a merging class merges itself: before it writes its row i, which is entry `e = row0 + i` of the row
-    table, it joins the slots `epilogue_slots[epilogue_indptr[e]:epilogue_indptr[e + 1]]`, in this order. Items of other
-    classes on the same entries do not read the lists; without merging classes there are none, and the indptr is [0].
-    Final items of a waiting class do the same with slots of items before them in their class; their lists are those
-    that its kernel counts on (treegen.schedule.passes.fuse_merge).
+        items     row0 rows tile0 tiles block0 block_tiles slot0 group
+                   │         │           │                  └─▶ partial slots slot0 : slot0 + rows, -1: final output
+                   │         │           └─▶ blocks[block0 : block0 + block_tiles * blocks_per_tile]
+                   │         └─▶ tiles[tile0 : tile0 + tiles]
+                   └─▶ rows[row0 : row0 + rows]
 
-    Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`, numbers of an item and
-    a lane: `item * lanes + lane`, with a lane for each KV head and tile of its query heads.
+    Runs have the columns RUN_FIELDS, or POSITIONED_RUN_FIELDS in a schedule with `row_positions`, the positions of all
+    rows in the caller's order.
 
-    fixed: merges have one form, whatever is merged (Plan.fixed_block).
+    Merges. Row i of a partial item goes to partial slot `slot0 + i`. The caller's row `merge_rows[j]` is the merge of
+    the partial slots `merge_slots[merge_indptr[j]:merge_indptr[j + 1]]`, in this order; an empty list gives out 0 and
+    lse -inf. A negative entry, `merge_rows[j] = -1 - slot`, merges into that partial slot, which a later round reads.
 
-    Stage s launches the classes `stage_indptr[s]:stage_indptr[s + 1]` and then merges the rows
-    `merge_stage_indptr[s]:merge_stage_indptr[s + 1]`; by default all is one stage.
+    Epilogues. Final items of a merging class merge by themselves. Before such an item writes its row i, which is entry
+    `e = row0 + i` of the row table, it joins the partial slots `epilogue_slots[epilogue_indptr[e]:epilogue_indptr[e +
+    1]]`, in this order. Items of other classes do not read these lists. Without merging classes there are none, and the
+    indptr is [0]. Final items of a waiting class do the same with partial slots of earlier items of their class; its
+    kernel counts on the lists that treegen.schedule.passes.fuse_merge makes.
+
+    Work. Where the class is dealt, thread block b works on `work[work_indptr[b]:work_indptr[b + 1]]`. An entry is `item
+    * lanes + lane`, with a lane for each KV head and tile of its query heads.
+
+    Rounds. Round s launches the classes `stage_indptr[s]:stage_indptr[s + 1]` and then merges the rows
+    `merge_stage_indptr[s]:merge_stage_indptr[s + 1]`. By default there is one round.
+
+    `fixed` is whether merges have one form, whatever is merged (Plan.fixed_block).
     """
 
     classes: tuple[TileClass, ...]
@@ -142,43 +170,19 @@ class Schedule:
         for name, width in (("items", len(ITEM_FIELDS)), ("tiles", self.run_width), ("blocks", self.run_width)):
             if getattr(self, name).ndim != 2 or getattr(self, name).shape[1] != width:
                 raise PlanError(name, f"shape {getattr(self, name).shape}", f"needs {width} columns", "add the columns")
-        indptr = self.class_indptr
-        if len(indptr) != len(self.classes) + 1 or indptr[0] != 0 or indptr[-1] != len(self.items):
-            raise PlanError("class_indptr", indptr.tolist(), "does not match items", "give class offsets")
-        indptr = self.merge_indptr
-        if len(indptr) != len(self.merge_rows) + 1 or indptr[0] != 0 or indptr[-1] != len(self.merge_slots):
-            raise PlanError("merge_indptr", f"{len(self.merge_indptr)} entries", "does not match", "give row offsets")
-        indptr = self.work_indptr
-        if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(self.work) or (np.diff(indptr) < 0).any():
-            raise PlanError("work_indptr", f"{len(indptr)} entries", "does not match work", "give block offsets")
-        if any(tile.dealt for tile in self.classes) != (len(indptr) > 1) or (len(indptr) > 1 < len(self.classes)):
-            raise PlanError("classes", len(self.classes), "does not go with work", "deal the work of a single class")
-        indptr = self.epilogue_indptr
-        if len(indptr) not in (1, len(self.rows) + 1) or indptr[0] != 0 or indptr[-1] != len(self.epilogue_slots):
-            raise PlanError("epilogue_indptr", f"{len(indptr)} entries", "does not match", "give offsets by row entry")
-        listed = len(indptr) > 1 or len(self.rows) == 0
-        if (np.diff(indptr) < 0).any() or any(tile.merging for tile in self.classes) > listed:
-            reason = "is not an ascending list for merging classes"
-            raise PlanError("epilogue_indptr", f"{len(indptr)} entries", reason, "give offsets by row entry")
-        for name, total in (("stage_indptr", len(self.classes)), ("merge_stage_indptr", len(self.merge_rows))):
-            indptr = getattr(self, name)
-            if indptr[0] != 0 or indptr[-1] != total or (np.diff(indptr) < 0).any():
-                raise PlanError(name, indptr.tolist(), f"does not divide {total} entries", "give stage offsets")
-        if len(self.stage_indptr) != len(self.merge_stage_indptr):
-            reason = f"does not match {len(self.merge_stage_indptr) - 1} stages of merges"
-            raise PlanError("stage_indptr", f"{len(self.stage_indptr) - 1} stages", reason, "give both for every stage")
+        check_offsets(self)
 
     @classmethod
     def trusted(cls, **fields: Any) -> Schedule:
-        """A schedule of all its fields, which treegen itself has made, arrays int32 and read-only; unchecked."""
+        """Makes a schedule of all its fields, of treegen's own making, as read-only int32 arrays; unchecked."""
         return unchecked(cls, fields)
 
     def changed(self, **fields: Any) -> Schedule:
-        """The schedule with other fields, which treegen itself has made, arrays int32 and read-only; unchecked."""
+        """Returns the schedule with other fields of treegen's own making, as read-only int32 arrays; unchecked."""
         return unchecked(type(self), {**vars(self), **fields})
 
     def column(self, name: str) -> Ints:
-        """One field of all items, by its name in ITEM_FIELDS."""
+        """Returns one field of all items, by its name in ITEM_FIELDS."""
         return self.items[:, ITEM_FIELDS.index(name)]
 
     @property
@@ -188,48 +192,51 @@ class Schedule:
 
     @property
     def work_items(self) -> Sequence[WorkItem]:
-        """The items as small objects made on access."""
+        """The items as small objects, made on access."""
         return LazySequence(len(self.items), lambda index: WorkItem(*self.items[index].tolist()))
 
     @property
     def num_slots(self) -> int:
-        """Rows of the partial buffer."""
+        """Partial slots of the partial buffer."""
         return 1 + max((largest(slots) for slots in (self.merge_slots, self.epilogue_slots) if len(slots)), default=-1)
 
     @property
     def num_stages(self) -> int:
-        """Rounds of launches, each with its merges behind it."""
+        """The number of rounds: launches, and the merges that follow them."""
         return len(self.stage_indptr) - 1
 
     @property
     def stages(self) -> Iterator[tuple[range, slice]]:
-        """In launch order the classes of every stage, and what part of `merge_rows` is merged behind them."""
+        """The classes of each round, in launch order, and its part of `merge_rows`."""
         for s in range(self.num_stages):
             merges = slice(int(self.merge_stage_indptr[s]), int(self.merge_stage_indptr[s + 1]))
             yield range(self.stage_indptr[s], self.stage_indptr[s + 1]), merges
 
     @property
     def launches(self) -> int:
-        """Kernel launches: one per tile class that has items (several if it is unfused), and one per stage that merges
-        rows.
-        """
+        """Kernel launches: one per class with items (several if it is unfused), and one per round with merges."""
         items = np.diff(self.class_indptr).tolist()
         of_classes = (1 if tile.fused else UNFUSED_LAUNCHES for tile, n in zip(self.classes, items, strict=True) if n)
         return sum(of_classes) + int((np.diff(self.merge_stage_indptr) > 0).sum())
 
     @property
     def size(self) -> Capacity:
-        """The exact capacity."""
+        """The exact capacity of the schedule."""
         return size_of(self)
 
     def pack(self, capacity: Capacity | None = None) -> Arena:
-        """The arena, with room for `capacity` (default: exactly this schedule). Raises PlanError when it does not
-        fit.
+        """Lays the schedule out as an arena, with room for `capacity`.
+
+        Args:
+            capacity: The entries to leave room for; by default exactly those of the schedule.
+
+        Raises:
+            PlanError: The schedule does not fit the capacity.
         """
         return pack(self, capacity)
 
     def text(self, most_items: int | None = None) -> str:
-        """Classes, counts and one line per item, at most `most_items` of them."""
+        """Returns classes, counts, and a line for each item, of at most `most_items` items."""
         partial = int((self.column("slot0") >= 0).sum())
         merged = int((np.diff(self.epilogue_indptr) > 0).sum())
         lines = [
@@ -256,14 +263,14 @@ class Schedule:
         return self.text(most_items=32)
 
     def to_json(self) -> str:
-        """A versioned JSON form that `from_json` reads back."""
+        """Returns a versioned JSON text, which `from_json` reads back."""
         arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         fixed = {"fixed": True} if self.fixed else {}
         return write_object("schedule", {"classes": [asdict(tile) for tile in self.classes], **fixed, **arrays})
 
     @classmethod
     def from_json(cls, text: str) -> Schedule:
-        """The inverse of `to_json`. Raises FormatError or PlanError."""
+        """Makes a schedule of the text that `to_json` wrote. Raises FormatError or PlanError for any other text."""
         names = frozenset({"classes", *_ARRAYS})
         value = read_object(text, "schedule", names | {"fixed"}, names)
         try:

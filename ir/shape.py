@@ -10,23 +10,23 @@ from treegen.ir.errors import ShapeError
 DTYPES = ("fp16", "bf16", "fp32")
 """Types of q and out, and of caches."""
 FP8 = ("e4m3", "e5m2")
-"""Types of caches alone, beside a q of 16 bits: torch.float8_e4m3fn and torch.float8_e5m2."""
+"""Types of caches alone, with a q of 16 bits: torch.float8_e4m3fn and torch.float8_e5m2."""
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e4m3": 1, "e5m2": 1}
 _DTYPE_NAMES = {
     "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "float": "fp32",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
 MAX_HEAD_DIM = 576
-"""Of q and K: the latent and the rotary part of multi-head latent attention (MLA)."""
+"""The most elements of q and K: the latent and the rotary part of multi-head latent attention (MLA)."""
 MAX_HEAD_DIM_V = 512
-"""Of V and out: 64 rows of such results are all registers that two warp groups have for them."""
+"""The most elements of V and out: 64 rows of such results fill the registers that two warp groups have for them."""
 MAX_PAGE_SIZE = 1024
 KV_LAYOUTS = ("NHD", "HND")
-"""Pages `[page_size, num_kv_heads, head_dim]` and `[num_kv_heads, page_size, head_dim]`."""
+"""Layouts of a page: `[page_size, num_kv_heads, head_dim]` and `[num_kv_heads, page_size, head_dim]`."""
 
 
 def dtype_name(argument: str, dtype: object, known: tuple[str, ...] = DTYPES) -> str:
-    """The short name, out of those `known`, of a torch dtype or of any of its names. Raises ShapeError."""
+    """Returns the short name of a torch dtype, or of any of its names. Raises ShapeError unless it is in `known`."""
     try:
         shown = str(dtype)
     except Exception:  # whatever a value's own `__str__` raises
@@ -40,15 +40,27 @@ def dtype_name(argument: str, dtype: object, known: tuple[str, ...] = DTYPES) ->
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Heads, head dims, element types and the KV cache's page size and layout.
+    """Describes the attention that a kernel computes: heads, head dims, element types, and the KV cache's pages.
 
-    head_dim is that of q and K, head_dim_v that of V and out, by default the same. dtype, of q and out: "fp16", "bf16",
-    "fp32" or the torch dtype; kv_dtype: the same, or "e4m3" or "e5m2" beside 16 bits. page_size 1 stands for a cache
-    `[slots, num_kv_heads, head_dim]` in both layouts; otherwise caches are `[pages, page_size, num_kv_heads, head_dim]`
-    ("NHD") or `[pages, num_kv_heads, page_size, head_dim]` ("HND"). partial_dtype: what partial results wait in until
-    they are merged, "fp32" or dtype: 16 bits move half the bytes, and round each partial once more. shared_kv: V is the
-    first head_dim_v elements of K, in the same memory (`v_cache = k_cache[..., :head_dim_v]`, as in MLA), and counts
-    once. Raises ShapeError.
+    A cache has the form `[slots, num_kv_heads, head_dim]` where page_size is 1, `[pages, page_size, num_kv_heads,
+    head_dim]` in the layout "NHD", and `[pages, num_kv_heads, page_size, head_dim]` in the layout "HND".
+
+    Args:
+        num_qo_heads: Query heads, a multiple of num_kv_heads.
+        num_kv_heads: KV heads.
+        head_dim: Elements of q and K, a multiple of 8 up to 576.
+        head_dim_v: Elements of V and out, a multiple of 8 up to 512; by default head_dim.
+        dtype: The type of q and out: "fp16", "bf16", "fp32" or the torch dtype.
+        kv_dtype: The type of the caches: by default dtype; or "e4m3" or "e5m2" with a dtype of 16 bits.
+        page_size: Tokens of a page, up to 1024; 1 for a cache without pages.
+        kv_layout: "NHD" or "HND".
+        partial_dtype: The type of partial results until they are merged: "fp32", or dtype. 16 bits move half the bytes,
+            and round each partial once more.
+        shared_kv: Whether V is the first head_dim_v elements of K, in the same memory (`v_cache = k_cache[...,
+            :head_dim_v]`, as in MLA). Its bytes then count once.
+
+    Raises:
+        ShapeError: A value is impossible or not supported.
     """
 
     num_qo_heads: int
@@ -100,7 +112,7 @@ class Shape:
         return self.num_qo_heads // self.num_kv_heads
 
     def cache_sizes(self, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of a K and a V cache of so many pages (slots, where a page is one)."""
+        """Returns the sizes of a K and a V cache of this many pages, or slots where page_size is 1."""
         heads, tokens = (self.num_kv_heads,), () if self.page_size == 1 else (self.page_size,)
         of_page = tokens + heads if self.kv_layout == "NHD" else heads + tokens
         return (pages, *of_page, self.head_dim), (pages, *of_page, self.head_dim_v)
@@ -112,13 +124,13 @@ class Shape:
 
     @property
     def kv_token_bytes(self) -> int:
-        """Bytes of one token's keys and values over all KV heads; values that are part of keys count once."""
+        """Bytes of one token's keys and values over all KV heads; values that are part of the keys count once."""
         dims = self.head_dim if self.shared_kv else self.head_dim + self.head_dim_v
         return self.num_kv_heads * dims * DTYPE_BYTES[self.kv_dtype]
 
     @property
     def partial_bytes(self) -> int:
-        """Bytes of one partial result of a row, over all query heads: its out, and its lse in float32."""
+        """Bytes of one partial result of a row over all query heads: its out, and its lse in float32."""
         return self.num_qo_heads * (self.head_dim_v * DTYPE_BYTES[self.partial_dtype] + DTYPE_BYTES["fp32"])
 
     def __str__(self) -> str:
@@ -135,4 +147,4 @@ class Shape:
 
 
 DEFAULT_SHAPE = Shape(32, 8, 128, dtype="bf16")
-"""Assumed wherever no shape is known yet; whoever assumes it says so."""
+"""The assumption where no shape is known yet; its users say that they assume it."""

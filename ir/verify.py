@@ -1,7 +1,7 @@
-"""The coverage law: every visible (row, token) pair is seen in exactly one group, and no invisible pair is seen.
+"""The coverage law: a row sees each token of its path in exactly one group, and no other token.
 
-`verify` proves it for a plan, and `verify_isolated` that no row shares a group with what it does not see;
-`verify_schedule` proves that a schedule writes every row's result exactly once.
+`verify` proves it for a plan. `verify_isolated` proves that no row shares a group with tokens that it does not see.
+`verify_schedule` proves that a schedule writes each row's result exactly once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,29 @@ from treegen.ir.tree import Tree
 
 
 def verify(plan: Plan, tree: Tree) -> None:
-    """Raises PlanError, naming the group, unless `plan` obeys the law on `tree`; exact, without per-token work.
+    """Proves that a plan obeys the coverage law on a tree.
 
-    Seen segments are rectangles (tokens of a node x ranks). Every node is cut at all their borders; on each of the
-    resulting token runs the rectangles' rank intervals have to tile the ranks that see it, one after another.
+    The proof is exact, and does no work per token. A segment and the ranks that see it are a rectangle:
+
+        rank 3   ┌──────┬─────────────┐
+        rank 2   │  A   │      C      │
+        rank 1   ├──────┼──────┬──────┤
+        rank 0   │  B   │  D   │  E   │
+                 └──────┴──────┴──────┘
+        token    0      16     32     48
+
+    Each node is cut at all borders of its rectangles, here at 16 and 32. On each of the resulting runs of tokens the
+    rank intervals of the rectangles have to follow one another without a gap, from the first to the last rank that sees
+    the run.
+
+    Raises:
+        PlanError: The plan breaks the law; the error names the group.
     """
     _check_bounds(plan, tree)
     group, node, start, stop, lo, hi = _rectangles(plan)
     spans = tree.topology.spans
     base = offsets(tree.tokens)
-    # Token coordinates count through all nodes, so that one sorted list of cuts serves the whole forest.
+    # Token coordinates are counted over all nodes, so that one sorted list of cuts serves the whole forest.
     begin, end = base[node] + start, base[node] + stop
     span_begin, span_end = base[spans.node] + spans.start, base[spans.node] + spans.stop
     cuts = np.unique(np.concatenate([begin, end, span_begin, span_end]))
@@ -65,7 +78,7 @@ def verify(plan: Plan, tree: Tree) -> None:
 
 
 def verify_isolated(plan: Plan) -> None:
-    """Raises PlanError, naming the group, unless all rows of every group see all that it reads."""
+    """Raises PlanError, naming the group, unless all rows of every group see everything that the group reads."""
     _report(plan, plan.segment_group, plan.masked, "reads what some of its rows do not see")
 
 
@@ -86,9 +99,7 @@ def _report(plan: Plan, owner: Longs, wrong: npt.NDArray[np.bool_], reason: str)
 
 
 def _rectangles(plan: Plan) -> tuple[Longs, Longs, Longs, Longs, Longs, Longs]:
-    """(group, node, start, stop, rank lo, rank hi) of every seen segment; one per rank interval that it reaches
-    into.
-    """
+    """Returns (group, node, start, stop, rank lo, rank hi) of each seen segment, one for each of its rank intervals."""
     owner = plan.segment_group
     segment, lo, hi = plan.rank_intervals(owner, plan.seen_lo, plan.seen_hi)
     columns = (owner, plan.node, plan.start, plan.stop)
@@ -97,13 +108,16 @@ def _rectangles(plan: Plan) -> tuple[Longs, Longs, Longs, Longs, Longs, Longs]:
 
 
 def verify_schedule(schedule: Schedule, num_rows: int) -> None:
-    """Raises PlanError unless every row of the output is written exactly once and no partial result is lost or mixed
-    up.
+    """Proves that a schedule writes each row of the output once, and neither loses nor mixes up a partial result.
 
-    Where items are dealt to thread blocks, each is dealt once. Stage by stage: an item writes slots that hold nothing,
-    a merge reads slots that hold partials of its row and leaves at most one behind; before the last stage, which alone
-    has merging classes, their final items read slots that hold partials of their rows; after it no slot holds anything.
-    Final items of a waiting class read slots of items before them in the class, which has a stage for itself.
+    Items that are dealt to thread blocks are dealt once each. Then, round by round: an item writes empty partial slots;
+    a merge reads partial slots that hold partials of its row, and leaves at most one of them full. In the last round,
+    which alone has merging classes, their final items read partial slots that hold partials of their rows. At the end
+    all partial slots are empty. Final items of a waiting class read partial slots of earlier items of the class, which
+    is the only class of its round.
+
+    Raises:
+        PlanError: The schedule breaks one of these rules.
     """
     _check_work(schedule)
     rows = _rows_of_items(schedule)
@@ -114,8 +128,14 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
 
 
 class _ItemRows(NamedTuple):
-    """An entry for each row of each item: the item, the entry of the row table, the caller's row there, whether the
-    item writes a partial result, and the slot for it.
+    """One entry for each row of each item.
+
+    Attributes:
+        item: The item.
+        entry: The entry of the row table.
+        row: The row in the caller's order.
+        partial: Whether the item writes a partial result.
+        slot: The partial slot for this result.
     """
 
     item: Longs
@@ -133,7 +153,7 @@ def _rows_of_items(schedule: Schedule) -> _ItemRows:
 
 
 def _check_work(schedule: Schedule) -> None:
-    """Raises PlanError unless items that are dealt to thread blocks are each dealt once."""
+    """Raises PlanError unless each item that is dealt to thread blocks is dealt once."""
     if len(schedule.work_indptr) > 1 and len(schedule.items):
         complete = len(schedule.work) > 0 and len(schedule.work) % len(schedule.items) == 0
         if not complete or not np.array_equal(np.sort(schedule.work), np.arange(len(schedule.work))):
@@ -141,7 +161,7 @@ def _check_work(schedule: Schedule) -> None:
 
 
 def _check_written_rows(schedule: Schedule, rows: _ItemRows, num_rows: int) -> None:
-    """Raises PlanError unless final items and merges together write every row of the output once."""
+    """Raises PlanError unless final items and merges together write each row of the output once."""
     highest = max(int(rows.row.max(initial=-1)), int(schedule.merge_rows.max(initial=-1)))
     if highest >= num_rows:
         raise PlanError(f"row {highest}", "written", f"is beyond the last row, {num_rows - 1}", "correct the schedule")
@@ -155,7 +175,7 @@ def _check_written_rows(schedule: Schedule, rows: _ItemRows, num_rows: int) -> N
 
 
 def _check_slots(schedule: Schedule, rows: _ItemRows) -> None:
-    """Raises PlanError unless partial items write every slot once, and merge lists name no negative slot."""
+    """Raises PlanError unless partial items write each partial slot once, and merge lists name no negative slot."""
     slot = rows.slot[rows.partial]
     if (slot >= schedule.num_slots).any() or len(np.unique(slot)) != schedule.num_slots:
         reason = f"do not fill {schedule.num_slots} slots once"
@@ -165,9 +185,7 @@ def _check_slots(schedule: Schedule, rows: _ItemRows) -> None:
 
 
 def _check_classes(schedule: Schedule, rows: _ItemRows) -> None:
-    """Raises PlanError for a merging class before the last stage, and for a waiting class that has others beside it or
-    final items before partial ones.
-    """
+    """Checks that merging classes are in the last round, and that a waiting class is alone, its final items last."""
     merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
     if merging[: schedule.stage_indptr[-2:][0]].any():
         reason = "merge before the last stage"
@@ -180,8 +198,9 @@ def _check_classes(schedule: Schedule, rows: _ItemRows) -> None:
 
 
 def _check_stages(schedule: Schedule, rows: _ItemRows) -> None:
-    """Follows what the slots hold through all stages. Raises PlanError unless merges and epilogues read partials of
-    their rows, and all of them.
+    """Follows the contents of the partial slots through all rounds.
+
+    Raises PlanError unless merges and epilogues read partials of their own rows, and all of them.
     """
     waits = _waits(schedule)
     merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
@@ -202,8 +221,9 @@ def _check_stages(schedule: Schedule, rows: _ItemRows) -> None:
 
 
 def _check_merges(schedule: Schedule, merges: slice, holds: Longs) -> None:
-    """Moves what the slots hold as the merges of one stage do. Raises PlanError unless each reads partials of its
-    row.
+    """Moves the contents of partial slots as the merges of one round do.
+
+    Raises PlanError unless each merge reads partials of its row.
     """
     bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
     read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
@@ -224,8 +244,9 @@ def _check_merges(schedule: Schedule, merges: slice, holds: Longs) -> None:
 
 
 def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
-    """Empties the slots that are merged into row-table entries of final items. Raises PlanError unless these are all
-    slots that are listed, each once, and they hold partials of the entries' rows.
+    """Empties the partial slots that final items join into their entries of the row table.
+
+    Raises PlanError unless these are all listed slots, each once, and they hold partials of the entries' rows.
     """
     read, lengths = schedule.epilogue_slots, np.zeros(len(entries), np.int64)
     if len(read):

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.kv import KVRuns

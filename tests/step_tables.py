@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treegen.backends.request_program import RequestProgram
-from treegen.ir.request_schedule import RequestRoom, RequestTables
+from treegen.ir.request_tables import RequestRoom, RequestTables
 from treegen.ir.schedule import TileClass
 from treegen.schedule.by_request import block_of
 

@@ -18,7 +18,8 @@ from treegen import Kernel, KVRuns, Shape, Tree
 from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.errors import InputError, PlanError, StrategyError
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower

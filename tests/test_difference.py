@@ -15,7 +15,8 @@ from forests import examples, forests, plan_by_row_classes
 from treegen import Shape, Tree, cli, strategies
 from treegen.cost.estimate import Estimate
 from treegen.ir.errors import BackendError, PlanError, StrategyError
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.report.explain import explain
 from treegen.report.plan_diff import Comparison, compare

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from forests import examples, forests
 from treegen import Shape, Tree, strategies
 from treegen.cost.estimate import Estimate, account
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule, TileClass
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names

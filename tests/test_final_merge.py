@@ -23,7 +23,8 @@ from treegen.cost.analytic import terms_of
 from treegen.cost.estimate import account
 from treegen.cost.launch_counts import item_launches
 from treegen.ir.errors import PlanError
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.forest_counts import count

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from treegen.ir.errors import TreeError
-from treegen.ir.tree.tree_text import draw
+from treegen.ir.tree.tree_drawing import draw
 from treegen.workloads.generate import few_shot, reasoning, reasoning_template, speculative
 
 

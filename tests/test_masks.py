@@ -16,7 +16,8 @@ from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import TritonProgram
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from forests import examples, forests, obeys_law, plan_by_row_classes, visible
 from treegen import Shape, Tree, strategies
 from treegen.ir.errors import FormatError, PlanError
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.verify import verify
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.problem import Problem

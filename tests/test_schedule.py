@@ -16,7 +16,8 @@ from forests import examples, forests, plan_by_row_classes
 from treegen import KVRuns, Shape, Tree, strategies
 from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, Capacity
 from treegen.ir.errors import FormatError, PlanError, ShapeError
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import ITEM_FIELDS, Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.schedule import pack_runs

@@ -32,7 +32,7 @@ from forests import (
 )
 from treegen import KVRuns, Tree
 from treegen.ir.errors import TreeError
-from treegen.ir.tree import tree_text
+from treegen.ir.tree import tree_drawing, tree_text
 
 
 def rows_of(tree: Tree) -> list[tuple[int, int]]:
@@ -280,7 +280,7 @@ def test_node_list() -> None:
 
 def test_drawing() -> None:
     tree = Tree.parse("100(10(1*3),20*2)+7")
-    assert tree_text.draw(tree) == "\n".join(
+    assert tree_drawing.draw(tree) == "\n".join(
         [
             "100 tokens",
             "├─ 10 tokens",
@@ -290,10 +290,10 @@ def test_drawing() -> None:
         ]
     )
     assert (
-        tree_text.draw(Tree.parse("+".join(map(str, range(50)))), most_lines=3).splitlines()[-1]
+        tree_drawing.draw(Tree.parse("+".join(map(str, range(50)))), most_lines=3).splitlines()[-1]
         == "... 47 more branches"
     )
-    assert "2 rows see 1, 3" in tree_text.draw(Tree.from_parents([-1], [5], rows=[(0, 3), (0, 1)]))
+    assert "2 rows see 1, 3" in tree_drawing.draw(Tree.from_parents([-1], [5], rows=[(0, 3), (0, 1)]))
 
 
 # JSON
@@ -518,7 +518,7 @@ def test_a_chain_of_10000_nodes(shuffled: bool) -> None:
     with at_most(10.0):
         assert tree.text is not None
         assert Tree.parse(tree.text).signature() == tree.signature()
-        assert len(tree_text.draw(tree).splitlines()) == 41
+        assert len(tree_drawing.draw(tree).splitlines()) == 41
 
 
 def test_a_root_of_10000_leaves() -> None:

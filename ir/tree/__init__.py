@@ -1,4 +1,4 @@
-"""Trees: how they are made, changed, written and read, and where their tokens are in the KV cache."""
+"""Trees: making, editing, writing and reading them, and the places of their tokens in the KV cache."""
 
 from treegen.ir.tree.tree import Node, Tree, check_is_by_slot, check_is_tree
 

@@ -1,9 +1,9 @@
-"""Descriptions of trees (levels, paths, token trees, graphs) turned into parents, tokens and rows."""
+"""Descriptions of trees (levels, paths, token trees) turned into parents, tokens and rows."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,12 +21,9 @@ from treegen.ir.arrays import (
 )
 from treegen.ir.errors import TreeError
 
-if TYPE_CHECKING:
-    import networkx
-
 
 class Parts(NamedTuple):
-    """What a tree is made of. `rows`: (node, sees) in the caller's order, None for one row per leaf."""
+    """The arguments that a tree is made of. rows: (node, sees) in the caller's order; None for one row per leaf."""
 
     parents: list[int] | Ints | Longs
     tokens: list[int] | Ints | Longs
@@ -34,7 +31,12 @@ class Parts(NamedTuple):
 
 
 def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
-    """Node j of level l hangs under node `j * n[l-1] // n[l]` of the level above; nodes are numbered level by level."""
+    """Returns a tree of levels. Node j of level l has the parent `j * n[l-1] // n[l]` in the level above.
+
+    level 0              0                      nodes are numbered level by level
+    level 1          1       2
+    level 2        3   4   5   6
+    """
     counts = int32_array("nodes_per_level", nodes_per_level, low=1)
     lengths = int32_array("tokens_per_node", tokens_per_node, low=0)
     if len(counts) != len(lengths) or len(counts) == 0:
@@ -51,7 +53,14 @@ def from_levels(nodes_per_level: IntsLike, tokens_per_node: IntsLike) -> Parts:
 
 
 def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
-    """Radix-merge paths: row i is path i; a path that ends inside another's run becomes a row inside that node."""
+    """Merges paths to a radix tree. Row i is path i.
+
+    A path that ends inside of a run that others share becomes a row inside that node:
+
+        paths   a b c d          node 0   a b c      row 2 sees 2 of its tokens
+                a b c e          node 1     └─ d     row 0
+                a b              node 2     └─ e     row 1
+    """
     positive_int("block_size", block_size, TreeError)
     given = _checked_paths(paths, "give one sequence of tokens or hashes per row")
     if not given:
@@ -67,14 +76,14 @@ def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
                 f"paths[{index}]", path, f"has elements without a hash: {cause}", "give integers"
             ) from cause
     if any(hasattr(element, "is_cuda") for element in identity):
-        # The hash of a tensor is that of the object, whatever number it holds: no two paths would share a token.
+        # A tensor's hash is that of the object, not of its number: no two paths would share a token.
         raise TreeError("paths", type(paths).__name__, "has tensors for tokens", "give one flat tensor per path")
     parents: list[int] = []
     tokens: list[int] = []
     rows: list[tuple[int, int]] = [(0, 0)] * len(given)
     pending = _families(keys, list(range(len(given))), 0, -1)
     if any(len(key) == 0 for key in keys):
-        # A path without tokens sees nothing: it hangs on a node of its own that has no tokens.
+        # A path without tokens sees nothing: it gets a node of its own without tokens.
         parents.append(-1)
         tokens.append(0)
     while pending:
@@ -92,7 +101,7 @@ def from_paths(paths: Iterable[Sequence[Hashable]], block_size: int) -> Parts:
 
 
 def _checked_paths(paths: object, fix: str) -> list[Any]:
-    """The paths as a list, tensors among them as arrays. Raises TreeError naming what is not a sequence."""
+    """Returns the paths as a list, with tensors as arrays. Raises TreeError for one that is no sequence."""
     checked = [
         host_array(f"paths[{index}]", path) if hasattr(path, "dtype") else path
         for index, path in enumerate(listed("paths", paths, fix))
@@ -104,13 +113,16 @@ def _checked_paths(paths: object, fix: str) -> list[Any]:
 
 
 def _agreement(path: Ints | Any, longest: Ints | Any, begin: int) -> int:
-    """Up to where `path` agrees with `longest`; the end of `longest` when `path` ends first without a difference."""
+    """Returns the end of the elements in which `path` agrees with `longest` from `begin` on.
+
+    It is the end of `longest` where `path` ends first, without a difference.
+    """
     differs = path[begin:] != longest[begin : len(path)]
     return begin + int(differs.argmax()) if differs.any() else len(longest)
 
 
 def _families(keys: list[Any], members: list[int], begin: int, parent: int) -> list[tuple[list[int], int, int]]:
-    """Paths that go on, grouped by their next element, last family first (a stack visits them in order)."""
+    """Groups the paths that go on after `begin` by their next element, for a stack: the first group comes last."""
     families: dict[int, list[int]] = {}
     for path in members:
         if len(keys[path]) > begin:
@@ -119,10 +131,16 @@ def _families(keys: list[Any], members: list[int], begin: int, parent: int) -> l
 
 
 def token_tree_parents(paths: Iterable[Sequence[int]]) -> list[int]:
-    """The parents of a token tree in Medusa's form, for Tree.with_drafts: -1 for the root token, which is implied and
-    comes first, then for every path, a list of child ranks from the root token, the place of its parent.
+    """Returns the parents of a token tree in Medusa's form, as Tree.with_drafts takes them.
 
-    The tokens are in the order of `paths`, where a parent may come after its children. Raises TreeError.
+    The first entry, -1, is for the root token, which is not listed. Each path's entry is the place of its parent. The
+    tokens are in the order of `paths`; a parent may come after its children.
+
+    Args:
+        paths: For each token its child ranks from the root token.
+
+    Raises:
+        TreeError: A path is empty, occurs twice or lacks its parent.
     """
     places: dict[tuple[int, ...], int] = {(): 0}
     given = _checked_paths(paths, "give the child ranks from the root for every token")
@@ -139,39 +157,7 @@ def token_tree_parents(paths: Iterable[Sequence[int]]) -> list[int]:
 
 
 def from_token_tree(paths: Iterable[Sequence[int]], prefix: int) -> Parts:
-    """Medusa child-rank paths: node 0 is the prefix, node 1 the root token, then one one-token node per path."""
+    """Returns the tree of Medusa's paths: node 0 is the context, node 1 the root token, then one node per path."""
     above = token_tree_parents(paths)
     tokens = [*int32_array("prefix", [prefix], low=0), *[1] * len(above)]
     return Parts([-1, *(parent + 1 for parent in above)], tokens, [(node, 1) for node in range(1, len(tokens))])
-
-
-def from_networkx(graph: networkx.DiGraph[Any]) -> Parts:
-    """A directed forest (edges from parent to child) whose nodes carry `tokens` and, optionally, `rows` (list of
-    sees).
-    """
-    import networkx
-
-    if not isinstance(graph, networkx.DiGraph):
-        raise TreeError("graph", type(graph).__name__, "is not directed", "give a networkx.DiGraph, parent to child")
-    names = list(graph.nodes)
-    number = {name: index for index, name in enumerate(names)}
-    parents = []
-    for name in names:
-        above = list(graph.predecessors(name))
-        if len(above) > 1:
-            raise TreeError(f"graph node {name!r}", above, "has several parents", "give each node at most one parent")
-        parents.append(number[above[0]] if above else -1)
-    for name in names:
-        if "tokens" not in graph.nodes[name]:
-            raise TreeError(
-                f"graph node {name!r}", graph.nodes[name], "has no 'tokens' attribute", "set tokens on every node"
-            )
-    tokens = [graph.nodes[name]["tokens"] for name in names]
-    if not any("rows" in graph.nodes[name] for name in names):
-        return Parts(parents, tokens, None)
-    rows = [
-        (number[name], sees)
-        for name in names
-        for sees in listed(f"graph node {name!r}", graph.nodes[name].get("rows", ()), "give the sees of its rows")
-    ]
-    return Parts(parents, tokens, rows)

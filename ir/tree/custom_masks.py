@@ -1,8 +1,14 @@
-"""Attention masks, as serving engines give them for speculative tokens, become trees where they have the shape of one.
+"""Custom masks of serving engines, which become trees where they have the shape of one.
 
-A mask has it when the sets of rows that see tokens are laminar: any two of them are nested or disjoint. Every set is
-then a run of tokens that hangs below the smallest set around it. What all rows of a request see is its prefix, and
-requests whose prefixes begin with the same slots share them.
+A mask has this shape when the sets of rows that see its tokens are laminar: any two of them are nested or disjoint.
+Each set is then a run of tokens that extends the smallest set around it. The tokens that all rows of a request see are
+its prefix; requests whose prefixes begin with the same slots share them.
+
+    tokens       0 1 2 3 4 5
+    row 0        x x x x . .      sets   {0 1 2}  tokens 0, 1      the prefix
+    row 1        x x x . x .             {0 1}    tokens 2         below the prefix
+    row 2        x x . . . x             {0} {1}  tokens 3, 4      below token 2
+                                         {2}      token 5          below the prefix
 """
 
 from __future__ import annotations
@@ -31,13 +37,19 @@ from treegen.ir.tree.edits import Edited
 from treegen.ir.tree.page_tables import TreeParts, check_table, last_page, tree_parts
 from treegen.ir.tree.queries import QueryPieces, grafted
 
-# Entries of the table [sets, rows] in which the smallest sets around others are looked up, at a time.
+# Most entries, at a time, of the table [sets, rows] that shows the smallest set around each set.
 _MOST_ENTRIES = 1 << 22
 
 
 class _Seen(NamedTuple):
-    """What a request's rows see. common: tokens that all see. piece: of every other token that is seen (`tokens`); of
-    pieces, their parents (-1: none), parents first; of rows, the smallest piece that they see, -1 for none.
+    """The tokens that a request's rows see, as pieces: runs of tokens that the same rows see.
+
+    Attributes:
+        common: The tokens that all rows see.
+        tokens: The other tokens that some row sees.
+        piece: The piece of each of `tokens`.
+        parent: `[pieces]`; the smallest piece around each piece, -1 for none. Parents come first.
+        smallest: `[rows]`; the smallest piece that each row sees, -1 for none.
     """
 
     common: Longs
@@ -48,7 +60,7 @@ class _Seen(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests under masks: where their queries and their tokens begin, the tokens' slots, and the masks."""
+    """Requests under masks: offsets of their queries and of their tokens, the tokens' slots, and the masks."""
 
     queries: Longs
     tokens: Longs
@@ -57,8 +69,12 @@ class Requests(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """Where requests' tokens are. begin: of every request its first page; tokens: their number; pages: the ids of all
-    pages, None where a page is a slot of the same number.
+    """The places of requests' tokens.
+
+    Attributes:
+        begin: The first page of each request.
+        tokens: The number of its tokens.
+        pages: The ids of all pages; None where a page is the slot of the same number.
     """
 
     begin: Longs
@@ -107,8 +123,9 @@ def requests_of(
     kv_last_page_len: IntsLike | None,
     page_size: int,
 ) -> Requests:
-    """What the arguments of Tree.from_custom_mask say, checked. A request without queries counts as one without tokens,
-    so that no work is done which the size of the masks does not bound. Raises TreeError.
+    """Checks the arguments of Tree.from_custom_mask and returns the requests. Raises TreeError.
+
+    A request without queries counts as one without tokens, so that the size of the masks bounds the work.
     """
     queries = _checked_indptr("qo_indptr", qo_indptr)
     table = _checked_table(kv_indptr, kv_indices, kv_last_page_len, page_size)
@@ -125,8 +142,9 @@ def requests_of(
 
 
 def under_masks(requests: Requests) -> TreeParts:
-    """The tree of requests in which every query sees all tokens of its request, whatever its mask says. Requests share
-    the slots that they begin with.
+    """Returns the tree of requests in which every query sees all tokens of its request, whatever its mask says.
+
+    Requests share the slots that they begin with.
     """
     rows = requests.queries[1:] - requests.queries[:-1]
     asked, tokens = rows > 0, requests.tokens[1:] - requests.tokens[:-1]
@@ -138,6 +156,7 @@ def under_masks(requests: Requests) -> TreeParts:
 def _checked_table(
     kv_indptr: IntsLike, kv_indices: IntsLike | None, kv_last_page_len: IntsLike | None, page_size: int
 ) -> _Table:
+    """Returns the places of requests' tokens, in a cache with pages or without. Raises TreeError."""
     positive_int("page_size", page_size, TreeError)
     indptr = _checked_indptr("kv_indptr", kv_indptr)
     counts = indptr[1:] - indptr[:-1]
@@ -160,6 +179,7 @@ def _checked_table(
 
 
 def _checked_indptr(name: str, values: IntsLike) -> Longs:
+    """Returns offsets of requests, which begin with 0 and ascend. Raises TreeError."""
     indptr = int32_array(name, values, low=0).astype(np.int64)
     if len(indptr) == 0 or indptr[0] != 0:
         raise TreeError(name, indptr[:1].tolist(), "does not begin with 0", "give offsets of requests")
@@ -170,7 +190,7 @@ def _checked_indptr(name: str, values: IntsLike) -> Longs:
 
 
 def _masks(custom_mask: npt.ArrayLike, rows: Longs, tokens: Longs) -> Iterator[Bools]:
-    """The mask of every request [rows, tokens]."""
+    """Yields the mask of each request `[rows, tokens]`."""
     mask = host_array("custom_mask", custom_mask)
     mask = mask if mask.size else mask.astype(np.bool_)  # an empty list is of no type
     entries = rows * tokens
@@ -194,6 +214,7 @@ def _masks(custom_mask: npt.ArrayLike, rows: Longs, tokens: Longs) -> Iterator[B
 
 
 def _seen(mask: Bools, request: int) -> _Seen:
+    """Returns the pieces of a request's mask. Raises CrossingError where no tree has it."""
     nothing = np.empty(0, np.int64)
     if not len(mask):
         return _Seen(nothing, nothing, nothing, nothing, nothing)
@@ -202,7 +223,7 @@ def _seen(mask: Bools, request: int) -> _Seen:
     if not len(tokens):
         return _Seen(np.flatnonzero(everywhere), nothing, nothing, nothing, np.full(len(mask), -1))
     columns = mask[:, tokens]
-    # Tokens that the same rows see are a set; larger sets come first, since what is around a set is larger.
+    # Tokens that the same rows see are a set. Larger sets come first, because a set is smaller than those around it.
     bits = np.ascontiguousarray(np.packbits(columns, axis=0).T)
     _, first, member = np.unique(bits.view(f"V{bits.shape[1]}")[:, 0], return_index=True, return_inverse=True)
     order = np.lexsort((first, -np.count_nonzero(columns[:, first], axis=0)))
@@ -214,8 +235,10 @@ def _seen(mask: Bools, request: int) -> _Seen:
 
 
 def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
-    """Of sets of rows [sets, rows], larger ones first, the smallest set around each, and of rows the smallest that they
-    are in; -1 for none. Raises TreeError where two cross, by the first `token` of each.
+    """Returns the smallest set around each set, and the smallest set of each row; -1 for none.
+
+    sets: `[sets, rows]`, larger ones first. token: the first token of each set, which names it in errors. Raises
+    CrossingError where two sets cross.
     """
     count, rows = sets.shape
     parent, around = np.empty(count, np.int64), np.full(rows, -1)
@@ -224,7 +247,7 @@ def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
         block = sets[begin : begin + step]
         last = np.vstack((around, np.where(block, np.arange(begin, begin + len(block))[:, None], -1)))
         np.maximum.accumulate(last, out=last)
-        # The last set before that each row is in: in laminar sets the same one for all rows of a set.
+        # The last earlier set that each row is in. In laminar sets it is the same for all rows of a set.
         before, around = last[:-1], last[-1]
         parent[begin : begin + len(block)] = np.where(block, before, count).min(1)
         other = np.where(block, before, -1).max(1)
@@ -235,6 +258,7 @@ def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
 
 
 def _refuse(sets: Bools, one: int, other: int, token: Longs, request: int) -> None:
+    """Raises CrossingError for two sets, and names rows and tokens that show it."""
     both, first, second = sets[one] & sets[other], sets[one] & ~sets[other], sets[other] & ~sets[one]
     raise CrossingError(
         f"custom_mask of request {request}",
@@ -246,7 +270,7 @@ def _refuse(sets: Bools, one: int, other: int, token: Longs, request: int) -> No
 
 
 def _joined(parts: list[Longs], first: Longs) -> Longs:
-    """Numbers of all requests, each counted from its request's `first`; -1 stays."""
+    """Joins numbers of all requests, each counted from its request's `first`; -1 stays."""
     own = np.concatenate([np.empty(0, np.int64), *parts])
     shift = np.repeat(first[: len(parts)], [len(part) for part in parts])
     return np.where(own >= 0, own + shift, -1)

@@ -1,6 +1,6 @@
-"""Edits: a tree becomes the one of the next decoding step. Rows grow by tokens, branch, and end.
+"""Edits: rows grow by tokens, branch, and end; a tree becomes the tree of the next decoding step.
 
-No Python loop runs over rows, nodes or tokens; what an edit does not change is shared with the tree before.
+No Python loop runs over rows, nodes or tokens. The new tree shares the arrays that an edit leaves as they are.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from treegen.ir.arrays import (
     whole_numbers,
 )
 from treegen.ir.errors import TreeError
-from treegen.ir.tree.kv import KVRuns, TakenSlots
+from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.page_tables import TreeParts
+from treegen.ir.tree.taken_slots import TakenSlots
 from treegen.ir.tree.topology import Topology, derive, with_longer_leaves
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
 
 Edited: TypeAlias = tuple[TreeParts, Topology]
-"""What the edited tree is made of."""
+"""The parts and the topology of the edited tree."""
 
 _GIVE_SLOTS = "give the slots of the new tokens"
 
@@ -61,7 +62,7 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
     node = row_node[chosen].astype(np.int64)
     branching = np.flatnonzero(~own)
     above = node[branching]
-    # A row that sees nothing of its node has no business below it: what it sees ends with the node above.
+    # A row that sees nothing of its node branches off above it: its visible tokens end with the parent.
     above = np.where(row_sees[chosen[branching]] == length[above], above, parent[above])
     node[branching] = len(parent) + np.arange(len(branching))
     parent = np.append(parent, above)
@@ -74,7 +75,10 @@ def appended(tree: Tree, rows: IntsLike | None, tokens: int, slots: npt.ArrayLik
 
 
 def _longer_leaves(tree: Tree, rows: Longs, tokens: int, places: Longs) -> Edited:
-    """The tree in which rows' own leaves, which have tokens, have so many more, in slots [rows, tokens]."""
+    """Returns the tree in which rows' own leaves get `tokens` more tokens each, in the slots `places` [rows, tokens].
+
+    The leaves have tokens already.
+    """
     node = tree.row_node[rows]
     more = np.zeros(len(tree.tokens), np.int64)
     more[node] = tokens
@@ -105,8 +109,8 @@ def pruned(tree: Tree, rows: IntsLike) -> Edited:
 
 
 def with_rows_kept(parts: TreeParts, topology: Topology, kept: npt.NDArray[np.bool_]) -> Edited:
-    """The tree of the rows that are kept, without nodes that none of them is at or below."""
-    # A node stays if a kept row is at or below it: if there are more of them before its last rank than its first.
+    """Returns the tree of the rows that are kept, without nodes that none of them uses."""
+    # A node stays if a kept row is at or below it: if kept rows are among the ranks rank_lo:rank_hi.
     before = offsets(kept[topology.row_of_rank])
     stays = before[topology.rank_hi] > before[topology.rank_lo]
     if not stays.any():
@@ -121,7 +125,7 @@ def with_rows_kept(parts: TreeParts, topology: Topology, kept: npt.NDArray[np.bo
 
 
 def without_unseen_nodes(parts: TreeParts) -> Edited:
-    """The tree of these parts, without nodes that no row is at or below."""
+    """Returns the tree without nodes that no row is at or below."""
     topology = derive(*parts[:4])
     if (topology.rank_hi > topology.rank_lo).all():
         return parts, topology
@@ -129,12 +133,12 @@ def without_unseen_nodes(parts: TreeParts) -> Edited:
 
 
 def parts_of(tree: Tree) -> TreeParts:
-    """What a tree is made of."""
+    """Returns the parts of a tree."""
     return TreeParts(tree.parent, tree.tokens, tree.row_node, tree.row_sees, tree.kv)
 
 
 def _chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
-    """Row numbers, by default all. Raises TreeError for one that does not exist or comes twice."""
+    """Returns row numbers, by default all. Raises TreeError for a row that does not exist or is named twice."""
     if rows is None:
         return np.arange(num_rows)
     chosen = int32_array("rows", rows, low=0, high=num_rows - 1)
@@ -145,7 +149,7 @@ def _chosen_rows(rows: IntsLike | None, num_rows: int) -> Longs:
 
 
 def _given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs | None:
-    """The slots [rows, tokens] of new tokens, which may be flat for one token a row; None for none given."""
+    """Returns the slots of new tokens as `[rows, tokens]`, None for none; flat slots are for one token a row."""
     if slots is None:
         return None
     array = host_array("slots", slots)
@@ -157,7 +161,7 @@ def _given_slots(slots: npt.ArrayLike | None, rows: int, tokens: int) -> Longs |
 
 
 def _own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
-    """Whether rows are the only ones at leaves that they see all of."""
+    """Tells for each row whether it is the only row of a leaf, and sees all of it."""
     node = tree.row_node[rows]
     topology = tree.topology
     alone = topology.rank_hi[node] - topology.rank_lo[node] == 1
@@ -166,7 +170,7 @@ def _own_leaves(tree: Tree, rows: Longs) -> npt.NDArray[np.bool_]:
 
 
 def _next_slots(tree: Tree, rows: Longs) -> Longs:
-    """The slots behind the last ones that rows see. Raises TreeError for a row that sees nothing."""
+    """Returns the slot after the last one that each row sees. Raises TreeError for a row that sees nothing."""
     node, sees = tree.row_node[rows].astype(np.int64), tree.row_sees[rows].astype(np.int64)
     while len(empty := np.flatnonzero(sees == 0)):
         node[empty] = tree.parent[node[empty]]
@@ -178,7 +182,7 @@ def _next_slots(tree: Tree, rows: Longs) -> Longs:
 
 
 def check_unused(kv: KVRuns, slots: Longs) -> None:
-    """Raises TreeError for a slot that comes twice, or that holds a token: writing there would destroy that."""
+    """Raises TreeError for a slot that is named twice or holds a token, which writing there would destroy."""
     fix = "give every new token a slot of its own that holds no token"
     order = np.sort(slots)
     twice = order[1:] == order[:-1]
@@ -190,7 +194,7 @@ def check_unused(kv: KVRuns, slots: Longs) -> None:
 
 
 def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
-    """Raises TreeError unless the slots from each of these on are free and differ."""
+    """Raises TreeError unless the `tokens` slots from each of these on are free, and differ."""
     short = TakenSlots.of(tree.kv).free_behind(slots) < tokens
     if short.any():
         row, slot = int(rows[short.argmax()]), int(slots[short.argmax()])
@@ -206,9 +210,12 @@ def _check_free(tree: Tree, rows: Longs, slots: Longs, tokens: int) -> None:
 
 
 def split(parts: TreeParts, rows: Longs) -> TreeParts:
-    """The same tree with nodes cut where these rows end inside of them: each then sees all of its node, or nothing.
+    """Returns the tree with nodes cut where these rows end: each row then sees all of its node, or nothing of it.
 
-    The first piece keeps the node's number; the others follow behind all nodes.
+    node 4       [ 0 ............................ 50 ]     a row sees 16 of its tokens, another 32
+    afterwards   [ 0 .. 16 ]                               node 4 keeps its number
+                            [ 16 .. 32 ]                   node 9: new nodes follow all others
+                                        [ 32 ..... 50 ]    node 10 gets the children of node 4
     """
     parent, tokens, row_node, row_sees, runs = parts
     nodes = len(parent)
@@ -230,7 +237,7 @@ def split(parts: TreeParts, rows: Longs) -> TreeParts:
     end = np.append(first_stop, stop)
     kv = runs.of_ranges(np.append(np.arange(nodes), node), begin, end)
 
-    piece = np.searchsorted(cuts, key) - 1  # the last cut before a row's end
+    piece = np.searchsorted(cuts, key) - 1  # the last cut before the row's end
     moved = (piece >= 0) & (node[piece] == row_node)
     row_sees = np.where(moved, row_sees - start[piece], row_sees)
     row_node = np.where(moved, number[piece], row_node)
@@ -239,7 +246,7 @@ def split(parts: TreeParts, rows: Longs) -> TreeParts:
 
 
 def _key(node: Ints, place: Ints) -> Longs:
-    """Numbers that sort as (node, place)."""
+    """Returns numbers that sort as (node, place)."""
     return (node.astype(np.int64) << 32) + place
 
 
@@ -250,6 +257,7 @@ def _derived(
     row_sees: npt.NDArray[Any],
     kv: KVRuns,
 ) -> Edited:
+    """Returns the parts and the topology of a tree of these arrays."""
     check_total(tokens)
     parts = TreeParts(frozen(parent), frozen(tokens), frozen(row_node), frozen(row_sees), kv)
     return parts, derive(*parts[:4])

@@ -1,7 +1,13 @@
-"""Where each node's keys and values live in the cache, as runs of consecutive slots.
+"""The places of nodes' keys and values in the cache, as runs of neighbouring slots.
 
 A slot is a token's place in the cache: `page * page_size + offset in the page`. Any placement (contiguous, paged, one
 slot per token) is a list of runs, and kernels read at the granularity of these runs.
+
+    indptr    0                2        3  3        node v has the runs indptr[v]:indptr[v + 1]
+              │     node 0     │ node 1 │           node 2 has no tokens
+    start     16      64       80
+    length    16      8        3
+    slots     16..31  64..71   80..82
 """
 
 from __future__ import annotations
@@ -32,9 +38,12 @@ from treegen.ir.errors import TreeError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVRuns:
-    """Runs of node v are `indptr[v]:indptr[v + 1]`; run i covers slots `start[i] .. start[i] + length[i] - 1`.
+    """The KV slots of each node, as runs of neighbouring slots; immutable.
 
-    A node's runs, one after another, are its tokens in order. Runs are never empty and never mergeable with the next.
+    Node v has the runs `indptr[v]:indptr[v + 1]`. Run i covers the slots `start[i]` to `start[i] + length[i] - 1`. A
+    node's runs in order are its tokens in order. No run is empty, and no run continues the one before it in a node.
+
+    Make one with `from_slots`, `from_pages`, `from_runs` or `contiguous`.
     """
 
     indptr: Ints
@@ -43,7 +52,14 @@ class KVRuns:
 
     @classmethod
     def contiguous(cls, tokens: IntsLike) -> KVRuns:
-        """Nodes stored one after another in node order: one run per node that has tokens."""
+        """Makes the runs of nodes that are stored one after another from slot 0.
+
+        Args:
+            tokens: The tokens of each node.
+
+        Raises:
+            TreeError: A number is negative, or the tokens exceed 2^31 - 1 in all.
+        """
         tokens = int32_array("tokens", tokens, low=0)
         check_total(tokens)
         ends = offsets(tokens)
@@ -52,7 +68,15 @@ class KVRuns:
 
     @classmethod
     def from_slots(cls, tokens: IntsLike, slots: Sequence[IntsLike]) -> KVRuns:
-        """One sequence of slots per node, in token order; consecutive slots become one run."""
+        """Makes runs of a list of slots for each node.
+
+        Args:
+            tokens: The tokens of each node.
+            slots: For each node a sequence of slots, in token order.
+
+        Raises:
+            TreeError: A node has not one slot per token, or a slot is out of range.
+        """
         tokens = int32_array("tokens", tokens, low=0)
         of_nodes = listed("kv", slots, "give one sequence of slots per node")
         high = INT32_MAX - 1
@@ -63,7 +87,16 @@ class KVRuns:
 
     @classmethod
     def from_pages(cls, tokens: IntsLike, pages: Sequence[IntsLike], page_size: int) -> KVRuns:
-        """One sequence of page ids per node: token t of a node is in `pages[node][t // page_size]`."""
+        """Makes runs of a list of pages for each node.
+
+        Args:
+            tokens: The tokens of each node.
+            pages: For each node a sequence of page ids; token t is in page `pages[node][t // page_size]`.
+            page_size: Tokens of a page.
+
+        Raises:
+            TreeError: A node has too few or too many pages, or a page is out of range.
+        """
         positive_int("page_size", page_size, TreeError)
         tokens = int32_array("tokens", tokens, low=0)
         high = INT32_MAX // page_size - 1  # so that all slots are below 2^31 - 1
@@ -78,9 +111,10 @@ class KVRuns:
     def of_pages(
         cls, pages: npt.NDArray[Any], page_size: int, ends: Longs, missing: npt.NDArray[Any] | None = None
     ) -> KVRuns:
-        """`from_pages` with the page ids of all nodes one after another, unchecked. ends: where those of every node
-        begin, and where the last ones end. missing: how many slots of its last page every node does not have; None
-        where all pages are full.
+        """Makes runs of the page ids of all nodes, one node after another; unchecked.
+
+        ends: `[nodes + 1]`; offsets of each node's pages. missing: the slots of its last page that each node does not
+        have; None where all pages are full.
         """
         head = np.empty(len(pages) + 1, bool)
         np.not_equal(pages[1:] - pages[:-1], 1, out=head[1:-1])
@@ -96,7 +130,15 @@ class KVRuns:
 
     @classmethod
     def from_runs(cls, tokens: IntsLike, runs: Sequence[Sequence[tuple[int, int]]]) -> KVRuns:
-        """One sequence of (start, length) runs per node, in token order."""
+        """Makes runs of a list of runs for each node.
+
+        Args:
+            tokens: The tokens of each node.
+            runs: For each node a sequence of pairs (start, length), in token order.
+
+        Raises:
+            TreeError: A node's runs do not add up to its tokens, or a run is out of range.
+        """
         tokens = int32_array("tokens", tokens, low=0)
         fix = "give (start, length) runs for every node, or slots to from_slots"
         of_nodes = [listed(f"kv[{node}]", given, fix) for node, given in enumerate(listed("kv", runs, fix))]
@@ -118,6 +160,10 @@ class KVRuns:
 
     @classmethod
     def _compressed(cls, start: npt.NDArray[Any], length: npt.NDArray[Any], indptr: npt.NDArray[Any]) -> KVRuns:
+        """Makes runs, joining each to the run before it in its node where it continues that.
+
+        indptr: the offsets of each node's runs.
+        """
         head = np.zeros(len(start) + 1, bool)
         head[indptr] = True
         head[1:-1] |= start[1:] != start[:-1] + length[:-1]
@@ -130,7 +176,11 @@ class KVRuns:
         )
 
     def check_fits(self, tokens: Ints) -> None:
-        """Raises TreeError unless all runs lie within 2^31 - 1 slots and each node has one slot per token."""
+        """Raises TreeError unless all runs lie within 2^31 - 1 slots and each node has one slot per token.
+
+        Args:
+            tokens: The tokens of each node.
+        """
         for name, low in (("indptr", 0), ("start", 0), ("length", 1)):
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.dtype != np.int32:
@@ -152,12 +202,19 @@ class KVRuns:
         _check_lengths("kv", tokens, np.diff(ends[self.indptr]).tolist())
 
     def slots(self, node: int) -> Ints:
-        """The slots of a node's tokens, in token order: a new array, which may be written to."""
+        """Returns the slots of a node's tokens, in token order.
+
+        Args:
+            node: The node.
+
+        Returns:
+            A new int32 array, which may be written to.
+        """
         runs = slice(self.indptr[node], self.indptr[node + 1])
         return ragged_ranges(self.start[runs], self.length[runs]).astype(np.int32)
 
     def slots_at(self, node: npt.NDArray[Any], token: npt.NDArray[Any]) -> Longs:
-        """The slot of token number `token` of each node; unchecked."""
+        """Returns the slot of token number `token` of each node; unchecked."""
         ends = offsets(self.length)
         place = ends[self.indptr[node]] + token
         run = ends.searchsorted(place, "right") - 1
@@ -165,7 +222,12 @@ class KVRuns:
         return slots
 
     def of_ranges(self, node: npt.NDArray[Any], start: npt.NDArray[Any], stop: npt.NDArray[Any]) -> KVRuns:
-        """The runs of nodes that are tokens `start:stop` of these; unchecked."""
+        """Returns the runs of new nodes, each the tokens `start:stop` of a node of this tree; unchecked.
+
+        runs of a node      [ 16 ... 31 ][ 64 .. 71 ]
+        its tokens            0 .... 15    16 .. 23
+        tokens 8:20             [ 24 .. 31 ][ 64 .. 67 ]       cut at both ends
+        """
         ends = offsets(self.length)
         begin = ends[self.indptr[node]] + start
         end = begin + stop - start
@@ -177,8 +239,9 @@ class KVRuns:
         return KVRuns(frozen(offsets(counts)), frozen(self.start[run] + from_token - ends[run]), frozen(length))
 
     def extended(self, nodes: int, node: npt.NDArray[Any], slots: npt.NDArray[Any]) -> KVRuns:
-        """The runs of so many nodes, at least as many as there are, with one more token for each of `node`, behind
-        those that the node has and in this order; unchecked.
+        """Returns the runs with one more token for each entry of `node`, after the node's tokens; unchecked.
+
+        nodes: the number of nodes afterwards. slots: the slots of the new tokens, whose order is kept.
         """
         before = np.repeat(np.arange(len(self.indptr) - 1), self.indptr[1:] - self.indptr[:-1])
         owner = np.concatenate([before, node])
@@ -189,41 +252,12 @@ class KVRuns:
 
     @property
     def last_slot(self) -> int:
-        """The highest slot of any run, -1 when there is none."""
+        """The highest slot of all runs, -1 for none."""
         return int((self.start.astype(np.int64) + self.length).max(initial=0)) - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TakenSlots:
-    """The slots that hold tokens, in a form in which others are looked up fast.
-
-    start: where runs begin, in order; end[i]: how far the first i of them reach. What lies beyond slot 2^31 - 2 counts
-    as taken.
-    """
-
-    start: Longs
-    end: Longs
-
-    @classmethod
-    def of(cls, kv: KVRuns) -> TakenSlots:
-        """Those of all nodes' tokens."""
-        order = np.argsort(kv.start, kind="stable")
-        start = kv.start[order].astype(np.int64)
-        never = np.iinfo(np.int64).max
-        end = np.maximum.accumulate(np.concatenate([[0], start + kv.length[order], [never]]))
-        return cls(np.concatenate([start, [INT32_MAX, never]]), end)
-
-    def holds(self, slots: Longs) -> npt.NDArray[np.bool_]:
-        """Whether a token is in each of these slots."""
-        taken: npt.NDArray[np.bool_] = self.end[self.start.searchsorted(slots, "right")] > slots
-        return taken
-
-    def free_behind(self, slots: Longs) -> Longs:
-        """How many slots from each of these on hold no token: 0 where that slot itself holds one."""
-        return np.where(self.holds(slots), 0, self.start[self.start.searchsorted(slots, "right")] - slots)
-
-
 def _check_lengths(argument: str, expected: npt.NDArray[Any], found: list[int]) -> None:
+    """Raises TreeError unless there is an entry for each node, of the expected length."""
     if len(found) != len(expected):
         raise TreeError(argument, f"{len(found)} entries", f"does not match {len(expected)} nodes", "give one per node")
     wrong = np.flatnonzero(expected != np.asarray(found, np.int64))

@@ -1,4 +1,4 @@
-"""Requests in the order of their pages: those which share a prefix are neighbours then."""
+"""Requests in the order of their pages, in which those that share a prefix are neighbours."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, largest, ramp
 
-# A window's entries, beyond which it is no wider than the narrowest.
+# A window has at most _ENTRIES entries, but is not narrowed below _NARROWEST pages for that.
 _ENTRIES, _NARROWEST = 1 << 17, 8
-# Rows are sorted so often by columns that neighbours show to decide, then by all.
+# Attempts at sorting rows by the columns in which neighbours differ, before all columns are used.
 _ATTEMPTS = 3
 
 
 def in_order_of_pages(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs, Longs]:
-    """Requests in the order of their pages, one before those that go on where it ends; and how many pages each has in
-    common with the one before it in this order.
+    """Returns requests in the order of their pages, and the pages that each has in common with the request before it.
 
-    Pages are compared in windows; only requests that agree with a neighbour in all of a window go on to the next.
+    A request comes before those that begin with all of its pages. Pages are compared in windows: only requests that
+    agree with a neighbour in all of a window go on to the next window.
+
+        order       3      1      0        2
+        pages       7 5    7 9    7 9 4    7 9 4 8
+        in common   -      1      2        3
     """
     width, whole = _width(pages, len(indices))
     number, agreeing = ordered_rows(_padded(pages, indices, width) if whole else _window(begin, pages, indices, width))
-    # Neighbours have as much in common as they agree in, and no more than the second of them has left.
+    # Neighbours share the columns in which they agree, and no more pages than the second of them has.
     shared, left = np.zeros(len(pages), np.int64), pages[number]
     np.minimum(agreeing, left[1:], out=shared[1:])
     if whole:
@@ -46,14 +50,17 @@ def in_order_of_pages(begin: Longs, pages: Longs, indices: Ints) -> tuple[Longs,
 
 
 def _width(left: Longs, total: int) -> tuple[int, bool]:
-    """Pages of a window on requests that have so many left, `total` in all; and whether no request has more."""
+    """Returns the pages of a window, and whether they are all pages that the requests have left.
+
+    left: the pages that each request has left, `total` in all.
+    """
     longest = largest(left)
     width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
     return width, width == longest
 
 
 def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
-    """All pages of requests [requests, width], -1 behind a request's last."""
+    """Returns the pages of all requests [requests, width], with -1 after a request's last page."""
     if len(pages) * width == len(indices):
         return indices.reshape(-1, width)
     table = np.full((len(pages), width), -1, np.int32)
@@ -62,7 +69,7 @@ def _padded(pages: Longs, indices: Ints, width: int) -> Ints:
 
 
 def _window(begin: Longs, left: Longs, indices: Ints, width: int) -> Ints:
-    """Pages of requests from `begin` on [requests, width]; -1 where none is `left`."""
+    """Returns the pages of requests from `begin` on [requests, width], with -1 where none is `left`."""
     columns = np.arange(width)
     table = indices.take(begin[:, None] + columns, mode="clip")
     table[columns >= left[:, None]] = -1
@@ -70,11 +77,12 @@ def _window(begin: Longs, left: Longs, indices: Ints, width: int) -> Ints:
 
 
 def ordered_rows(table: Ints) -> tuple[Longs, Longs]:
-    """The stable lexical order of a table's rows of numbers from -1 on; and in how many columns every row but the first
-    of that order begins like the one before.
+    """Returns the stable lexical order of a table's rows, and the columns that each row shares with the one before it.
 
-    Most columns follow from those before them: rows are sorted by the few in which neighbours first differ. Neighbours
-    of the new order show whether that was enough, and if not, by which columns to sort too.
+    The second array counts, for every row of the order but the first, the columns in which it begins like the row
+    before. Entries are numbers from -1 on. Most columns follow from earlier ones, so rows are sorted by the few columns
+    in which neighbours first differ. Neighbours in the new order show whether that was enough, and if not, which
+    columns to add.
     """
     rows, width = table.shape
     order, ordered = ramp(rows), table
@@ -92,7 +100,7 @@ def ordered_rows(table: Ints) -> tuple[Longs, Longs]:
             deciding[:] = True
         columns = deciding.nonzero()[0]
         order = _order(table.take(columns, 1).T)
-        if len(columns) == 1:  # all rows begin alike, up to this column
+        if len(columns) == 1:  # all rows agree up to this column
             column = table[:, columns.item()].take(order)
             if np.count_nonzero(column[1:] > column[:-1]) == rows - 1:
                 return order, np.full(rows - 1, columns.item())
@@ -102,11 +110,11 @@ def ordered_rows(table: Ints) -> tuple[Longs, Longs]:
 
 
 def _order(columns: Ints) -> Longs:
-    """The stable order by the first of the columns [columns, rows] of numbers from -1 on, where equal by the next, and
-    so on.
+    """Returns the stable order by the first of the columns [columns, rows], where equal by the next, and so on.
 
-    Of several columns a radix sort, the last ones first: as many as fit, and the row behind them, are a 64-bit key,
-    since sorting values is several times faster than sorting indices by them.
+    Entries are numbers from -1 on. Several columns are a radix sort, the last columns first. Each key is a 64-bit
+    number of several columns with the row's number in the lowest bits: sorting values is several times faster than
+    sorting indices.
     """
     order: Longs | None = None
     if len(columns) == 1:

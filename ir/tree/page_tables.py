@@ -1,7 +1,12 @@
-"""Page tables, as serving engines keep them, become trees: requests that begin with the same pages share them.
+"""Page tables of serving engines, which become trees: requests that begin with the same pages share them.
 
-Requests are sorted by their pages, so that those which share a prefix are neighbours; where a request stops agreeing
-with the one before it, it branches off, and the rest of its pages are its own.
+Requests are sorted by their pages, so that requests with a common prefix are neighbours. A request branches off where
+it differs from the one before it; the rest of its pages are its own.
+
+    pages, sorted   shared with the one before   own pages   nodes
+    7 5             -                            7 5         node 0: 7, and node 1: 5, cut for the next request
+    7 9 4           1 page                       9 4         node 2: 9 4, below node 0
+    7 9 4 8         3 pages                      8           node 3: 8, below node 2
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from treegen.ir.tree.topology import Ranks
 
 
 class TreeParts(NamedTuple):
-    """What a tree is made of, in Tree's terms."""
+    """The parts of a tree, as in Tree."""
 
     parent: Ints
     tokens: Ints
@@ -43,7 +48,7 @@ class TreeParts(NamedTuple):
 
 
 Sorted: TypeAlias = tuple[TreeParts, Ranks]
-"""A tree whose nodes are in depth-first order."""
+"""A tree whose nodes are in depth-first order, and its ranks."""
 
 
 def from_page_table(kv_indptr: IntsLike, kv_indices: IntsLike, kv_last_page_len: IntsLike, page_size: int) -> Sorted:
@@ -90,7 +95,7 @@ def last_page(page_size: int) -> int:
 
 
 def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
-    """Raises TreeError unless these are a page table in FlashInfer's form. pages: of every request."""
+    """Raises TreeError unless these are a page table in FlashInfer's form. pages: the pages of each request."""
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices):
         found = f"{indptr[:1].tolist()} to {indptr[-1:].tolist()}"
         raise TreeError("kv_indptr", found, f"does not run from 0 to {len(indices)} pages", "give offsets of requests")
@@ -105,8 +110,9 @@ def check_table(indptr: Ints, pages: Longs, indices: Ints, last: Ints) -> None:
 
 
 def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
-    """The tree of a page table that was checked, and its ranks: every shared prefix is stored once. begin, pages: where
-    every request's pages begin in `indices`, and their number.
+    """Returns the tree of a page table that was checked, in which each shared prefix is stored once, and its ranks.
+
+    begin: where each request's pages begin in `indices`. pages: their number.
     """
     if np.count_nonzero(pages) == len(pages) > 0:
         return _tree_of_filled(begin, pages, indices, last, page_size)
@@ -130,7 +136,7 @@ def tree_parts(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, pa
 
 
 def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Longs, page_size: int) -> Sorted:
-    """The tree of requests that have pages each: `pages` of them from `begin` on in `indices`."""
+    """Returns the tree of requests that all have pages: `pages` of them from `begin` on in `indices`."""
     request, shared = in_order_of_pages(begin, pages, indices)
     begin, pages = begin[request], pages[request]
     distinct = pages > shared
@@ -139,7 +145,7 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
         begin, pages, shared = begin[distinct], pages[distinct], shared[distinct]
     parent, owner, depth, last_node = _nodes(pages, shared)
     own = pages - shared
-    before = offsets(own)[:-1] - shared  # what a request's pages come behind, were it stored with those that it shares
+    before = offsets(own)[:-1] - shared  # where a request's pages would begin among all own pages, with shared ones
     ends = np.zeros(len(parent) + 1, np.int64)
     np.add(before[owner], depth, out=ends[1:])
     place = (begin - before).repeat(own)
@@ -172,15 +178,22 @@ def _tree_of_filled(begin: Longs, pages: Longs, indices: Ints, last: Ints | Long
 
 
 def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
-    """The nodes of sorted requests of so many pages, of which they share so many, and not all, with the one before: the
-    parent of every node; the request whose own pages it holds; behind how many pages of that it ends; and the last node
-    of every request.
+    """Returns the nodes of sorted requests, in depth-first order.
 
-    A node is a piece of what a request does not share with the one before, cut where later requests branch off. Nodes
-    are in depth-first order.
+    A node is a piece of the pages that a request does not share with the one before it, cut where later requests branch
+    off.
+
+    Args:
+        pages: The pages of each request.
+        shared: The pages that it shares with the request before it, fewer than `pages`.
+
+    Returns:
+        The parent of each node; the request whose own pages it holds; the number of this request's pages up to its end;
+        and the last node of each request.
     """
-    # Runs of neighbours that share as much branch off at the same place: behind `depth` pages of the nearest request
-    # before that shares less with its own predecessor. That ends a run, which pointer doubling finds.
+    # Neighbours that share the same number of pages, `depth`, are a run. They branch off at the same place: after
+    # `depth` pages of the nearest earlier request that shares less with its own predecessor. That request ends an
+    # earlier run, which pointer doubling finds.
     changes = (shared[1:] != shared[:-1]).nonzero()[0]
     if len(changes) == 1 and changes[0] == 0 and shared[1] < pages[0]:
         return _nodes_below_one(pages, shared.item(1))
@@ -198,7 +211,7 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
             far = far[depth[before[far]] >= least[far]]
     owner = behind[before] - 1
 
-    # A key says after how many pages of which request.
+    # A key is a place to branch off: a request, and a number of its pages.
     bits = largest(pages).bit_length()
     keys = (owner << bits) + depth
     cuts = keys[(depth > 0) & (depth < pages[owner])]
@@ -217,7 +230,7 @@ def _nodes(pages: Longs, shared: Longs) -> tuple[Longs, Longs, Longs, Longs]:
 
 
 def _nodes_below_one(pages: Longs, depth: int) -> tuple[Longs, Longs, Longs, Longs]:
-    """`_nodes` of requests that have one prefix of so many pages, and nothing else in common: what most batches are."""
+    """Returns the nodes, as `_nodes`, of requests with one common prefix of `depth` pages, which most batches have."""
     parent, owner, end = np.zeros((3, len(pages) + 1), np.int64)
     parent[0], end[0] = -1, depth
     owner[1:], end[1:] = ramp(len(pages)), pages

@@ -1,7 +1,7 @@
-"""Query trees: many rows for every request. Draft tokens that are verified, the last tokens of a prompt.
+"""Query trees: several rows for every request, such as draft tokens to verify, or the last tokens of a prompt.
 
-A chain of tokens, each with one child at most, becomes one node with a row inside of it for every token: as deep as
-the tokens branch, not as long as they are.
+A chain of tokens, each with one child at most, becomes one node with a row for every token. The depth of the tree
+follows from the branches of the tokens, not from their number.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
 class QueryPieces(NamedTuple):
     """Runs of new tokens below the rows of a tree.
 
-    Piece p hangs below piece `parent[p]`, or, where that is -1, below what row `row[p]` of the tree sees. It has
-    `tokens[p]` tokens, at least one; their slots are in `slots`, piece by piece.
+    Attributes:
+        row: The row of the tree that each piece belongs to.
+        parent: The piece that each piece extends; -1 where it extends the tokens that its row sees.
+        tokens: The tokens of each piece, at least one.
+        slots: The slots of all tokens, piece by piece.
     """
 
     row: Longs
@@ -88,7 +91,7 @@ def with_causal_queries(tree: Tree, counts: int | IntsLike) -> Edited:
 
 
 def _check_enough(tree: Tree, counts: Longs, argument: str, fix: str) -> Longs:
-    """The tokens that rows see. Raises TreeError where `counts` of them are more."""
+    """Returns the tokens that each row sees. Raises TreeError where `counts` exceeds them."""
     seen = tree.topology.prefix[tree.row_node] + tree.row_sees
     if (counts > seen).any():
         row = int((counts > seen).argmax())
@@ -98,8 +101,9 @@ def _check_enough(tree: Tree, counts: Longs, argument: str, fix: str) -> Longs:
 
 
 def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Longs]:
-    """The nodes, at or above these, in which the first `depth` tokens of their paths end, and how many of these are in
-    them.
+    """Returns the nodes in which the first `depth` tokens of paths end, and their tokens there.
+
+    Each path leads from a root to `node`; the result is this node or one above it.
     """
     node, prefix = node.astype(np.int64), tree.topology.prefix
     while len(above := np.flatnonzero((depth <= prefix[node]) & (tree.parent[node] >= 0))):
@@ -108,19 +112,27 @@ def _places(tree: Tree, node: npt.NDArray[Any], depth: Longs) -> tuple[Longs, Lo
 
 
 def grafted(base: TreeParts, pieces: QueryPieces, under: Longs, at: Longs) -> Edited:
-    """The tree of new rows over a base and pieces below its rows, without what none of them sees: row i sees what row
-    `under[i]` of the base sees and, where `at[i]` is not -1, piece `at[i]` and all pieces above it.
+    """Returns the tree of new rows over a base tree and pieces below its rows, without nodes that no row uses.
+
+    Row i sees the tokens of row `under[i]` of the base and, where `at[i]` is not -1, piece `at[i]` and all pieces above
+    it.
+
+        base           row 0 sees [ 0 .............. 99 ]
+        pieces         0: below row 0;  1: below 0;  2: below 0
+        new rows       under 0 0 0,  at 0 1 2
+        tree           [ 0 .. 99 ] ── piece 0 ─┬─ piece 1
+                                               └─ piece 2
     """
     roots = pieces.parent < 0
     cut = split(base, np.unique(pieces.row[roots]))
     row_node, row_sees = cut.row_node.astype(np.int64), cut.row_sees.astype(np.int64)
-    # A row that sees nothing of its node has no business below it: what it sees ends with the node above.
+    # A row that sees nothing of its node branches off above it: its visible tokens end with the parent.
     host = np.where(row_sees > 0, row_node, cut.parent[row_node])
 
     children = np.bincount(pieces.parent[~roots], minlength=len(roots))
     extends = ~roots & (children[pieces.parent] == 1)
     first = np.where(extends, pieces.parent, np.arange(len(roots)))
-    before = np.where(extends, pieces.tokens[pieces.parent], 0)  # tokens of its node before a piece's own
+    before = np.where(extends, pieces.tokens[pieces.parent], 0)  # tokens of a piece's node before its own ones
     while (first != first[first]).any():
         before = before + before[first]
         first = first[first]
@@ -142,7 +154,7 @@ def grafted(base: TreeParts, pieces: QueryPieces, under: Longs, at: Longs) -> Ed
 
 
 def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[Longs, Longs]:
-    """Draft tokens of every row, and all their parents, row by row."""
+    """Returns the number of draft tokens of each row, and the parents of all draft tokens, row by row."""
     given = listed("parents", parents, "give one list for all rows, or one for each")
     if not any(getattr(entry, "ndim", isinstance(entry, Sequence)) for entry in given[:1]):
         same = int32_array("parents", given, low=-1, high=len(given) - 1).astype(np.int64)
@@ -158,6 +170,7 @@ def _listed_parents(parents: IntsLike | Sequence[IntsLike], rows: int) -> tuple[
 
 
 def _check_acyclic(parent: Longs, row: Longs, begin: Longs) -> None:
+    """Raises TreeError where parents lead into a cycle. begin: the first draft token of each row."""
     ancestor = np.append(parent, -1)  # the ancestor of -1 is the last entry: -1
     for _ in range(len(parent).bit_length()):
         ancestor = ancestor[ancestor]
@@ -168,6 +181,7 @@ def _check_acyclic(parent: Longs, row: Longs, begin: Longs) -> None:
 
 
 def _draft_slots(tree: Tree, slots: npt.ArrayLike | None, tokens: int) -> Longs:
+    """Returns the slots of draft tokens: `slots`, checked, or by default those after the tree's last slot."""
     if slots is None:
         first = tree.kv.last_slot + 1
         if first + tokens > INT32_MAX:

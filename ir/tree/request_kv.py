@@ -1,4 +1,4 @@
-"""Where the tokens of a tree by request are: which request each node is a piece of, and which pages requests share."""
+"""The places of tokens in a tree by request: each node is a piece of a request, and requests share pages."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NO_RANGES = frozen(np.empty((4, 0)))
 
 
 class Claims(NamedTuple):
-    """The pages that requests share. Request i has the ranges `indptr[i]:indptr[i + 1]`: its pages `first:end` are
-    those of seat `owner`. Its ranges are ascending, not empty, and together run from page 0 to the end of what it
-    shares.
+    """The pages that requests share, as ranges.
+
+    Request i has the ranges `indptr[i]:indptr[i + 1]`: its pages `first:end` are those of seat `owner`. The ranges of a
+    request are ascending and not empty, and together run from page 0 to the end of its shared pages.
     """
 
     indptr: Ints
@@ -27,16 +28,23 @@ class Claims(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestKV:
-    """Where a tree's tokens are, by request. A seat is the number of a running request; arrays are read-only.
+    """The places of a tree's tokens, by request; arrays are read-only. A seat is the number of a running request.
 
     Node v holds the tokens of seat `owner[v]` from position `first[v]` on, a multiple of page_size. Where `open[v]`, it
-    goes on to the seat's present length, whatever that is; else it ends behind the tree's `tokens[v]`. `of_nodes` [3,
-    nodes] has these as columns: owner, first, and the position where the node ends, 0 where it is open.
+    reaches to the present length of its seat, whatever that is; otherwise it has `tokens[v]` tokens, as in the tree.
+    Request i is in seat `seat[i]`, and its rows are neighbours among the tree's rows.
 
-    Request i is in seat `seat[i]` at epoch `epoch[i]`, with `length[i]` tokens as far as the host knows. Its first
-    `shared_tokens[i]` tokens, a multiple of page_size, are those of seat `shared_with[i]` (-1: none), which itself
-    shares fewer. Its `queries[i]` rows are neighbours among the tree's rows. They are its last tokens: each
-    sees itself and all tokens before it. Where queries is None, each request has one row, and row i is request i.
+    Attributes:
+        page_size: Tokens of a page.
+        of_nodes: `[3, nodes]`; owner, first, and the position where the node ends, 0 where it is open.
+        seat: `[requests]`; the seat of each request.
+        epoch: `[requests]`; the epoch of its seat.
+        shared_with: `[requests]`; the seat that it shares its first tokens with, -1 for none. That seat shares fewer
+            tokens itself.
+        shared_tokens: `[requests]`; the number of these tokens, a multiple of page_size.
+        length: `[requests]`; its tokens as far as the host knows.
+        queries: `[requests]`; its rows, which are its last tokens; each sees itself and all tokens before it. None
+            where each request has one row, and row i is request i.
     """
 
     page_size: int
@@ -68,12 +76,12 @@ class RequestKV:
         return is_open
 
     def claims(self) -> Claims:
-        """The pages that each request shares, divided by the seat that owns them."""
+        """Returns the pages that each request shares, in ranges by the seat that owns them."""
         request, *columns = self.shared_ranges()
         return Claims(frozen(offsets(np.bincount(request, minlength=len(self.seat)))), *columns)
 
     def shared_ranges(self) -> Ints:
-        """The same by request and page, as a table [4, ranges] of requests and of the columns of Claims."""
+        """Returns the same as a table [4, ranges]: the request, and the columns of Claims; by request and page."""
         row = (self.shared_with >= 0).nonzero()[0]
         if not len(row):
             return _NO_RANGES
@@ -97,7 +105,7 @@ class RequestKV:
 
 
 def _unpickled(page_size: int, *arrays: Any) -> RequestKV:
-    """The places of arrays that were pickled, which come back without the mark that they are read-only."""
+    """Makes a RequestKV of pickled arrays, and marks them as read-only again."""
     for array in arrays:
         if array is not None:
             array.setflags(write=False)

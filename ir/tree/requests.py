@@ -1,6 +1,6 @@
 """Trees by request: each node is a piece of one request's tokens, and each request grows at its own end.
 
-A request is divided where others attach to it, and its last piece is its open tail:
+A request is cut where others branch off, and its last piece is its open tail:
 
     request 0   [ 0 ........ 32 | 32 ... 48 | 48 ..>     nodes 0, 1, 2
     request 1                   |           [ 48 ..>     node 3, below node 1
@@ -32,22 +32,15 @@ from treegen.ir.arrays import (
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.page_tables import TreeParts
+from treegen.ir.tree.preorder import depth_first, last_below
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.ir.tree.topology import (
-    Ranks,
-    Topology,
-    depth_first,
-    derive_ranked,
-    last_below,
-    ranks_of,
-    topology_of_nodes,
-)
+from treegen.ir.tree.topology import Ranks, Topology, derive_ranked, ranks_of, topology_of_nodes
 
 _HALF = 32  # bits of a key's lower half, which holds tokens
 
 
 Made: TypeAlias = tuple[TreeParts, Topology, RequestKV]
-"""What a tree by request is made of."""
+"""The parts of a tree by request, its topology, and the places of its tokens."""
 
 
 def from_requests(
@@ -58,7 +51,7 @@ def from_requests(
     epochs: IntsLike | None = None,
     page_size: int = 1,
 ) -> Made:
-    """See Tree.from_requests. seats [requests]: by default their numbers; epochs [requests]: by default 0."""
+    """See Tree.from_requests. seats: `[requests]`; by default their numbers. epochs: `[requests]`; by default 0."""
     positive_int("page_size", page_size, TreeError)
     length = int32_array("seq_lens", seq_lens, low=0)
     requests = len(length)
@@ -78,7 +71,8 @@ def from_requests(
 def claimed_sharing(
     length: Ints, shared_with: IntsLike, shared_tokens: IntsLike, page_size: int
 ) -> tuple[Longs, Longs]:
-    """What requests of these lengths share, as `of_requests` takes it: by whole pages, with the owner of the last one.
+    """Returns the sharing of requests as `of_requests` takes it: in whole pages, with the owner of the last one.
+
     Raises TreeError as Tree.from_requests.
     """
     requests = len(length)
@@ -95,8 +89,10 @@ def claimed_sharing(
 
 
 def shallow(requests: RequestKV, most: int) -> Made:
-    """The same requests where each has pages of at most `most` others, those that it begins with; what it shares with
-    further ones counts as its own. Of a chain of forks each request would else have pages of all before it.
+    """Returns the tree in which each request shares the pages of at most `most` other requests, its first ones.
+
+    Further shared pages count as its own. In a chain of forks each request would otherwise share pages of all earlier
+    ones.
     """
     indptr, owner, _, end = requests.claims()
     place = np.zeros(requests.seat.max(initial=-1) + 1, np.int64)
@@ -113,9 +109,9 @@ def shallow(requests: RequestKV, most: int) -> Made:
 def of_queries(
     queries: Ints, length: Ints, above: Ints | Longs, shared: Ints | Longs, seat: Ints, epoch: Ints, page_size: int
 ) -> Made:
-    """`of_requests` where request i has the rows of its last `queries[i]` tokens, at least one.
+    """Returns the tree of `of_requests` with a row for each of the last `queries[i]` tokens of request i, at least one.
 
-    A request of several rows shares no token that is one of them, and others share none of these with it.
+    A request with several rows does not share the tokens of its rows, neither with its owner nor with others.
     """
     several = queries > 1
     most = np.where(several, np.maximum(length - queries, 0), length)
@@ -137,8 +133,10 @@ def of_queries(
 def of_requests(
     length: Ints, above: Ints | Longs, shared: Ints | Longs, seat: Ints, epoch: Ints, page_size: int
 ) -> Made:
-    """`from_requests` of what is known to be right. above [requests]: -1, or the request whose first `shared` tokens,
-    more than 0 and more than it shares itself, this one begins with; shared: multiples of page_size, 0 where none.
+    """Returns the tree of requests whose sharing is known to be right.
+
+    above: `[requests]`; the request whose first tokens each one begins with, -1 for none. shared: `[requests]`; the
+    number of these tokens, a multiple of page_size, 0 for none. The other request shares fewer tokens itself.
     """
     requests = len(length)
     if not requests:
@@ -146,12 +144,12 @@ def of_requests(
     shares, half, one = above >= 0, number(_HALF), number(1)
     sharing = shares.nonzero()[0]
     owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing)
-    flat = not np.count_nonzero(shares.take(owners))  # nearly always: owners share with none
+    flat = not np.count_nonzero(shares.take(owners))  # nearly always: owners share with no request
     order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared)
     place = np.empty(requests, np.int64)
     place[order] = ramp(requests)
 
-    # From here on requests are in depth-first order. A key says behind how many tokens of which request.
+    # From here on requests are in depth-first order. A key is a place to branch off: a request, and a number of tokens.
     keys, sharer = (place.take(owners) << half) + parts, place.take(sharing)
     by_key = keys.argsort(kind="stable")
     keys, sharer = keys.take(by_key), sharer.take(by_key)
@@ -162,7 +160,7 @@ def of_requests(
     pieces = np.bincount(cut, minlength=requests) + one
     owner, begin = ramp(requests).repeat(pieces), offsets(pieces)
     nodes, tail, begin = len(owner), begin[1:] - one, begin[:-1]
-    # The piece that ends at a cut has before it those of the cuts before, and a tail of every request before its own.
+    # Before the piece that ends at a cut are those of all earlier cuts, and the tails of all earlier requests.
     ending = cut + ramp(len(cut))
     first = np.empty(nodes + 1, np.int64)
     first[begin] = shared.take(order)
@@ -191,8 +189,10 @@ def of_requests(
 
 
 def _hung(owner: Longs, begin: Longs, above: Longs, sharer: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """The parents of nodes, and the ranks behind those below them. Each sharer hangs below the node `above`, in order;
-    of several the last one is the last request below it, or has below it the `last` one.
+    """Returns the parents of nodes, and the end of the ranks below each node.
+
+    Each sharer extends the node `above`, in order. Of several sharers of a node the last one, or its `last` descendant,
+    is the last request below it.
     """
     parent = np.arange(-1, len(owner) - 1)
     parent[begin] = -1
@@ -203,7 +203,7 @@ def _hung(owner: Longs, begin: Longs, above: Longs, sharer: Longs, last: Longs) 
 
 
 def _of_nothing(page_size: int) -> Made:
-    """One root without tokens, which no seat owns, and no rows."""
+    """Returns the tree of no requests: one root without tokens or rows, which no seat owns."""
     root, none = np.zeros(1, np.int64), frozen(np.empty(0))
     parts = TreeParts(frozen(root - 1), frozen(root), none, none, KVRuns.contiguous(root))
     topology = derive_ranked(*parts[:4], Ranks(frozen(np.zeros(2)), none, True))
@@ -211,6 +211,7 @@ def _of_nothing(page_size: int) -> Made:
 
 
 def _one_each(argument: str, values: IntsLike, requests: int, low: int = 0, high: int = INT32_MAX) -> Ints:
+    """Returns a checked array with an entry for each request. Raises TreeError."""
     array = int32_array(argument, values, low=low, high=high)
     if len(array) != requests:
         reason = f"does not match {requests} requests"
@@ -219,7 +220,7 @@ def _one_each(argument: str, values: IntsLike, requests: int, low: int = 0, high
 
 
 def _check_lengths(length: Ints, shared: Ints, sharing: Longs, other: Longs) -> None:
-    """Raises TreeError for a request, of those that share, that shares more tokens than an `other` has."""
+    """Raises TreeError if one of the `sharing` requests shares more tokens than its `other` request has."""
     tokens = length.take(other)
     beyond = shared.take(sharing) > tokens
     if np.count_nonzero(beyond):
@@ -230,8 +231,9 @@ def _check_lengths(length: Ints, shared: Ints, sharing: Longs, other: Longs) -> 
 
 
 def _nearest_owners(above: Longs, shared: Longs) -> Longs:
-    """For every request the nearest one up the chain of `above` that shares fewer tokens itself. Raises TreeError for a
-    chain without an end.
+    """Returns the nearest request up each chain of `above` that shares fewer tokens itself.
+
+    Raises TreeError for a chain without an end.
     """
     sharing = (above >= 0).nonzero()[0]
     low = sharing.compress(shared.take(sharing) <= shared.take(above.take(sharing)))
@@ -246,7 +248,7 @@ def _nearest_owners(above: Longs, shared: Longs) -> Longs:
 
 
 def _check_chains_end(above: Longs) -> None:
-    """Raises TreeError for a request that shares, through others or not, with itself. By pointer doubling."""
+    """Raises TreeError for a request that shares with itself, directly or through others. By pointer doubling."""
     reached = above
     for _ in range(len(above).bit_length()):
         reached = np.where(reached >= 0, reached[reached], -1)
@@ -257,8 +259,9 @@ def _check_chains_end(above: Longs) -> None:
 
 
 def _depth_first_of_flat(requests: int, sharing: Longs, owners: Longs, parts: Ints | Longs) -> Longs:
-    """`_depth_first` of requests where none shares with one that shares itself. sharing: the requests that share, each
-    with one of `owners`, `parts` tokens.
+    """Returns `_depth_first` of requests whose owners share with no request.
+
+    sharing: the requests that share; request `sharing[i]` shares `parts[i]` tokens with `owners[i]`.
     """
     keys = ramp(requests) << number(_HALF)
     keys[sharing] = (owners << number(_HALF)) + (number(INT32_MAX + 1) - parts)
@@ -266,19 +269,20 @@ def _depth_first_of_flat(requests: int, sharing: Longs, owners: Longs, parts: In
 
 
 def _depth_first(above: Ints | Longs, shared: Ints | Longs) -> Longs:
-    """Returns requests in depth-first order: each one before those that share with it, the longest sharing first. Nodes
-    then are in depth-first order, too, when those of a request follow one another.
+    """Returns requests in depth-first order: each one before its sharers, and of these the one that shares most first.
+
+    If a request's nodes are neighbours, nodes are then in depth-first order, too.
     """
     by_parts = (-shared.astype(np.int64)).argsort(kind="stable")
     place = np.empty(len(above) + 1, np.int64)
-    place[by_parts], place[-1] = ramp(len(above)), -1  # above nothing is nothing
+    place[by_parts], place[-1] = ramp(len(above)), -1  # -1, for no request, stays -1
     order = np.empty(len(above), np.int64)
     order[depth_first(frozen(place.take(above.take(by_parts))))] = by_parts
     return order
 
 
 def _last_sharers(place: Longs, sharing: Longs, owners: Longs) -> Longs:
-    """Of every place in depth-first order the last request that shares with the one there, through others or not."""
+    """Returns for each place in depth-first order the last request that shares with it, directly or through others."""
     parent = np.full(len(place), -1)
     parent[place.take(sharing)] = place.take(owners)
     return last_below(parent)

@@ -1,4 +1,4 @@
-"""A tree's signature: its topology's name, whatever the order of siblings and rows."""
+"""A tree's signature: a digest of its topology, whatever the order of siblings and rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _NONE: list[bytes] = []
 
 
 def signature(parent: Ints, tokens: Ints, topology: Topology, row_sees: Ints) -> str:
-    """A 128-bit digest of a forest's topology: a node is its tokens, its rows' sees and its children's sorted digests.
+    """Returns a digest of 128 bits: that of a node covers its tokens, its rows' sees and its children's sorted digests.
 
-    Sibling order, row order and KV locations do not enter.
+    The order of siblings, the order of rows and KV slots do not change it.
     """
-    families: list[list[bytes]] = [[] for _ in range(len(parent) + 1)]  # a node's children, until it has a digest
+    families: list[list[bytes]] = [[] for _ in range(len(parent) + 1)]  # digests of a node's children, for -1 of roots
     order = topology.nodes_in_preorder[::-1]
-    # A node and what is its own: tokens, rows, and what these see, 4 bytes each.
+    # Each node's own part: its tokens, the number of its rows, and their sees, 4 bytes each.
     begin, own = topology.rank_lo[order], (topology.rank_own - topology.rank_lo)[order]
     lengths, counts = tokens[order].astype("<i4").tobytes(), own.astype("<i4").tobytes()
     sees = row_sees[topology.row_of_rank].astype("<i4").tobytes()

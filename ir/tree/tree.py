@@ -1,4 +1,4 @@
-"""Tree: token runs that extend one another, and the query rows that attend to them."""
+"""Tree: runs of tokens that extend one another, and the query rows that attend to them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ import numpy.typing as npt
 import treegen.ir.tree.build as build
 import treegen.ir.tree.custom_masks as custom_masks
 import treegen.ir.tree.edits as edits
+import treegen.ir.tree.joining as joining
+import treegen.ir.tree.networkx_form as networkx_form
 import treegen.ir.tree.page_tables as page_tables
 import treegen.ir.tree.queries as queries
 import treegen.ir.tree.requests as by_request
 import treegen.ir.tree.tree_json as tree_json
 import treegen.ir.tree.tree_text as tree_text
-from treegen.ir.arrays import Ints, IntsLike, LazySequence, check_total, frozen, int32_array, listed
+from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.signature import signature
 from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
+from treegen.ir.tree.tree_checks import checked_kv, checked_rows
 
 if TYPE_CHECKING:
     import networkx
@@ -31,7 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node for printing and passes: `rows` are the caller's rows attached here, as (row, sees)."""
+    """One node for printing and passes, as a small object.
+
+    Attributes:
+        index: The number of the node.
+        parent: Its parent, -1 for a root.
+        tokens: Its tokens.
+        rows: The rows that are attached to it, as pairs (row, sees).
+    """
 
     index: int
     parent: int
@@ -93,9 +103,9 @@ class Tree:
             row_node = frozen(np.flatnonzero(leaf))
             row_sees = frozen(length[row_node])
         else:
-            row_node, row_sees = _checked_rows(rows, length)
+            row_node, row_sees = checked_rows(rows, length)
         topology = derive(parent, length, row_node, row_sees)
-        runs = KVRuns.contiguous(length) if kv is None else _checked_kv(kv, length)
+        runs = KVRuns.contiguous(length) if kv is None else checked_kv(kv, length)
         return cls(parent, length, row_node, row_sees, runs, topology)
 
     @classmethod
@@ -240,12 +250,12 @@ class Tree:
 
     @classmethod
     def of_parts(cls, parts: page_tables.TreeParts) -> Tree:
-        """Makes a tree of arrays that treegen itself has made, with nodes in depth-first order; unchecked."""
+        """Makes a tree of arrays of treegen's own making, with nodes in depth-first order; unchecked."""
         return cls._ranked(parts, ranks_of(parts.row_node, *parts[1:4]))
 
     @classmethod
     def _ranked(cls, parts: page_tables.TreeParts, ranks: Ranks) -> Tree:
-        """Makes a tree of such arrays and of the rows' ranks."""
+        """Makes the same tree where the rows' ranks are known."""
         return cls(*parts, derive_ranked(parts.parent, parts.tokens, parts.row_node, parts.row_sees, ranks))
 
     @classmethod
@@ -258,21 +268,11 @@ class Tree:
         Raises:
             TreeError: There is no tree, or an entry is none.
         """
-        trees = listed("trees", trees, "give at least one tree")
-        if not trees:
-            raise TreeError("trees", [], "is empty", "give at least one tree")
-        for index, tree in enumerate(trees):
+        given = listed("trees", trees, "give at least one tree")
+        for index, tree in enumerate(given):
             check_is_tree(f"trees[{index}]", tree)
-        nodes = np.array([len(tree.tokens) for tree in trees])
-        before = np.cumsum(nodes) - nodes
-        parent = np.concatenate([tree.parent for tree in trees])
-        parent = frozen(np.where(parent >= 0, parent + np.repeat(before, nodes), -1))
-        tokens = frozen(np.concatenate([tree.tokens for tree in trees]))
-        rows = np.repeat(before, [tree.num_rows for tree in trees])
-        row_node = frozen(np.concatenate([tree.row_node for tree in trees]) + rows)
-        row_sees = frozen(np.concatenate([tree.row_sees for tree in trees]))
-        topology = derive(parent, tokens, row_node, row_sees)
-        return cls(parent, tokens, row_node, row_sees, KVRuns.contiguous(tokens), topology)
+        parts, topology = joining.joined(given)
+        return cls(*parts, topology)
 
     @classmethod
     def from_networkx(cls, graph: networkx.DiGraph[Any]) -> Tree:
@@ -285,7 +285,7 @@ class Tree:
         Raises:
             TreeError: The graph is no forest, or an attribute is missing.
         """
-        return cls.from_parents(*build.from_networkx(graph))
+        return cls.from_parents(*networkx_form.read(graph))
 
     @classmethod
     def parse(cls, text: str) -> Tree:
@@ -332,13 +332,7 @@ class Tree:
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """Returns a directed graph with `tokens` and `rows` on its nodes, without the order of rows across nodes."""
-        import networkx
-
-        graph: networkx.DiGraph[int] = networkx.DiGraph()
-        for node in self.nodes:
-            graph.add_node(node.index, tokens=node.tokens, rows=[sees for _, sees in node.rows])
-        graph.add_edges_from((int(p), v) for v, p in enumerate(self.parent) if p >= 0)
-        return graph
+        return networkx_form.write(self)
 
     def with_kv(self, kv: KVRuns | Sequence[IntsLike]) -> Tree:
         """Returns the same tree with its tokens in other slots.
@@ -349,7 +343,7 @@ class Tree:
         Raises:
             TreeError: The slots do not match the nodes' tokens.
         """
-        runs = _checked_kv(kv, self.tokens)
+        runs = checked_kv(kv, self.tokens)
         return Tree(self.parent, self.tokens, self.row_node, self.row_sees, runs, self.topology)
 
     def lengthened(self, tokens: IntsLike) -> Tree:
@@ -570,33 +564,7 @@ def check_is_by_slot(argument: str, tree: Tree) -> None:
 
 
 def _unpickled(requests: RequestKV | None, *arrays: Ints) -> Tree:
-    """The tree of arrays that were pickled, which come back without the mark that they are read-only."""
+    """Makes a tree of pickled arrays, and marks them as read-only again."""
     parent, tokens, row_node, row_sees, *runs = map(frozen, arrays)
     topology = derive(parent, tokens, row_node, row_sees)
     return Tree(parent, tokens, row_node, row_sees, KVRuns(*runs), topology, requests)
-
-
-def _checked_kv(kv: KVRuns | Sequence[IntsLike], tokens: Ints) -> KVRuns:
-    check_total(tokens)
-    if not isinstance(kv, KVRuns):
-        return KVRuns.from_slots(tokens, kv)
-    kv.check_fits(tokens)
-    return kv
-
-
-def _checked_rows(rows: Iterable[tuple[int, int]], tokens: Ints) -> tuple[Ints, Ints]:
-    reason, fix = "is not a (node, sees) pair", "give node and sees for every row"
-    pairs = listed("rows", rows, fix)
-    for index, pair in enumerate(pairs):
-        if type(pair) is not tuple:
-            pairs[index] = listed(f"rows[{index}]", pair, fix, reason)
-        if len(pairs[index]) != 2:
-            raise TreeError(f"rows[{index}]", pair, reason, fix)
-    node = int32_array("rows' node", [pair[0] for pair in pairs], low=0, high=len(tokens) - 1)
-    sees = int32_array("rows' sees", [pair[1] for pair in pairs], low=0)
-    beyond = np.flatnonzero(sees > tokens[node])
-    if len(beyond):
-        row = int(beyond[0])
-        reason = f"sees beyond node {node[row]}, which has {tokens[node[row]]} tokens"
-        raise TreeError(f"rows[{row}]", (int(node[row]), int(sees[row])), reason, "lower sees")
-    return node, sees

@@ -19,7 +19,7 @@ _FIELDS = _REQUIRED | {"rows", "kv"}
 
 
 def read(text: str) -> tuple[Parts, list[list[tuple[int, int]]] | None]:
-    """Parts of the tree and its KV runs per node (None: contiguous). Raises FormatError."""
+    """Returns the parts of the tree, and its KV runs per node (None if contiguous). Raises FormatError."""
     value = read_object(text, "tree", _FIELDS, _REQUIRED)
     for name in ("parents", "tokens"):
         if not isinstance(value[name], list):
@@ -40,7 +40,7 @@ def _pairs(name: str, value: Any) -> list[tuple[int, int]]:
 
 
 def write(tree: Tree) -> str:
-    """The JSON text; KV runs are left out when nodes lie one after another from slot 0."""
+    """Returns the JSON text. KV runs are left out where nodes lie one after another from slot 0."""
     fields: dict[str, Any] = {
         "parents": tree.parent.tolist(),
         "tokens": tree.tokens.tolist(),

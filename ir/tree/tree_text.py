@@ -1,4 +1,4 @@
-"""Trees as text: the level form `1,4/100,10`, the nested form `100(10*4)`, FastTree's node list, and a drawing.
+"""Trees as text: the level form `1,4/100,10`, the nested form `100(10*4)`, and FastTree's node list.
 
 TREE   = LEVELS | ROOTS
 LEVELS = INT{","INT} ("/" | "_" | " ") INT{","INT}    nodes per level, tokens per node
@@ -12,13 +12,14 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from treegen.ir.arrays import check_made
 from treegen.ir.errors import FormatError
 from treegen.ir.tree.build import Parts, from_levels
+from treegen.ir.tree.families import Families, Run
 
 if TYPE_CHECKING:
     from treegen.ir.tree import Tree
@@ -27,14 +28,10 @@ _NUMBER, _BLANKS = re.compile("[0-9]+"), re.compile(r"\s*")
 _SIGNED = re.compile("-?[0-9]{1,10}")
 _LIST = r"[0-9]+(?:\s*,\s*[0-9]+)*"
 _LEVELS = re.compile(rf"({_LIST})(?:\s*[/_]\s*|\s+)({_LIST})")
-_WIDEST_NODE = 36  # columns that a node of a drawing needs, with its rows
-
-Run: TypeAlias = tuple[int, int]
-"""The first of equal neighbouring children, and how many there are."""
 
 
 def parse(text: str) -> Parts:
-    """Parents, tokens and default rows of a TREE text; raises FormatError with the place of the first mistake."""
+    """Returns the parts of the tree of a TREE text. Raises FormatError with the place of the first mistake."""
     if not isinstance(text, str):
         raise FormatError("tree", text, "is not a text", "write levels 1,4/100,10 or nodes 100(10*4)")
     stripped = text.strip()
@@ -47,7 +44,7 @@ def parse(text: str) -> Parts:
 
 
 class _Reader:
-    """What a nested text says, one word after another, with blanks between them left out."""
+    """Reads a nested text word by word, leaving out blanks."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -60,18 +57,18 @@ class _Reader:
 
     @property
     def at_end(self) -> bool:
-        """Whether the whole text is read."""
+        """Whether the whole text has been read."""
         return self._place == len(self._text)
 
     def take(self, symbol: str) -> bool:
-        """Steps over `symbol` if it comes next."""
+        """Steps over `symbol` if it comes next, and tells whether it did."""
         found = self._text.startswith(symbol, self._place)
         if found:
             self._go_to(self._place + len(symbol))
         return found
 
     def number(self, what: str, low: int) -> int:
-        """The number that comes next. Raises FormatError."""
+        """Returns the number that comes next. Raises FormatError for anything else. what: its name in the message."""
         word = _NUMBER.match(self._text, self._place)
         if word is None or int(word[0][:11]) < low:
             raise self.expected(what)
@@ -79,7 +76,7 @@ class _Reader:
         return _integer(word[0], self._text)
 
     def expected(self, what: str) -> FormatError:
-        """The error for a text that goes on differently."""
+        """Returns the error for a text that goes on differently."""
         found = "the end" if self.at_end else f"{self._text[self._place]!r} at position {self._place}"
         fix = "write levels 1,4/100,10 or nodes 100(10*4)"
         return FormatError("tree", self._text, f"expected {what}, found {found}", fix)
@@ -88,7 +85,10 @@ class _Reader:
 class _Nodes:
     """Collects nodes in preorder: the tokens of each node, and its distance to its parent (0 for a root).
 
-    Distances are equal in all copies of a subtree, except at their tops.
+    A subtree is copied by copying its distances: only those of its top differ between copies.
+
+        5(3,2)*2   tokens   5 3 2 5 3 2
+        below 9    distance 1 1 2 4 1 2      the tops are 1 and 4 places after their parent, the 9
     """
 
     def __init__(self, text: str) -> None:
@@ -96,7 +96,7 @@ class _Nodes:
         self._text = text
 
     def add(self, tokens: int, parent: int | None) -> int:
-        """Adds a node, and returns its number."""
+        """Adds a node and returns its number."""
         node = len(self._tokens)
         check_made("tree", self._text, node + 1, "nodes", FormatError)
         self._tokens.append(tokens)
@@ -104,7 +104,7 @@ class _Nodes:
         return node
 
     def repeat(self, node: int, copies: int) -> None:
-        """Repeats the last subtree, with `node` at its top, until `copies` of it exist."""
+        """Repeats the last subtree, which begins with `node`, until there are `copies` of it."""
         size, above = len(self._tokens) - node, self._above[node]
         check_made("tree", self._text, node + size * copies, "nodes", FormatError)
         if copies > 1:
@@ -114,7 +114,7 @@ class _Nodes:
                 self._above[node::size] = array("q", range(above, above + size * copies, size))
 
     def parts(self) -> Parts:
-        """The tree of these nodes."""
+        """Returns the tree of these nodes."""
         above = np.frombuffer(self._above, np.int64)
         parents = np.where(above > 0, np.arange(len(above)) - above, -1)
         return Parts(parents, np.frombuffer(self._tokens, np.int64), None)
@@ -128,7 +128,7 @@ def _parse_nested(text: str) -> Parts:
         if reader.take("("):
             opened.append(node)
             continue
-        # The node is complete, and with it every parent whose parenthesis closes behind it.
+        # The node is complete, and so is every parent whose parenthesis closes after it.
         while True:
             if reader.take("*"):
                 nodes.repeat(node, reader.number("a positive number of copies", low=1))
@@ -148,7 +148,7 @@ def _integer(digits: str, text: str) -> int:
 
 
 def parse_node_list(text: str) -> Parts:
-    """FastTree's text: the node count, then one line `parent id seqlen children` per node."""
+    """Returns the tree of FastTree's text: the number of nodes, then a line `parent id seqlen children` per node."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if not lines or len(lines[0]) != 1 or not re.fullmatch(r"[0-9]{1,9}", lines[0][0]):
         raise FormatError("tree", text[:40], "does not begin with a node count", "give the count on the first line")
@@ -174,14 +174,14 @@ def parse_node_list(text: str) -> Parts:
 
 
 def write(tree: Tree) -> str | None:
-    """The level form if it gives exactly this tree, else the nested form; None when rows are not the default."""
+    """Returns the level form if it gives exactly this tree, else the nested form; None if rows are not the default."""
     if not _has_default_rows(tree):
         return None
     return _write_levels(tree) or "".join(_nested_pieces(tree))
 
 
 def beginning(tree: Tree, characters: int) -> str | None:
-    """The text of a tree, cut soon after this number of characters; None when rows are not the default."""
+    """Returns the text of a tree, cut soon after this number of characters; None if rows are not the default."""
     if not _has_default_rows(tree):
         return None
     levels = _write_levels(tree)
@@ -196,9 +196,9 @@ def beginning(tree: Tree, characters: int) -> str | None:
 
 
 def _has_default_rows(tree: Tree) -> bool:
-    """Whether every leaf has one row, which sees the whole of it, and no other node has any."""
+    """Tells whether every leaf has one row, which sees all of it, and no other node has any."""
     inner = np.zeros(len(tree.parent) + 1, bool)
-    inner[tree.parent] = True  # the last one stands for what is above roots
+    inner[tree.parent] = True  # the parent of roots, -1, is the last entry
     own = np.bincount(tree.row_node, minlength=len(tree.parent))
     return bool((own == ~inner[:-1]).all() and (tree.row_sees == tree.tokens[tree.row_node]).all())
 
@@ -217,8 +217,8 @@ def _write_levels(tree: Tree) -> str | None:
 
 
 def _nested_pieces(tree: Tree) -> Iterator[str]:
-    """The nested form, piece by piece."""
-    families = _Families(tree)
+    """Yields the nested form piece by piece."""
+    families = Families(tree)
     pending: list[str | Run] = _listed(families.below(-1), "+")
     while pending:
         entry = pending.pop()
@@ -235,96 +235,8 @@ def _nested_pieces(tree: Tree) -> Iterator[str]:
 
 
 def _listed(runs: list[Run], separator: str) -> list[str | Run]:
-    """Runs with separators between them, reversed for a stack."""
+    """Returns the runs with separators between them, reversed for a stack."""
     result: list[str | Run] = []
     for run in reversed(runs):
         result += [run, separator]
     return result[:-1]
-
-
-class _Families:
-    """Children of nodes, where equal neighbours, with all that is below them, are one run. Subtrees are compared only
-    when they are asked for: each as the stretch of nodes that it is in depth-first order.
-    """
-
-    def __init__(self, tree: Tree) -> None:
-        topology = tree.topology
-        self._preorder = topology.preorder
-        self._order = order = topology.nodes_in_preorder
-        self._subtree = topology.subtree
-        # Of the nodes in depth-first order: how deep they are, their tokens, and their rows.
-        self._columns = topology.depth[order], tree.tokens[order], (topology.rank_own - topology.rank_lo)[order]
-        self._sees = tree.row_sees[topology.row_of_rank]
-        self._rank_lo, self._rank_own, self._rank_hi = topology.rank_lo, topology.rank_own, topology.rank_hi
-        self.tokens = tree.tokens
-
-    def sees(self, node: int) -> list[int]:
-        """What the rows of a node see of it."""
-        own: list[int] = self._sees[self._rank_lo[node] : self._rank_own[node]].tolist()
-        return own
-
-    def below(self, node: int) -> list[Run]:
-        """The runs of a node's children, or for -1 of the roots: the first of every run, and its copies."""
-        if node < 0:
-            place, end = 0, len(self._order)
-        else:
-            place = int(self._preorder[node])
-            place, end = place + 1, place + int(self._subtree[node])
-        runs: list[Run] = []
-        while place < end:
-            child = int(self._order[place])
-            if runs and self._are_equal(runs[-1][0], child):
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((child, 1))
-            place += int(self._subtree[child])
-        return runs
-
-    def _are_equal(self, one: int, other: int) -> bool:
-        """Whether siblings have equal subtrees."""
-        size = int(self._subtree[one])
-        if size != self._subtree[other] or self.tokens[one] != self.tokens[other]:
-            return False
-        begin, second = int(self._preorder[one]), int(self._preorder[other])
-        sees, others = (self._sees[self._rank_lo[node] : self._rank_hi[node]] for node in (one, other))
-        return np.array_equal(sees, others) and all(
-            np.array_equal(column[begin : begin + size], column[second : second + size]) for column in self._columns
-        )
-
-
-def draw(tree: Tree, most_lines: int = 40, width: int | None = None) -> str:
-    """The tree as indented lines, equal neighbouring subtrees drawn once with their number of copies; what is too deep
-    to be drawn in `width` columns, if these are given, is counted.
-    """
-    families, subtree = _Families(tree), tree.topology.subtree
-    lines: list[str] = []
-    pending = [(run, "", "") for run in reversed(families.below(-1))]
-    while pending:
-        (node, copies), lead, rest = pending.pop()
-        if len(lines) == most_lines:
-            lines.append(f"{rest}... {len(pending) + 1} more branches")
-            break
-        if width is not None and len(rest) > width - _WIDEST_NODE:
-            lines.append(f"{lead}... {subtree[node]} more {'node' if subtree[node] == 1 else 'nodes'}{_times(copies)}")
-            continue
-        tokens = int(families.tokens[node])
-        unit = "token" if tokens == 1 else "tokens"
-        lines.append(f"{lead}{tokens} {unit}{_times(copies)}{_rows_label(families.sees(node), tokens)}")
-        children = families.below(node)
-        for index in reversed(range(len(children))):
-            last = index == len(children) - 1
-            pending.append((children[index], rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  ")))
-    return "\n".join(lines)
-
-
-def _times(copies: int) -> str:
-    return f" x{copies}" if copies > 1 else ""
-
-
-def _rows_label(sees: list[int], tokens: int) -> str:
-    if not sees:
-        return ""
-    if all(count == tokens for count in sees):
-        return ", 1 row" if len(sees) == 1 else f", {len(sees)} rows"
-    shown = ", ".join(map(str, sees[:4])) + (", ..." if len(sees) > 4 else "")
-    return f", {len(sees)} {'row sees' if len(sees) == 1 else 'rows see'} {shown}"

@@ -9,7 +9,8 @@ import numpy as np
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import frozen
-from treegen.ir.request_schedule import SEAT_FIELDS, RequestRoom, RequestSchedule, SharedChunks
+from treegen.ir.request_schedule import SEAT_FIELDS, RequestSchedule, SharedChunks
+from treegen.ir.request_tables import RequestRoom
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.shape import Shape
 from treegen.scoring.options import Scoring

@@ -14,7 +14,8 @@ from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
 from treegen.ir.arena import SURPLUS_MERGE, Capacity
 from treegen.ir.arrays import Ints
-from treegen.ir.request_schedule import RequestSchedule, RequestTables
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import RequestTables
 
 
 class RequestProgram:

@@ -10,7 +10,7 @@ present lengths, so a value that no request has written is never multiplied, not
 With QUERIES a request has several query rows, for its last tokens: the rows `qo_indptr[row]:qo_indptr[row + 1]` of q.
 Without, it has one, which is its row of the batch.
 
-Sizes: N tokens of a full tile, P of a page, B of a packed run. Tables are as in treegen.ir.request_schedule.
+Sizes: N tokens of a full tile, P of a page, B of a packed run. Tables are as in treegen.ir.request_tables.
 """
 
 import triton
@@ -18,7 +18,7 @@ import triton.language as tl
 
 from treegen.backends.claim_checks import INVALID, NEW, PLANNED, SEAT_WORDS, SURPLUS, settle_seat
 from treegen.backends.page_expansion import deal, entries_of, expand, fill_up, queries_of, row_of, write_lone_item
-from treegen.ir.request_schedule import LONE_PARTS
+from treegen.ir.request_tables import LONE_PARTS
 
 MOST_PARTS = tl.constexpr(LONE_PARTS)
 LEAST_PART = tl.constexpr(512)
@@ -86,7 +86,7 @@ def read_requests(
     """Expands the plan's items, PARTS thread blocks for each, and checks the requests, one thread block for a seat.
 
     seats [2, seats]: rows of the batch and epochs. seq_lens, table_rows [batch_rows] and indptr [batch_rows + 1]: see
-    PageTable. queries [seats, QUERY_WORDS], row_number, merge_number: see treegen.ir.request_schedule. items: those of
+    PageTable. queries [seats, QUERY_WORDS], row_number, merge_number: see treegen.ir.request_tables. items: those of
     the plan. flags [3]: the last step in which a request was alone, the last step with an impossible page id, length or
     number of query rows, and this step.
     """

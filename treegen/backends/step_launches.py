@@ -11,7 +11,7 @@ from treegen.backends.batch_form import BatchForm
 from treegen.backends.kernel_launch import KernelLaunch
 from treegen.codegen.compile_counter import watch_compiles
 from treegen.codegen.kernel_signature import depends_on_launches
-from treegen.ir.request_schedule import RequestTables
+from treegen.ir.request_tables import RequestTables
 from treegen.schedule.by_request import block_of
 from treegen.target.tile_config import rows_per_tile
 

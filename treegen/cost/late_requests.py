@@ -11,7 +11,8 @@ import numpy as np
 
 from treegen.ir.arrays import Bools, offsets
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_schedule import RequestRoom, RequestSchedule
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import RequestRoom
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, facts_of

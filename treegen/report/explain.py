@@ -11,7 +11,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree.tree_text import draw
+from treegen.ir.tree.tree_drawing import draw
 from treegen.progress import now
 from treegen.report.estimate_text import COLUMNS, fitted, model_lines
 from treegen.report.explained_plan import ExplainedPlan, entry_json, entry_lines, tree_json

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir.arrays import Longs
-from treegen.ir.plan import Group, Plan, Segment
+from treegen.ir.groups import Group, Segment
+from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 from treegen.report.plan_diff import Comparison, Readings
 

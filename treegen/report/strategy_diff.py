@@ -12,7 +12,7 @@ from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree.tree_text import draw
+from treegen.ir.tree.tree_drawing import draw
 from treegen.report.estimate_text import COLUMNS, fitted
 from treegen.report.explain import explain
 from treegen.report.explained_plan import ExplainedPlan, entry_json, group_text, tree_json

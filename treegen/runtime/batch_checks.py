@@ -14,7 +14,7 @@ from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.arrays import largest
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_schedule import RequestRoom
+from treegen.ir.request_tables import RequestRoom
 
 
 def check_tensors(

@@ -22,7 +22,8 @@ from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
-from treegen.ir.request_schedule import RequestSchedule, RequestTables
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import RequestTables
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow

@@ -10,7 +10,7 @@ import numpy as np
 
 from treegen.codegen.tile_context import tile_form
 from treegen.ir.plan import Plan
-from treegen.ir.request_schedule import RequestRoom
+from treegen.ir.request_tables import RequestRoom
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.schedule.by_request import block_of

@@ -12,7 +12,8 @@ import numpy as np
 
 from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, offsets, ragged, ramp, stacked
 from treegen.ir.plan import Plan
-from treegen.ir.request_schedule import RequestRoom, RequestSchedule, SharedChunks
+from treegen.ir.request_schedule import RequestSchedule, SharedChunks
+from treegen.ir.request_tables import RequestRoom
 from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
 from treegen.ir.tree.request_kv import RequestKV
 from treegen.schedule.by_request import block_of, of_seats

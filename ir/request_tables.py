@@ -1,0 +1,245 @@
+"""The tables of a kernel for running batches: how many entries each has room for, and its place in one int32 array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from treegen.ir.arena import ALIGNMENT
+from treegen.ir.arrays import Ints
+from treegen.ir.request_schedule import (
+    CLAIM_FIELDS,
+    ENTRY_FIELDS,
+    QUERY_FIELDS,
+    SEAT_FIELDS,
+    UNKNOWN,
+    RequestSchedule,
+    SharedChunks,
+)
+from treegen.ir.schedule import ITEM_FIELDS
+
+LONE_PARTS = 8
+"""The most work items that share a request that is served alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRoom:
+    """The entries that a kernel for running batches has room for; its grids and addresses follow from them.
+
+    Lone items serve requests alone, which the plan does not cover. They are the first items of a launch. Where few
+    requests are alone, several lone items share one. Each then has a partial slot after those of the plan, and
+    `lone_merges` rows are merged after those of the plan. In batch-invariant mode lone items read chunks, of
+    `lone_rows` requests each, and each item has a partial slot for each of them.
+
+    Attributes:
+        seats: Requests at a time.
+        items: Items of a plan.
+        rows: Entries of its row table; where requests have several query rows, the rows of all requests.
+        entries: Entries of its items, as in RequestSchedule.
+        claims: Claims, as in RequestSchedule.
+        slots: Partial slots.
+        merge_slots: Entries of its merge lists.
+        tiles: Entries of the table of tiles for the plan's items.
+        blocks: Entries of the table of blocks for the plan's items.
+        lone_items: Items for requests that are served alone.
+        lone_rows: Rows of each of these items.
+        lone_tiles: Tiles of each of these items.
+        lone_blocks: Blocks of each of these items.
+        tile_width: int32 words of an entry of the table of tiles.
+        run_width: int32 words of an entry of the table of blocks.
+        queries: Whether requests may have several query rows.
+        chunk: Tokens of a chunk in batch-invariant mode, else 0.
+    """
+
+    seats: int
+    items: int
+    rows: int
+    entries: int
+    claims: int
+    slots: int
+    merge_slots: int
+    tiles: int
+    blocks: int
+    lone_items: int
+    lone_rows: int
+    lone_tiles: int
+    lone_blocks: int
+    tile_width: int
+    run_width: int
+    queries: bool = False
+    chunk: int = 0
+
+    @property
+    def lone_merges(self) -> int:
+        """The most requests that several lone items share."""
+        return 0 if self.chunk else self.lone_items // 2
+
+    @property
+    def lone_slots(self) -> int:
+        """Partial slots of all lone items."""
+        return self.lone_items * (self.lone_rows if self.chunk else 1)
+
+    @property
+    def lone_parts(self) -> int:
+        """The most lone items that share a request."""
+        return max(1, min(LONE_PARTS, self.lone_items))
+
+    @property
+    def merges(self) -> int:
+        """The most rows that a launch merges: rows of the plan, one that stays free, and rows of lone items."""
+        return self.rows + 1 + self.lone_merges
+
+    def holds(self, made: RequestSchedule) -> bool:
+        """Tells whether there is room for a schedule."""
+        schedule = made.schedule
+        return (
+            made.seats.shape[1] <= self.seats
+            and (self.queries or made.queries is None)
+            and (self.chunk > 0) == (made.chunks is not None)
+            and len(schedule.items) <= self.items
+            and len(schedule.rows) <= self.rows
+            and len(made.entries) <= self.entries
+            and len(made.claims) <= self.claims
+            and schedule.num_slots <= self.slots
+            and len(schedule.merge_slots) <= self.merge_slots
+            and made.tile_room <= self.tiles
+            and made.block_room <= self.blocks
+        )
+
+
+class RequestTables(NamedTuple):
+    """The places of the tables of a kernel for running batches, in int32 words of one array.
+
+        ┌────────────┬─────────────┬──────────────────────┬──────────────┬───────────────┬──────────────────┐
+        │ lone items │ items of    │ entries, seats, ..., │ merge_indptr │ merge_indptr  │ rows, merge_rows │
+        │            │ the plan    │ claims, merge_slots  │ of the plan  │ of lone items │ ..., blocks      │
+        └────────────┴─────────────┴──────────────────────┴──────────────┴───────────────┴──────────────────┘
+        ▲            ▲                                                   ▲
+        items        planned                                             copied
+                     └────── the host writes these once per plan ────────┘
+
+    Step kernels write the rest: the lone items, and the tables after `copied`.
+
+    read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
+    each request has one row. counts: the number of rows that the plan merges. lone_slots: the lone items' lists of
+    partial slots, as in merge_slots; in batch-invariant mode those of all rows. shared (first and counts, by seat) and
+    shared_slots: see SharedChunks; empty in other modes.
+    """
+
+    items: int
+    planned: int
+    entries: int
+    entry_indptr: int
+    read_rows: int
+    seats: int
+    claims: int
+    queries: int
+    row_number: int
+    merge_number: int
+    shared: int
+    shared_slots: int
+    counts: int
+    merge_slots: int
+    merge_indptr: int
+    copied: int
+    rows: int
+    merge_rows: int
+    lone_slots: int
+    states: int
+    counters: int
+    flags: int
+    positions: int
+    tiles: int
+    blocks: int
+    words: int
+
+    @classmethod
+    def of(cls, room: RequestRoom) -> RequestTables:
+        """Returns the places of all tables, at multiples of 64 bytes unless a table goes on where another ends."""
+        width, most_runs = len(ITEM_FIELDS), room.run_width * 16
+        places = {"items": 0, "planned": room.lone_items * width}
+        end = _aligned(places["planned"] + room.items * width)
+        words = {
+            "entries": room.entries * len(ENTRY_FIELDS),
+            "entry_indptr": room.items + 1,
+            "read_rows": room.rows,
+            "seats": room.seats * len(SEAT_FIELDS),
+            "claims": room.claims * len(CLAIM_FIELDS),
+            "queries": room.queries * room.seats * len(QUERY_FIELDS),
+            "row_number": room.queries * room.rows,
+            "merge_number": room.queries * room.rows,
+            "shared": 2 * room.seats if room.chunk else 0,
+            "shared_slots": room.lone_slots if room.chunk else 0,
+            "counts": 1,
+            "merge_slots": room.merge_slots + 1,
+        }
+        for name, count in words.items():
+            places[name], end = end, _aligned(end + count)
+        places["merge_indptr"], places["copied"] = end, end + room.rows + 1
+        end = _aligned(end + room.merges + 1)
+        on_device = {
+            "rows": room.rows + room.lone_items * room.lone_rows,
+            "merge_rows": room.merges,
+            "lone_slots": room.lone_slots,
+            "states": room.seats * (1 + room.queries),
+            "counters": 2 * 6,
+            "flags": 3,
+            "positions": room.rows,
+            "tiles": (room.tiles + room.lone_items * room.lone_tiles + 1) * room.tile_width,
+            "blocks": (room.blocks + room.lone_items * room.lone_blocks) * room.run_width + most_runs,
+        }
+        for name, count in on_device.items():
+            places[name], end = end, _aligned(end + count)
+        return cls(**places, words=end)
+
+    def write(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
+        """Writes the host's part of a plan, which the room holds, into the words from `planned` to `copied`."""
+        schedule, begin = made.schedule, self.planned
+        lines = head[self.seats - begin : self.claims - begin][: room.seats * len(SEAT_FIELDS)]
+        lines = lines.reshape(room.seats, len(SEAT_FIELDS))
+        known = made.seats.shape[1]
+        lines[:known], lines[known:] = made.seats.T, UNKNOWN
+        if room.queries:
+            self._write_queries(made, room, head)
+        if made.chunks is not None:
+            self._write_chunks(made.chunks, room, head)
+        head[self.counts - begin] = len(schedule.merge_rows)
+        for place, table in (
+            (self.planned, schedule.items.ravel()),
+            (self.entries, made.entries.ravel()),
+            (self.entry_indptr, made.entry_indptr),
+            (self.read_rows, schedule.rows),
+            (self.claims, made.claims.ravel()),
+            (self.merge_slots, schedule.merge_slots),
+            (self.merge_indptr, schedule.merge_indptr),
+        ):
+            head[place - begin : place - begin + len(table)] = table
+        items = head[: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
+        items[len(schedule.items) :] = 0
+        items[:, -1] = -1  # rows are listed
+
+    def _write_queries(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
+        """Writes the tables of query rows."""
+        schedule, seats, begin = made.schedule, len(made.epoch), self.planned
+        lines = head[self.queries - begin :][: room.seats * len(QUERY_FIELDS)]
+        lines = lines.reshape(room.seats, len(QUERY_FIELDS))
+        lines[:] = 1, 0, 0
+        lines[:seats, 2] = np.bincount(schedule.merge_rows, minlength=seats)
+        numbers = [np.zeros_like(schedule.rows), np.zeros_like(schedule.merge_rows)]
+        if made.queries is not None:
+            lines[:seats, 0], lines[:seats, 1], *numbers = made.queries
+        for place, table in zip((self.row_number, self.merge_number), numbers, strict=True):
+            head[place - begin : place - begin + len(table)] = table
+
+    def _write_chunks(self, chunks: SharedChunks, room: RequestRoom, head: Ints) -> None:
+        """Writes which chunks requests read together."""
+        begin, seats = self.planned, len(chunks.first)
+        lines = head[self.shared - begin :][: 2 * room.seats].reshape(room.seats, 2)
+        lines[:seats, 0], lines[:seats, 1], lines[seats:] = chunks.first, chunks.counts, 0
+        head[self.shared_slots - begin :][: len(chunks.slots)] = chunks.slots
+
+
+def _aligned(words: int) -> int:
+    return (words + ALIGNMENT - 1) & -ALIGNMENT

@@ -1,0 +1,88 @@
+"""Checks of the seats, rows and numbers that callers give to a LiveBatch. `row`: the row of each seat, -1 if free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, int32_array
+from treegen.ir.errors import TreeError
+
+
+def checked_count(argument: str, value: int, low: int = 0) -> int:
+    """Returns `value` as an int of low..2^31 - 1; raises TreeError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TreeError(argument, value, "is not an integer", "give a whole number")
+    if not low <= value <= INT32_MAX:
+        raise TreeError(argument, int(value), f"is outside {low}..{INT32_MAX}", "correct the value")
+    return int(value)
+
+
+def one_for_each(argument: str, values: int | IntsLike, seats: int, low: int = 0) -> Ints:
+    """Returns a number for each of `seats` seats. Raises TreeError for one below `low`, or too few or many numbers."""
+    if isinstance(values, (int, np.integer)):
+        return np.full(seats, checked_count(argument, values, low), np.int32)
+    numbers = int32_array(argument, values, low=low)
+    if len(numbers) != seats:
+        raise TreeError(argument, f"{len(numbers)} entries", f"does not match {seats} seats", "give one per seat")
+    return numbers
+
+
+def running_seat(argument: str, seat: int, row: Ints) -> int:
+    """Returns the seat; raises TreeError unless a request runs there."""
+    number = checked_count(argument, seat)
+    if number >= len(row) or row[number] < 0:
+        raise TreeError(argument, number, "is the seat of no running request", "name one of `seats`")
+    return number
+
+
+def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
+    """Returns the seats as an array; raises TreeError unless they differ and a request runs in each."""
+    given = [seats] if isinstance(seats, (int, np.integer)) else seats
+    chosen = int32_array("seats", given, low=0).astype(np.int64)
+    runs: Bools = chosen < len(row)
+    runs[runs] = row[chosen[runs]] >= 0
+    if not runs.all():
+        index = int(runs.argmin())
+        reason = "is the seat of no running request"
+        raise TreeError(f"seats[{index}]", int(chosen[index]), reason, "name some of `seats`")
+    if len(chosen) > 1 and (twice := np.bincount(chosen) > 1).any():
+        raise TreeError("seats", chosen.tolist(), f"names seat {int(twice.argmax())} twice", "name every seat once")
+    return chosen
+
+
+def free_row(place: int | None, row: Ints, active: int) -> int:
+    """Returns a free row: `place`, or by default the lowest one. Raises TreeError if it is taken.
+
+    active: the number of running requests.
+    """
+    if place is None:
+        taken = np.zeros(active + 1, bool)
+        taken[row[(row >= 0) & (row <= active)]] = True
+        return int(taken.argmin())
+    place = checked_count("row", place)
+    if len(seats := (row == place).nonzero()[0]):
+        raise TreeError("row", place, f"is taken by seat {seats[0]}", "give a free place, or finish that request")
+    return place
+
+
+def reordered_rows(rows: Mapping[int, int] | IntsLike, row: Ints, seats: Longs) -> Ints:
+    """Returns the new row of each seat. Raises TreeError unless the running requests in `seats` get different rows."""
+    after: Ints = row.copy()
+    if isinstance(rows, Mapping):
+        named = running_seats(list(rows), row)
+        after[named] = int32_array("rows", list(rows.values()), low=0)
+    else:
+        given = int32_array("rows", rows, low=-(2**31))
+        if len(seats) and len(given) <= seats[-1]:
+            reason = f"has no row for seat {seats[-1]}"
+            raise TreeError("rows", f"{len(given)} entries", reason, "give one row per seat")
+        after[seats] = given[seats]
+        if len(seats) and after[seats].min() < 0:
+            seat = int(seats[after[seats].argmin()])
+            raise TreeError(f"rows[{seat}]", int(after[seat]), "is outside 0..2147483647", "correct the value")
+    used = np.sort(after[seats])
+    if len(twice := (used[1:] == used[:-1]).nonzero()[0]):
+        raise TreeError("rows", rows, f"gives row {used[twice[0]]} to two requests", "give every request its own")
+    return after
