@@ -1,4 +1,4 @@
-"""Strategies: named pipelines that turn a tree into a plan, and their registry."""
+"""Strategies, which turn a tree into a plan, and their registry."""
 
 from treegen.strategies.baselines import cascade, medusa, query, specinfer
 from treegen.strategies.batch_invariant import batch_invariant

@@ -1,4 +1,4 @@
-"""What tree attention is compared with: plain decoding row by row, and the tree attention of other systems."""
+"""Baselines for tree attention: plain decoding row by row, and the tree attention of other systems."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
 
 def query(split: int | None = None) -> Strategy:
-    """One row, its whole path: what FlashDecoding and radix attention read. `split`: tokens per work item."""
+    """Reads the whole path of each row by itself, as FlashDecoding and radix attention do.
+
+    Args:
+        split: Tokens per work item; by default a path is one item.
+
+    Raises:
+        StrategyError: `split` is not a positive integer.
+    """
     passes: tuple[Pass, ...] = ()
     if split is not None:
         passes = (SplitContext(positive_int("split", split, StrategyError)),)
@@ -20,8 +27,9 @@ def query(split: int | None = None) -> Strategy:
 
 
 def medusa() -> Strategy:
-    """All rows with all KV under a dense mask, unfused: scores and their softmax pass through memory (Medusa's tree
-    attention in PyTorch; DeFT, table 4).
+    """Reads all KV with all rows under a dense mask, unfused (Medusa's tree attention in PyTorch; DeFT, table 4).
+
+    Scores and their softmax pass through memory.
     """
     traffic = Traffic("tree", "none", "element per row", scores=True)
     passes = (TrimRows(), StoreMask("dense"))
@@ -29,15 +37,16 @@ def medusa() -> Strategy:
 
 
 def specinfer() -> Strategy:
-    """Each row with the whole tree under a bit mask (SpecInfer's tree attention; DeFT, table 4)."""
+    """Reads the whole tree with each row under a bit mask (SpecInfer's tree attention; DeFT, table 4)."""
     traffic = Traffic("tree per row", "none", "bit per row")
     passes = (StoreMask("row-bits"),)
     return Pipeline("specinfer", by_row_whole_tree, passes, proven=True, pipeline_traffic=traffic)
 
 
 def cascade() -> Strategy:
-    """Tree level by tree level, each node with all rows that see it; after every level but the first, results so far
-    are merged (FlashInfer's multi-level cascade).
+    """Reads one tree level after another, each node with all rows that see it (FlashInfer's multi-level cascade).
+
+    Results are merged after every level but the first.
     """
     traffic = Traffic("tree", "nodes")
     return Pipeline("cascade", by_node, (StageLevels(),), proven=True, pipeline_traffic=traffic)

@@ -1,9 +1,9 @@
-"""Batch-invariant mode: a fixed grid of tiles and chunks over every row's path, whatever other rows there are.
+"""Batch-invariant mode: a fixed grid of tiles and chunks over each row's path, whatever other rows there are.
 
-A row's bits follow from how its tokens are divided among tiles and work items, and how its partial results are merged.
-Here all of that is a function of the places of tokens along the row's own path, and of the row's length; splits of a
-fixed size are what He et al., "Defeating Nondeterminism in LLM Inference" (2025), propose for decoding. Which rows
-share a work item is free: tiles that a row does not see leave its sums as they are.
+A row's bits follow from the division of its tokens among tiles and work items, and from the merge of its partial
+results. Here both are functions of the places of tokens along the row's own path, and of the row's length. He et al.,
+"Defeating Nondeterminism in LLM Inference" (2025), propose splits of a fixed size for decoding. Rows may share work
+items in any way: a tile that a row does not see leaves the row's sums as they are.
 """
 
 from __future__ import annotations
@@ -23,29 +23,39 @@ from treegen.target.problem import Problem
 from treegen.target.tile_config import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
 
 CHUNK = 512
-"""Tokens of a path that a work item reads, by default."""
+"""Default tokens of a path that a work item reads."""
 _MOST_TILE_TOKENS = 128
 _MOST_CHUNKS = 32
-"""Chunks of the longest request, where a batch kernel chooses their size: as many partial results have to be kept for
-each request.
+"""The most chunks of the longest request, where a batch kernel chooses their size.
+
+Each request keeps a partial result for each of its chunks.
 """
 
 
 @dataclass(frozen=True)
 class BatchInvariant(Strategy):
-    """Every row's path in chunks of `chunk` tokens from its beginning, and these in tiles; rows that share tiles of a
-    chunk share work items, which read each distinct tile once.
+    """Divides each row's path into chunks of `chunk` tokens from its beginning, and these into tiles.
 
-    A tile holds the tokens of a path from one multiple of the tile's tokens to the next: where paths part within a tile
-    each of them has its own. Rows that end in the first chunk, whose results are final, have other work items than
-    longer ones, whose results are partial. block: tokens of the runs that tiles are packed of. With 1 every token is
-    looked up, wherever it lies; 16 takes less time, and trees in which nodes, and their pieces in the cache, begin at
-    multiples of 16 tokens of the path (pages of 16, shared as a whole).
+    Rows that share tiles of a chunk share work items, which read each distinct tile once. A tile holds the tokens of a
+    path from one multiple of the tile's tokens to the next. Where paths part within a tile, each of them has its own
+    tile:
 
-    isolated: rows share the work items of a chunk only where they see the same tokens of it. Bits are the same.
+        path of row 0    [ tile 0 | tile 1 | tile 2  ][ tile 3 ..>      chunk 0 and chunk 1
+        path of row 1    [ tile 0 | tile 1 | tile 2' ][ tile 3'..>      tile 0 and tile 1 are read once for both rows
+        paths part here                        ^
 
-    Of trees by request, rows share work items only for whole chunks, in the pages of one request
-    (treegen.strategies.chunk_paths); a step kernel divides everything else, so `block` has no meaning there.
+    Rows that end in the first chunk, with final results, have other work items than longer rows, with partial results.
+
+    In trees by request, rows share work items only for whole chunks, in the pages of one request
+    (treegen.strategies.chunk_paths). A step kernel divides everything else, so `block` has no meaning there.
+
+    Attributes:
+        chunk: Tokens of a chunk.
+        block: Tokens of the blocks that tiles are packed from. With 1, every token is looked up, wherever it lies. 16
+            takes less time, and needs trees in which nodes, and their pieces in the cache, begin at multiples of 16
+            tokens of the path, such as pages of 16 that are shared as a whole.
+        isolated: Whether rows share the work items of a chunk only where they see the same tokens of it. Bits are the
+            same.
     """
 
     chunk: int = CHUNK
@@ -95,22 +105,27 @@ class BatchInvariant(Strategy):
 
 
 def batch_invariant(chunk: int = CHUNK, block: int = 1) -> Strategy:
-    """Rows whose bits follow from their own queries, keys and values alone, whatever the batch (batch invariance).
+    """Makes a row's bits follow from its own query, keys and values alone, whatever the batch (batch invariance).
 
-    chunk: tokens of a path that a work item reads, a multiple of 128; block: 1, or 16 where nodes and their pieces in
-    the cache begin at multiples of 16 tokens of the path.
+    Args:
+        chunk: Tokens of a path that a work item reads, a multiple of 128.
+        block: 1, or 16 where nodes and their pieces in the cache begin at multiples of 16 tokens of the path.
+
+    Raises:
+        StrategyError: An option is out of range.
     """
     return BatchInvariant(chunk, block)
 
 
 def chunk_for(max_tokens: int) -> int:
-    """Tokens of a chunk for requests of up to `max_tokens`: a power of two, at least 512."""
+    """Returns the tokens of a chunk for requests of up to `max_tokens`: a power of two, at least 512."""
     return max(CHUNK, 1 << (-(-max_tokens // _MOST_CHUNKS) - 1).bit_length())
 
 
 def invariant_strategy(strategy: Strategy, autotune: bool) -> Strategy:
-    """What plans in batch-invariant mode where a caller asks for this strategy: itself, or for `auto` the default one.
-    Raises StrategyError for any other, and for `autotune`.
+    """Returns the strategy of batch-invariant mode for a caller's strategy: itself, or for `auto` the default one.
+
+    Raises StrategyError for any other strategy, and for `autotune`.
     """
     if autotune:
         reason = "would let measurements decide what bits follow from"

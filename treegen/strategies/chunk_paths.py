@@ -1,8 +1,8 @@
 """Paths of requests in chunks of one size: requests that have a whole chunk in common read it together.
 
 request 0   [ chunk 0 | chunk 1 | chunk 2 ..>
-request 1   [ chunk 0 | chunk 1 | chunk 2 .....>     one group reads chunk 0 of both, and each reads its chunk 1,
-shared      [ .............|                         of which they share but the beginning
+request 1   [ chunk 0 | chunk 1 | chunk 2 .....>     One group reads chunk 0 of both. Each request reads its own
+in common   [ .............|                         chunk 1, because they share only the beginning of it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from treegen.ir.tree.request_kv import RequestKV
 
 
 def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
-    """Returns a plan of a tree by request, with one row each, whose groups read one chunk of `chunk` tokens.
+    """Plans a tree by request, with one row each, in groups that read one chunk of `chunk` tokens each.
 
-    Groups of several rows come first. Each of these reads the whole of a chunk that lies in the pages of one request.
-    All other groups have one row.
+    Groups of several rows come first. Each of them reads a whole chunk, which lies in the pages of one request. All
+    other groups have one row.
     """
     node, _, stop, lo, hi = tree.topology.spans.table.astype(np.int64)
     owner, first = requests.owner.take(node), requests.first.take(node).astype(np.int64)
@@ -30,7 +30,7 @@ def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
     start = np.maximum(number * chunk, first)
     end = np.minimum((number + 1) * chunk, first + stop.take(span))
 
-    # The pieces of a chunk in the nodes of one request follow one another. The rows that see the last one see all.
+    # The pieces of a chunk in the nodes of one request are neighbours. The rows that see the last one see all of them.
     begins = np.ones(len(node), bool)
     begins[1:] = (owner[1:] != owner[:-1]) | (number[1:] != number[:-1])
     begin = begins.nonzero()[0]
@@ -41,7 +41,7 @@ def by_chunk(tree: Tree, requests: RequestKV, chunk: int) -> Plan:
     of_groups = np.repeat(shared, counts).nonzero()[0]
     group_rows = (hi - lo)[last[shared]]
 
-    # Each other row reads its pieces by itself: those before the group's rows, and those behind.
+    # Each other row, before or after the group's rows, reads its pieces by itself.
     together = shared.repeat(counts)
     group_lo = np.where(together, lo[last].repeat(counts), hi)
     group_hi = np.where(together, hi[last].repeat(counts), hi)

@@ -1,6 +1,6 @@
-"""Path cohorts: neighbouring rows fill a tile and walk their whole paths together, in one launch, without partials.
+"""Path cohorts: neighbouring rows fill a tile and read their whole paths together, in one launch without partials.
 
-They are also treegen's policies: few numbers that say how to plan any tree. `auto` searches among them.
+They are also treegen's policies: a few numbers say how to plan any tree. `auto` searches among them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.strategies.context_cuts import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
-from treegen.strategies.passes import cut_context, cut_every, cut_in_tiles
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
@@ -31,17 +31,20 @@ _NO_NODES = frozen(np.empty(0))
 
 @dataclass(frozen=True)
 class Cohort(Strategy):
-    """Groups of rows that lie next to one another in depth-first order, with all that any of them sees.
+    """Groups rows that are neighbours in depth-first order; a group reads everything that any of its rows sees.
 
-    head_rows: query head rows of a group; a row's heads per KV head count as one each, and a group has one row at
-    least. split: tokens per work item; by default a group is one item. tile: (head rows, tokens) of a tile, by default
-    what suits the groups. KV that several groups share is read by each of them, after the first from L2.
+    KV that several groups share is read by each of them, after the first one from L2.
 
-    apart: nodes that at least so many rows see are walked apart from what lies below them, by groups of their own; the
-    results are merged. cut: the same for the nodes above these ones, which belong to one tree. merge: "reduce" merges
-    in a launch of its own; "final" where the lowest parts of the paths are walked, in a second launch (or in the same
-    one, treegen.schedule.passes.fuse_merge): these parts are not split. With neither apart nor cut, "final" makes the
-    parts that `split` asks for equal in whole tiles, and the last one merges.
+    Attributes:
+        head_rows: Query head rows of a group, of one KV head. A group has at least one row.
+        split: Tokens per work item; by default a group is one item.
+        tile: (head rows, tokens) of a tile; by default the one that suits the groups.
+        apart: Nodes that at least this number of rows see are read by groups of their own, apart from the nodes below
+            them; the results are merged.
+        cut: The same for the nodes above these ones, which belong to one tree.
+        merge: "reduce" merges in a launch of its own. "final" merges where the lowest parts of the paths are read, in a
+            second launch (or in the same one, treegen.schedule.passes.fuse_merge); these parts are not split. With
+            neither apart nor cut, "final" makes the parts of `split` equal in whole tiles, and the last part merges.
     """
 
     head_rows: int = 64
@@ -109,7 +112,7 @@ class Cohort(Strategy):
         return size + parts * (1 + min(rows, tree.num_rows))
 
     def cut_nodes(self, tree: Tree) -> Ints:
-        """The nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
+        """Returns the nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
         if self.apart is not None or not self.cut:
             return _NO_NODES if self.apart is None else nodes_below(tree, self.apart)
         cut = int32_array("cut", self.cut, low=0, high=len(tree.parent) - 1, error=StrategyError)
@@ -123,9 +126,10 @@ class Cohort(Strategy):
         return self.plan_of_joined(tree, None, shape, on_pass)
 
     def plan_of_joined(self, trees: Tree, borders: Longs | None, shape: Shape, on_pass: OnPass | None = None) -> Plan:
-        """The plans of trees joined to one, whose rows end at `borders` (None: one tree), each as if it were alone.
+        """Plans trees that are joined to one, each as if it were alone.
 
-        More than one tree is right without `cut` and with merge="reduce" alone.
+        More than one tree works only without `cut` and with merge="reduce". borders: offsets of the trees' rows; None
+        for one tree.
         """
         rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(trees)
         plan = by_cohort(trees, rows, cut, borders)
@@ -149,7 +153,7 @@ class Cohort(Strategy):
         return plan
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
-        """See Strategy: one plan for all trees, where `plan_of_joined` is right."""
+        """See Strategy: one plan for all trees, where `plan_of_joined` allows it."""
         if self.cut or self.merges_last:
             yield from super().plans_of_forest(forest, shape, target)
         else:
@@ -164,18 +168,25 @@ def cohort(
     cut: tuple[int, ...] = (),
     merge: Merge = "reduce",
 ) -> Strategy:
-    """Neighbouring rows that fill a tile with their whole paths, masked: one launch, no partials (path cohorts).
+    """Reads the whole paths of neighbouring rows that fill a tile, masked: one launch, no partials (path cohorts).
 
-    head_rows: query head rows of a group; split: tokens per work item; tile: (head rows, tokens) of a tile; apart:
-    nodes that at least so many rows see are walked apart; cut: the same for what lies above these nodes; merge:
-    "reduce" in a launch of its own, or "final" in that of the lowest parts of the paths (of whole paths that are split,
-    by the last of parts of whole tiles).
+    Args:
+        head_rows: Query head rows of a group, of one KV head.
+        split: Tokens per work item; by default a group is one item.
+        tile: (head rows, tokens) of a tile; by default the one that suits the groups.
+        apart: Nodes that at least this number of rows see are read by groups of their own.
+        cut: The same for the nodes above these ones.
+        merge: "reduce" in a launch of its own, or "final" in the launch of the lowest parts of the paths. Without apart
+            and cut, the last part of each split path merges, and parts are whole tiles.
+
+    Raises:
+        StrategyError: An option is out of range, or two options contradict each other.
     """
     return Cohort(head_rows, split, tile, apart, cut, merge)
 
 
 def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Ints:
-    """For every group 1 if no path is cut below what it reads, else 0."""
+    """Returns for each group 1 if no path is cut below the nodes that it reads, else 0."""
     fragment = fragments_of(tree, cut)
     lowest = np.ones(len(cut) + 1, np.int32)
     lowest[fragment[tree.parent[cut]]] = 0
@@ -183,12 +194,12 @@ def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Ints:
 
 
 def nodes_below(tree: Tree, rows: int) -> Ints:
-    """Nodes seen by fewer than `rows` rows, but by some, whose parent is seen by at least so many."""
+    """Returns the nodes that fewer than `rows` rows see, but some, and whose parent at least `rows` rows see."""
     seen, above = seen_below_and_above(tree)
     return frozen(((above >= rows) & (seen < rows) & (seen > 0)).nonzero()[0])
 
 
 def seen_below_and_above(tree: Tree) -> tuple[Ints, Ints]:
-    """For every node the rows at or below it, and those at or below its parent; 0 above roots."""
+    """Returns for each node the rows at or below it, and the rows at or below its parent; 0 above roots."""
     seen = tree.topology.rank_hi - tree.topology.rank_lo
     return seen, np.where(tree.parent >= 0, seen[tree.parent], 0)

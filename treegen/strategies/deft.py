@@ -12,26 +12,38 @@ from treegen.strategies.passes import Pass, SplitContext, StoreMask, TrimRows
 from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
 BLOCK = 128
-"""Tokens of a chunk of deft_node_chunk and of a block of deft_flatten, by default."""
+"""Default tokens of a chunk of deft_node_chunk, and of a block of deft_flatten."""
 
 
 def deft_node() -> Strategy:
-    """Each node with all rows that see it (DeFT-Node)."""
+    """Reads each node with all rows that see it (DeFT-Node)."""
     return Pipeline("deft-node", by_node, proven=True, pipeline_traffic=Traffic("tree", "nodes"))
 
 
 def deft_node_chunk(chunk: int = BLOCK) -> Strategy:
-    """As deft-node, with nodes longer than `chunk` tokens cut into chunks (DeFT-Node-Chunk)."""
+    """Reads each node with all rows that see it, longer nodes in chunks (DeFT-Node-Chunk).
+
+    Args:
+        chunk: The most tokens of a chunk.
+
+    Raises:
+        StrategyError: `chunk` is not a positive integer.
+    """
     passes = (SplitContext(positive_int("chunk", chunk, StrategyError)), TrimRows())
     options, traffic = (("chunk", chunk),), Traffic("tree", "lengths")
     return Pipeline("deft-node-chunk", by_node, passes, options, proven=True, pipeline_traffic=traffic)
 
 
 def deft_flatten(block: int = BLOCK, mask: Literal["interval", "bits"] = "interval") -> Strategy:
-    """Tokens in depth-first order cut into equal blocks, each with the rows that see any of it, masked
-    (DeFT-Flatten).
+    """Reads tokens in depth-first order in equal blocks, each with the rows that see any of it, masked (DeFT-Flatten).
 
-    mask: "interval" stores two row numbers per run of tokens, "bits" one 64-bit word per token as published code does.
+    Args:
+        block: Tokens of a block.
+        mask: "interval" stores two row numbers per run of tokens, "bits" one 64-bit word per token as published code
+            does.
+
+    Raises:
+        StrategyError: An option is out of range.
     """
     passes: tuple[Pass, ...] = (SplitContext(positive_int("block", block, StrategyError)), TrimRows())
     options: tuple[tuple[str, object], ...] = (("block", block),)

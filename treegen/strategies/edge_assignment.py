@@ -1,7 +1,13 @@
 """FastTree's edges, assigned greedily, and the virtual tree that they make.
 
-An edge from a node to its child is 1 when the node's context is concatenated to the child's, which then reads both (the
-virtual tree), and 0 when the child's rows join the node's group. Costs weigh padding against partial results.
+An edge from a node to its child is 0 or 1:
+
+    0   the child's rows join the node's group        group of node: its rows + child's rows, reads node
+                                                      group of child: child's rows, reads child
+    1   the node's context joins the child's          group of node: its rows, reads node
+        (virtual tree)                                group of child: child's rows, reads node and child
+
+Costs weigh padding against partial results.
 """
 
 from __future__ import annotations
@@ -23,8 +29,14 @@ Pair: TypeAlias = tuple[int, int]
 class Costs:
     """The costs of Algorithm 1, without the common factor head_dim (section 4).
 
-    tile_rows: rows of a large and of a small tile; a term takes the small one when its own rows fit. group: query heads
-    per KV head, by which the published code multiplies padding but not partial results (variant "artifact").
+    Attributes:
+        alpha: The weight of padded query rows.
+        beta: The weight of padded KV tokens.
+        gamma: The weight of partial results.
+        tile_rows: Rows of a large and of a small tile; a term takes the small one when its own rows fit.
+        tile_tokens: Tokens of both tiles.
+        group: Query heads per KV head. The published code multiplies padding by it, but not partial results (variant
+            "artifact").
     """
 
     alpha: float
@@ -35,8 +47,9 @@ class Costs:
     group: int = 1
 
     def compute(self, rows: int, tokens: int) -> float:
-        """Padding of `rows` rows reading `tokens` tokens: of query tiles along the context, of KV tiles along the
-        rows.
+        """Returns the padding of `rows` rows that read `tokens` tokens.
+
+        It adds the padding of query tiles along the context to the padding of KV tiles along the rows.
         """
         phase = 0 if rows > self.tile_rows[1] else 1
         query, kv = self.tile_rows[phase], self.tile_tokens[phase]
@@ -45,26 +58,27 @@ class Costs:
         )
 
     def reduce(self, rows: int) -> float:
-        """Partial results of `rows` rows, written and read."""
+        """Returns the cost of writing and reading the partial results of `rows` rows."""
         return self.gamma * rows
 
     def keep(self, rows: int, tokens: int, child_rows: int, child_tokens: int) -> float:
-        """SplitKVCost: the child's rows stay in the node's group."""
+        """Returns SplitKVCost: the child's rows stay in the node's group."""
         return self.compute(rows, tokens) + self.compute(child_rows, child_tokens) + self.reduce(child_rows)
 
     def concatenate(self, rows: int, tokens: int, child_rows: int, child_tokens: int) -> float:
-        """SplitQCost: the child's group reads the node's tokens as well, without the node's group."""
+        """Returns SplitQCost: the child's group reads the node's tokens as well, without the node's group."""
         return self.compute(rows - child_rows, tokens) + self.compute(child_rows, tokens + child_tokens)
 
 
 def padding(tile: int, size: int) -> int:
-    """What `size` lacks to a multiple of `tile`; 0 for 0."""
+    """Returns the number that is missing from `size` to a multiple of `tile`; 0 for 0."""
     return -size % tile
 
 
 def assign_edges(tree: Tree, costs: Costs) -> npt.NDArray[np.bool_]:
-    """For every node whether the edge from its parent is 1; Algorithm 1, breadth-first, children by index, ties
-    keep 0.
+    """Returns for each node whether the edge from its parent is 1 (Algorithm 1).
+
+    Nodes are visited breadth-first, children by index; ties keep 0.
     """
     topology = tree.topology
     rows = (topology.rank_hi - topology.rank_lo).tolist()
@@ -88,16 +102,16 @@ def assign_edges(tree: Tree, costs: Costs) -> npt.NDArray[np.bool_]:
 
 
 def _visible_tokens(tree: Tree) -> Longs:
-    """Tokens of every node that some row sees."""
+    """Returns the tokens of each node that some row sees."""
     visible = np.zeros(len(tree.tokens), np.int64)
     np.maximum.at(visible, tree.topology.spans.node, tree.topology.spans.stop)
     return visible
 
 
 def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
-    """One group per node: its own rows and those below its children of edge 0, reading its context.
+    """Plans one group per node: its own rows and those below its children of edge 0, which read its context.
 
-    The context is the node's tokens behind those of its ancestors, upwards as long as edges are 1.
+    The context of a node is the tokens of its ancestors, as far up as edges are 1, and then its own.
     """
     topology, spans = tree.topology, tree.topology.spans
     nodes = np.arange(len(tree.parent))
@@ -113,7 +127,7 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
     owner, lo, hi = owner[first], lo[first], hi[last]
     rows = np.bincount(owner, hi - lo, len(nodes)).astype(np.int64)
 
-    # A node's own rows come first in its group, and its spans begin to be seen among them.
+    # A node's own rows come first in its group, so the first row that sees a span is one of them.
     seen_from = spans.lo - topology.rank_lo[spans.node]
     own = np.flatnonzero(seen_from < rows[spans.node])
     columns: list[tuple[npt.NDArray[Any], ...]] = [
@@ -133,7 +147,7 @@ def virtual_tree(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> Plan:
     order = np.lexsort((start, -far, group))
     group, node, start, stop, seen_lo = (column[order] for column in (group, node, start, stop, seen_lo))
     reads_any = np.zeros(len(nodes), bool)
-    reads_any[group.astype(np.int64)] = True  # a group that reads nothing vanishes: its rows see nothing here
+    reads_any[group.astype(np.int64)] = True  # groups that read nothing are dropped: their rows see nothing here
     alive, kept = np.flatnonzero(reads_any), reads_any[owner]
     return Plan(
         "fasttree",

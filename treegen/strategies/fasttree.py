@@ -22,14 +22,12 @@ from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 
-_NODE_SIZE = 32  # segments that are made in the time of an edge's assignment, which goes node by node
+_NODE_SIZE = 32  # segments made in the time that assigning an edge takes; edges are assigned node by node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What FastTree settles on for a tree: edges, context split lengths and tiles, each for the large and the small
-    phase.
-    """
+    """FastTree's decision for a tree: edges; context split lengths and tiles, for a large and a small phase."""
 
     concatenated: npt.NDArray[np.bool_]
     split: Pair
@@ -39,12 +37,20 @@ class Decision:
 
 @dataclass(frozen=True)
 class FastTree(Strategy):
-    """Greedy edge assignment, then context splits and tiles by the number of thread blocks (section 4; published code).
+    """Assigns edges greedily, then splits contexts and takes tiles by the number of thread blocks.
 
-    tile_q: query head rows of a large and a small tile; tile_kv: their KV tokens. split: the usual and the short
-    length of a context. min_blocks: thread blocks that the large and the small phase need for the usual split, and to
-    exist at all. variant: "paper" weighs all costs per row; "artifact" multiplies padding by the heads per KV head,
-    as published code does.
+    The source is section 4 of the paper, and the published code.
+
+    Attributes:
+        alpha: The weight of padded query rows.
+        beta: The weight of padded KV tokens.
+        gamma: The weight of partial results.
+        tile_q: Query head rows of a large and a small tile.
+        tile_kv: KV tokens of a large and a small tile.
+        split: The usual and the short length of a context.
+        min_blocks: The thread blocks that the large and the small phase need for the usual split, and to exist at all.
+        variant: "paper" weighs all costs per row; "artifact" multiplies padding by the heads per KV head, as published
+            code does.
     """
 
     alpha: float = 0.66
@@ -75,7 +81,7 @@ class FastTree(Strategy):
 
     @property
     def options(self) -> dict[str, object]:
-        """See Strategy: those that differ from the default."""
+        """See Strategy: the options that differ from the default."""
         listed = (field for field in fields(self) if field.name not in ("name", "proven"))
         return {f.name: getattr(self, f.name) for f in listed if getattr(self, f.name) != f.default}
 
@@ -89,13 +95,13 @@ class FastTree(Strategy):
         return path_segments(tree) + _NODE_SIZE * len(tree.parent)
 
     def costs(self, tile_q: Pair, tile_kv: Pair, group: int) -> Costs:
-        """The costs for tiles of these head rows."""
+        """Returns the costs for tiles of these head rows."""
         rows = max(1, tile_q[0] // group), max(1, tile_q[1] // group)
         factor = group if self.variant == "artifact" else 1
         return Costs(self.alpha, self.beta, self.gamma, rows, tile_kv, factor)
 
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
-        """See Strategy. The tiles that the last round settles on are the plan's tiles."""
+        """See Strategy. The plan's tiles are those of the last round of the assignment."""
         tree, shape = problem.tree, problem.shape
         decision = self.decide(tree, shape)
         plan = virtual_tree(tree, decision.concatenated)
@@ -115,7 +121,7 @@ class FastTree(Strategy):
             yield ForestPlan(chosen, part, plan)
 
     def decide(self, tree: Tree, shape: Shape) -> Decision:
-        """Edges, split lengths and tiles, in two rounds of the greedy assignment at most."""
+        """Returns edges, split lengths and tiles, after two rounds of the greedy assignment at most."""
         tile_q, tile_kv = self.tile_q, self.tile_kv
         costs = self.costs(tile_q, tile_kv, shape.group)
         concatenated = assign_edges(tree, costs)
@@ -125,7 +131,8 @@ class FastTree(Strategy):
         wanted = self.min_blocks[0]
         split = self.split[0 < blocks[0] < wanted[0]], self.split[0 < blocks[1] < wanted[1]]
         if split != (self.split[0], self.split[0]):
-            # Shorter contexts: if a phase still has too few blocks to fill the device, one tile size serves both.
+            # Contexts are shorter now. If a phase still has too few thread blocks to fill the device, one tile size
+            # serves both.
             blocks = _blocks(*sizes, costs, split, shape)
             few = [0 < n < least for n, least in zip(blocks, self.min_blocks[1], strict=True)]
             if any(few):
@@ -135,7 +142,7 @@ class FastTree(Strategy):
         return Decision(concatenated, split, tile_q, tile_kv)
 
     def split_and_tile(self, plan: Plan, tree: Tree, decision: Decision, shape: Shape) -> Plan:
-        """A virtual tree's plan with contexts split and tiles named."""
+        """Splits the contexts of a virtual tree's plan, and names its tiles."""
         small_rows = self.costs(decision.tile_q, decision.tile_kv, shape.group).tile_rows[1]
         plan = SplitContext(decision.split[0], small_rows, decision.split[1]).apply(plan, tree)
         tiles = dict(zip(decision.tile_q, decision.tile_kv, strict=True))
@@ -143,7 +150,15 @@ class FastTree(Strategy):
 
 
 def fasttree(**options: Any) -> Strategy:
-    """Greedy edge assignment, long-context split and two tile phases (FastTree); options are the fields of FastTree."""
+    """Assigns edges greedily, splits long contexts and has two tile phases (FastTree).
+
+    Args:
+        options: Fields of treegen.strategies.fasttree.FastTree: alpha, beta, gamma, tile_q, tile_kv, split, min_blocks,
+            variant.
+
+    Raises:
+        StrategyError: An option is unknown or out of range.
+    """
     try:
         return FastTree(**options)
     except TypeError as cause:
@@ -152,7 +167,7 @@ def fasttree(**options: Any) -> Strategy:
 
 
 def _group_sizes(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> tuple[Longs, Longs]:
-    """Rows and context tokens of every node's group in the virtual tree."""
+    """Returns rows and context tokens of each node's group in the virtual tree."""
     topology, spans, parent = tree.topology, tree.topology.spans, tree.parent
     below = (topology.rank_hi - topology.rank_lo).astype(np.int64)
     joining = np.flatnonzero((parent >= 0) & ~concatenated)
@@ -168,7 +183,7 @@ def _group_sizes(tree: Tree, concatenated: npt.NDArray[np.bool_]) -> tuple[Longs
 
 
 def _blocks(rows: Longs, context: Longs, costs: Costs, split: Pair, shape: Shape) -> Pair:
-    """Thread blocks of the large and of the small phase."""
+    """Returns the thread blocks of the large and of the small phase."""
     phase = (rows <= costs.tile_rows[1]).astype(np.int64)
     per_group = -(-rows // np.array(costs.tile_rows)[phase]) * -(-context // np.array(split)[phase])
     counts = np.bincount(phase, per_group, 2) * shape.num_kv_heads

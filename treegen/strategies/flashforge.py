@@ -1,7 +1,8 @@
 """FlashForge (Wang et al., 2025): nodes divided by a bound on the makespan, and dealt to thread blocks longest first.
 
-A task is a node with the rows that see it; its cost is profiled. Long tasks are cut until no division shortens the
-longest block's work (section 5.1), and the pieces are dealt to the blocks that a device holds, the costliest first.
+A task is a node with the rows that see it; its cost is profiled. Long tasks are cut until no division shortens the work
+of the longest thread block (section 5.1). The pieces are dealt to the thread blocks that a device holds, the costliest
+first.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ from treegen.target.tile_config import lanes_of, resident_blocks, rows_per_tile,
 
 @dataclass(frozen=True)
 class FlashForge(Strategy):
-    """Each node with all rows that see it, divided and dealt to `blocks` thread blocks by profiled cost (section 5).
+    """Divides each node with all rows that see it, and deals the pieces to thread blocks by profiled cost (section 5).
 
-    blocks: by default what the target holds. A node with more rows than a tile is one task per row tile, which read its
-    KV again: the paper's blocks take all rows of a node.
+    A node with more rows than a tile is one task per row tile, which read its KV again; the paper's thread blocks take
+    all rows of a node.
+
+    Attributes:
+        blocks: Thread blocks; by default the number that the target holds at a time.
     """
 
     blocks: int | None = None
@@ -76,7 +80,7 @@ class FlashForge(Strategy):
         return plan
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
-        """See Strategy: one plan for all trees. Each tree's nodes are divided by themselves."""
+        """See Strategy: one plan for all trees. The nodes of each tree are divided by themselves."""
         nodes = by_node(forest.joined)
         rows, tokens = nodes.group_rows, nodes.group_tokens
         borders = np.searchsorted(forest.tree_of_groups(nodes), np.arange(len(forest.trees) + 1))
@@ -87,7 +91,10 @@ class FlashForge(Strategy):
         yield ForestPlan.of_all(forest, replace(plan, blocks=max(blocks for _, blocks in divided)))
 
     def divide(self, rows: Ints, tokens: Longs, shape: Shape, target: Target) -> tuple[Longs, int]:
-        """Pieces of every node with so many rows and tokens, and the thread blocks that they are dealt to."""
+        """Returns the number of pieces of each node, and the thread blocks that they are dealt to.
+
+        rows, tokens: of each node.
+        """
         tile = tile_class(shape, target, int(rows.max(initial=1)))
         blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
         height = rows_per_tile(tile.rows, shape.group)
@@ -97,7 +104,14 @@ class FlashForge(Strategy):
 
 
 def flashforge(blocks: int | None = None) -> Strategy:
-    """Each node with all rows that see it, long ones divided by a bound on the makespan, and the pieces dealt to thread
-    blocks by profiled cost, longest first (FlashForge). `blocks`: by default what the target holds.
+    """Reads nodes with all rows that see them, divided and dealt to thread blocks by profiled cost (FlashForge).
+
+    Long nodes are divided by a bound on the makespan. The costliest pieces are dealt first.
+
+    Args:
+        blocks: Thread blocks; by default the number that the target holds at a time.
+
+    Raises:
+        StrategyError: `blocks` is not a positive integer.
     """
     return FlashForge(blocks)

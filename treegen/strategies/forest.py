@@ -1,4 +1,9 @@
-"""Forests: many trees joined into one tree, so that groupings and passes take all of them at once."""
+"""Forests: many trees joined to one tree, so that groupings and passes handle all of them at once.
+
+trees        tree 0          tree 1     tree 2
+joined     ┌───────────────┬──────────┬───────┐
+first_row  0               7          9       12        rows 7 and 8 are those of tree 1
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,11 @@ from treegen.ir.tree import Tree
 class Forest:
     """Several trees, and `joined`, the tree that they make together.
 
-    first_row, first_node: where the rows and the nodes of every tree begin in `joined`, and where the last ones end.
+    Attributes:
+        trees: The trees.
+        joined: Their join, nodes and rows of each tree after those of the tree before.
+        first_row: `[trees + 1]`; offsets of the trees' rows in `joined`.
+        first_node: `[trees + 1]`; offsets of the trees' nodes in `joined`.
     """
 
     trees: list[Tree]
@@ -27,18 +36,18 @@ class Forest:
 
     @classmethod
     def of(cls, trees: list[Tree]) -> Forest:
-        """The forest of at least one tree."""
+        """Makes the forest of at least one tree."""
         first_row = offsets(np.array([tree.num_rows for tree in trees]))
         return cls(trees, Tree.joined(trees), first_row, offsets(np.array([len(tree.tokens) for tree in trees])))
 
     def take(self, chosen: Longs) -> Forest:
-        """The forest of these trees."""
+        """Returns the forest of these trees."""
         if len(chosen) == len(self.trees):
             return self
         return Forest.of([self.trees[index] for index in chosen])
 
     def parts(self, keys: Iterable[Hashable]) -> Iterator[tuple[Longs, Forest]]:
-        """The forests of trees with the same key, each with the numbers of its trees. keys: one for every tree."""
+        """Yields the forest of the trees with each key, and the numbers of its trees. keys: one for each tree."""
         alike: dict[Hashable, list[int]] = {}
         for index, key in enumerate(keys):
             alike.setdefault(key, []).append(index)
@@ -46,7 +55,7 @@ class Forest:
             yield chosen, self.take(chosen)
 
     def join(self, plans: Sequence[Plan]) -> Plan:
-        """The plan of `joined`, made of a plan for every tree. The plans agree in everything but their groups."""
+        """Returns the plan of `joined` from a plan for each tree. The plans agree in everything but their groups."""
 
         def ends(name: str, first: Longs) -> Ints:
             shifted = [getattr(plan, name)[1:] + start for plan, start in zip(plans, first[:-1], strict=True)]
@@ -73,14 +82,14 @@ class Forest:
         )
 
     def tree_of_groups(self, plan: Plan) -> Longs:
-        """For every group of a plan of `joined` the number of the tree whose rows it has."""
+        """Returns for each group of a plan of `joined` the tree that its rows belong to."""
         first = np.append(plan.row_lo, 0)[plan.row_indptr[:-1]]
         tree: Longs = np.searchsorted(self.first_row, first, side="right") - 1
         return tree
 
 
 class ForestPlan(NamedTuple):
-    """One plan for some trees of a forest. trees: their numbers in it; forest: these trees alone."""
+    """One plan for some trees of a forest. trees: their numbers in it. forest: these trees alone."""
 
     trees: Longs
     forest: Forest
@@ -88,5 +97,5 @@ class ForestPlan(NamedTuple):
 
     @classmethod
     def of_all(cls, forest: Forest, plan: Plan) -> ForestPlan:
-        """The plan for all trees of a forest."""
+        """Makes the plan for all trees of a forest."""
         return cls(np.arange(len(forest.trees)), forest, plan)

@@ -1,4 +1,4 @@
-"""Groupings: the ways in which a plan can begin. Each gives a plan that obeys the coverage law."""
+"""Groupings: the first plans of strategies, each of which obeys the coverage law; passes then rewrite them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treegen.ir.tree import Tree
 
 
 def by_row(tree: Tree) -> Plan:
-    """One group per row with its whole path, root first: what FlashDecoding and radix attention read."""
+    """Makes one group per row with its whole path, root first: what FlashDecoding and radix attention read."""
     topology = tree.topology
     parent, tokens = tree.parent.astype(np.int64), tree.tokens
     ranks = np.arange(tree.num_rows)
@@ -28,7 +28,7 @@ def by_row(tree: Tree) -> Plan:
         above = node >= 0
         ranks, node = ranks[above], node[above]
         stop = tokens[node]
-    # Collected leaf first: reversing makes a stable sort by rank put the root first.
+    # The path was collected from the leaf up. Reversed, a stable sort by rank puts the root first.
     rank, node, stop = (np.concatenate(column[::-1]) for column in zip(*path, strict=True))
     order = rank.argsort(kind="stable")
     counts = np.bincount(rank, minlength=tree.num_rows)
@@ -45,7 +45,7 @@ def by_row(tree: Tree) -> Plan:
 
 
 def by_row_whole_tree(tree: Tree) -> Plan:
-    """One group per row that sees anything, with all visible tokens, also those that the row does not see."""
+    """Makes one group per row that sees anything, with all visible tokens, also those that the row does not see."""
     spans = tree.topology.spans
     ranks = by_row(tree).row_lo
     count, width = len(ranks), len(spans)
@@ -68,7 +68,10 @@ def by_row_whole_tree(tree: Tree) -> Plan:
 
 
 def by_node(tree: Tree) -> Plan:
-    """One group per node with every row that sees any of it (DeFT, KV-guided grouping); masked only for rows inside."""
+    """Makes one group per node with all rows that see any of it (DeFT, KV-guided grouping).
+
+    Masks are needed only for rows that end inside of a node.
+    """
     spans = tree.topology.spans
     begins = np.ones(len(spans) + 1, np.bool_)
     begins[1:-1] = spans.node[1:] != spans.node[:-1]
@@ -88,15 +91,24 @@ def by_node(tree: Tree) -> Plan:
 
 
 def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | None = None) -> Plan:
-    """One group per `rows` neighbouring ranks with their whole paths, root first: what several of them see is read once
-    for all, masked.
+    """Makes one group per `rows` neighbouring ranks with their whole paths, root first, masked.
 
-    cut: nodes at which paths are cut. What lies at or below such a node, down to the next ones, is walked by groups of
-    its own, which begin with the node's first row. borders: ranks at which groups begin anew, the first and the last
-    rank's end included, none of them inside a tree's rows.
+    A span that several of these rows see is read once for all of them:
+
+        ranks      0  1  2  3 │ 4  5  6  7      rows = 4: two cohorts
+        node 0     ├─────────────────────┤      both cohorts read it
+        node 1     ├─────┤                      cohort 0 reads it, with ranks 2 and 3 masked
+        node 2              ├─────┤             both read it: rank 3 of cohort 0 and ranks 4, 5 of cohort 1 see it
+
+    Args:
+        tree: The tree.
+        rows: The most rows of a group.
+        cut: Nodes at which paths are cut. Other groups read the nodes at or below a cut node, down to the next cut
+            nodes; they begin with the first row of the cut node.
+        borders: Ranks at which groups begin anew, from 0 to the number of rows; none is inside the rows of a tree.
     """
     first, pairs, cohorts = _cohorts_of(tree, rows, cut, borders)
-    # Pairs of a span and a cohort that reads it, span by span, are sorted by cohorts.
+    # Pairs of a span and a cohort that reads it are listed span by span, and sorted by cohorts here.
     of = ragged_ranges(first, pairs)
     span = ramp(len(pairs)).repeat(pairs).take(of.argsort(kind="stable"))
     counts = np.bincount(of, minlength=len(cohorts.row_lo))
@@ -116,7 +128,7 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
 
 
 class _Cohorts(NamedTuple):
-    """The ranks `row_lo:row_hi` of every cohort, an interval each, and how many these are."""
+    """The ranks `row_lo:row_hi` of each cohort, which are one interval, and their number `rows`."""
 
     indptr: Ints
     row_lo: Ints
@@ -125,20 +137,22 @@ class _Cohorts(NamedTuple):
 
     @classmethod
     def of(cls, row_lo: Longs | Ints, row_hi: Longs | Ints) -> _Cohorts:
-        """Cohorts of these ranks."""
+        """Makes cohorts of these ranks."""
         return cls(frozen(np.arange(len(row_lo) + 1)), frozen(row_lo), frozen(row_hi), frozen(row_hi - row_lo))
 
 
 def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) -> tuple[Longs, Longs, _Cohorts]:
-    """The groups of `by_cohort`, some of which may read nothing; and the cohorts that read every span: the first one,
-    and how many there are.
+    """Returns the first cohort that reads each span, the number of cohorts that read it, and all cohorts.
+
+    They are the groups of `by_cohort`; some of them may read nothing.
     """
     spans, topology = tree.topology.spans, tree.topology
     if (borders is None or len(borders) == 2) and (cut is None or not len(cut)):
         cohorts, number, behind = _even_cohorts(tree.num_rows, rows)
         first = number.take(spans.lo)
         return first, behind.take(spans.hi) - first, cohorts
-    # Fragments: what hangs on the roots between two borders, then one per cut node in depth-first order.
+    # Fragments of the tree: the nodes above all cuts between two borders, then one fragment per cut node in
+    # depth-first order.
     borders = np.array([0, tree.num_rows]) if borders is None else borders
     lo, hi, base, end = spans.lo, spans.hi, borders[:-1], borders[1:]
     own = base.searchsorted(lo, "right") - 1
@@ -158,15 +172,17 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
 
 @lru_cache(64)
 def _even_cohorts(num_rows: int, rows: int) -> tuple[_Cohorts, Longs, Longs]:
-    """Cohorts of so many of all rows; the number of the one in which ranks that begin at any rank are, and behind which
-    of them those that end there are. The same at every step of a batch that keeps its rows.
+    """Returns cohorts of `rows` neighbouring ranks, and the cohorts of intervals of ranks.
+
+    By rank: the first cohort of an interval that begins there, and the end of the cohorts of one that ends there.
+    Results are kept, because they are the same at every step of a batch that keeps its rows.
     """
     row_lo, rank = np.arange(0, num_rows, rows), np.arange(num_rows + 1)
     return _Cohorts.of(row_lo, np.minimum(row_lo + rows, num_rows)), rank // rows, -(-rank // rows)
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:
-    """For every node 1 + the index in `cut` of the nearest such node at or above it; 0 where there is none."""
+    """Returns for each node 1 + the index in `cut` of the nearest such node at or above it; 0 for none."""
     number = np.zeros(len(tree.parent), np.int64)
     number[cut] = np.arange(1, len(cut) + 1)
     above = np.where(number > 0, -1, tree.parent).astype(np.int64)
@@ -178,7 +194,10 @@ def fragments_of(tree: Tree, cut: Ints) -> Longs:
 
 
 def whole_tree(tree: Tree) -> Plan:
-    """One group of all rows with all visible tokens in depth-first order, masked; rows that see nothing included."""
+    """Makes one group of all rows with all visible tokens in depth-first order, masked.
+
+    Rows that see nothing are included.
+    """
     spans = tree.topology.spans
     groups = 1 if len(spans) else 0
     rows = np.full(groups, tree.num_rows)
@@ -194,20 +213,20 @@ def whole_tree(tree: Tree) -> Plan:
 
 
 def path_segments(tree: Tree) -> int:
-    """Segments of all rows' paths, each by itself."""
+    """Counts the segments of all rows' paths, each path by itself."""
     spans = tree.topology.spans
     return int((spans.hi.astype(np.int64) - spans.lo).sum())
 
 
 def cohorts_of_spans(tree: Tree, rows: int) -> Longs:
-    """How many of the cohorts of `rows` neighbouring ranks read every span, where they read their whole paths."""
+    """Counts for each span the cohorts of `rows` neighbouring ranks that read it, if they read their whole paths."""
     spans = tree.topology.spans
     cohorts: Longs = (spans.hi.astype(np.int64) - 1) // rows - spans.lo // rows + 1
     return cohorts
 
 
 def _nodes_size(tree: Tree, chunk: int) -> int:
-    """Every chunk of a span with the rows that see it."""
+    """Counts the chunks of all spans, and the rows that see each chunk."""
     spans = tree.topology.spans
     rows = spans.hi.astype(np.int64) - spans.lo
     return int(((rows + 1) * -(-spans.lengths // chunk)).sum())
@@ -221,7 +240,7 @@ SIZES: dict[Callable[[Tree], Plan], Callable[[Tree, int], int]] = {
         len(tree.topology.spans) + tree.num_rows if chunk > tree.unique_tokens else _nodes_size(tree, chunk)
     ),
 }
-"""Estimates of all segments and rows of a plan, by grouping, for a given length of contexts: see Strategy.plan_size."""
+"""Estimates of the segments and rows of a plan, by grouping, for a length of contexts: see Strategy.plan_size."""
 
 BY_TREE = (by_row, by_node)
-"""Groupings that take every tree of a forest by itself: of several trees joined they give their plans joined."""
+"""Groupings whose plan of several joined trees is the join of the trees' plans."""

@@ -1,6 +1,6 @@
-"""Isolation: plans in which all rows of a group see all that the group reads.
+"""Isolation: plans in which all rows of a group see everything that the group reads.
 
-A kernel multiplies weights and values tile by tile, and a weight of 0 times infinity or NaN is NaN: under a mask, such
+A kernel multiplies weights and values tile by tile, and a weight of 0 times infinity or NaN is NaN. Under a mask, such
 a value would reach rows that do not see it.
 """
 
@@ -24,10 +24,10 @@ from treegen.target.tile_config import SMALL_ROWS, tile_class
 
 @dataclass(frozen=True, slots=True)
 class SeparateRows:
-    """Divides every group into one for each set of its rows that see the same segments, with these segments alone.
+    """Divides each group into one group for each set of its rows that see the same segments, with these segments alone.
 
-    Segments that no row of a group sees are left out. Where groups are divided, results are merged in a launch of their
-    own ("reduce"), as a row then has several groups in the last stage.
+    Segments that no row of a group sees are left out. A row then has several groups in the last round, so results of
+    divided groups are merged in a launch of their own ("reduce").
     """
 
     @property
@@ -37,7 +37,7 @@ class SeparateRows:
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        plan = plan.changed(mask="interval")  # without masks it does not matter how they are stored
+        plan = plan.changed(mask="interval")  # the form of masks does not matter where there are none
         if plan.isolated:
             return plan
         owner, lo, hi = plan.segment_group, plan.seen_lo, plan.seen_hi
@@ -66,10 +66,12 @@ class SeparateRows:
 
 @dataclass(frozen=True)
 class Isolated(Strategy):
-    """Another strategy's groups, divided by SeparateRows where some of their rows do not see all.
+    """Another strategy's groups, divided by SeparateRows where some of their rows do not see everything.
 
-    two_tiles: groups of few rows run in small tiles and others in large ones, in a launch each, where the strategy
-    names no tiles. Groups that were divided differ in rows more than others.
+    Attributes:
+        strategy: The other strategy.
+        two_tiles: Whether groups with few rows run in small tiles and others in large ones, with a launch for each
+            size, where the strategy names no tiles. Divided groups differ more in rows than others.
     """
 
     strategy: Strategy
@@ -119,20 +121,20 @@ class Isolated(Strategy):
 
 @cache
 def _two_tiles(shape: Shape, target: Target) -> tuple[tuple[int, int], ...]:
-    """(head rows, tokens) of the tiles that suit many rows and few, larger rows first."""
+    """Returns the (head rows, tokens) of the tiles for many and for few rows, larger rows first."""
     classes = [tile_class(shape, target, rows) for rows in (SMALL_ROWS + 1, 1)]
     tiles = {tile.rows: tile.tokens for tile in classes}
     return tuple(tiles.items())
 
 
 def as_isolated(strategy: Strategy) -> Strategy:
-    """The strategy with isolated plans: its own form with such plans, else one that divides its groups."""
+    """Returns the strategy with isolated plans: its own form with such plans, or one that divides its groups."""
     own = strategy.isolated_form()
     return Isolated(strategy) if own is None else own
 
 
 def isolated_strategy(strategy: Strategy, autotune: bool) -> Strategy:
-    """What plans in isolated mode where a caller asks for this strategy. Raises StrategyError for `autotune`."""
+    """Returns the strategy that plans in isolated mode for a caller's strategy. Raises StrategyError for `autotune`."""
     if autotune:
         reason = "would measure plans that are not isolated"
         raise StrategyError("autotune", True, reason, "leave it or isolated out")

@@ -1,9 +1,9 @@
-"""Task division and scheduling of FlashForge (section 5.1): how many pieces each task is cut into, and who does them.
+"""FlashForge's division of tasks into pieces, and their distribution to thread blocks (section 5.1).
 
-Task i reads tokens[i] tokens for rows[i] query head rows and exists count[i] times (once per KV head and row tile).
-Cut into k pieces it costs k times cost(rows[i], tokens[i] / k). `blocks` thread blocks share all pieces; the aim is the
-least makespan, the load of the busiest block. Rows are not cut: that would read the KV again. Costs are positive
-microseconds; schedules round them to multiples of 2**-20, so that loads are exact whatever the order of the sum.
+Task i reads tokens[i] tokens for rows[i] query head rows and exists count[i] times (once per KV head and row tile). Cut
+into k pieces it costs k times cost(rows[i], tokens[i] / k). `blocks` thread blocks share all pieces, and the aim is the
+least makespan: the load of the busiest thread block. Rows are not cut, because that would read the KV again. Costs are
+positive microseconds, rounded to multiples of 2**-20, so that loads are exact whatever the order of the sum.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import numpy as np
 from treegen.ir.arrays import Longs, ragged
 from treegen.target.task_costs import Costs, Counts, Floats
 
-Runs: TypeAlias = list[tuple[float, int]]  # (cost, how many sub-tasks have it), falling
+Runs: TypeAlias = list[tuple[float, int]]  # (cost, number of sub-tasks with this cost), by falling cost
 
 # No piece is shorter than the narrowest KV tile.
 SHORTEST_PIECE = 16
-# More combinations than this are searched task by task.
+# Beyond this number of combinations, the search goes task by task.
 MOST_COMBINATIONS = 1000
 _RESOLUTION = 2.0**20
 _TOLERANCE = 1e-4
 # The search task by task ends at a makespan of at most this times its lower bound.
 _CLOSE = 1.02
-# `assign` places one by one where fewer than this many can be placed at once.
+# `assign` places sub-tasks one by one where fewer than this number can be placed at once.
 _FEWEST_AT_ONCE = 16
-# Costs evaluated at once by the search for the balanced cost.
+# Costs that the search for the balanced cost evaluates at once.
 _SECTION_SIZE = 256
 
 
 def balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> float:
-    """cost_l: the least x that is at least the mean load of a block when no piece may cost more than x.
+    """Returns cost_l: the least x that is at least the mean load of a block if no piece may cost more than x.
 
     The mean is (1 / blocks) sum_i count_i k_i(x) cost(rows_i, tokens_i / k_i(x)), k_i(x) = ceil(cost_i / x) (Eq. 4). It
     jumps where some k_i changes and costs need not be monotone, so "mean <= x" can hold, fail and hold again with
-    growing x. The search narrows a bracket, below which it fails and above which it holds, to a relative 1e-4; the
-    result is its upper end, where it holds. That is the least such x when it holds from there on. 0 without tasks.
+    growing x. The search narrows a bracket, below which it fails and above which it holds, to a relative 1e-4. The
+    result is the bracket's upper end, where it holds. That is the least such x if it holds from there on. It is 0
+    without tasks.
     """
     return _balanced_cost(rows, tokens, count, blocks, cost, cost(rows, tokens))
 
@@ -48,7 +49,7 @@ def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cos
         return 0.0
 
     def mean_load(x: Floats) -> Floats:
-        """For every x; tasks outside `cut` cost no more than any of them."""
+        """Returns the mean load for each x. Tasks outside of `cut` cost no more than any x."""
         pieces = np.ceil(whole[cut] / x[:, None])
         load = (pieces * cost(rows[cut], tokens[cut] / pieces)) @ count[cut] + total[~cut].sum()
         return np.asarray(load / blocks)
@@ -62,7 +63,7 @@ def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cos
         cut = whole > low
     if not cut.any():
         return high
-    # Not one point inside the bracket but several: a call of `cost` takes as long for many sizes as for few.
+    # Several points of the bracket are tried at once: a call of `cost` takes the same time for many sizes as for few.
     sections = max(1, _SECTION_SIZE // int(cut.sum()))
     while high > low * (1 + _TOLERANCE):
         inner = low * (high / low) ** (np.arange(1, sections + 1) / (sections + 1))
@@ -73,7 +74,7 @@ def _balanced_cost(rows: Counts, tokens: Counts, count: Counts, blocks: int, cos
 
 
 def division_bounds(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> Longs:
-    """Most pieces worth trying per task: ceil(cost_i / cost_l) (Eq. 5), and no piece below 16 tokens."""
+    """Returns the most pieces worth trying per task: ceil(cost_i / cost_l) (Eq. 5), and no piece below 16 tokens."""
     whole = cost(rows, tokens)
     return _bounds(tokens, whole, _balanced_cost(rows, tokens, count, blocks, cost, whole))
 
@@ -84,15 +85,16 @@ def _bounds(tokens: Counts, whole: Floats, balanced: float) -> Longs:
 
 
 def longest_first(costs: Floats, count: Counts, blocks: int) -> tuple[float, Floats]:
-    """(makespan, ascending loads) of `assign` for count[i] sub-tasks of costs[i] each."""
+    """Returns the makespan and the ascending loads of `assign`, for count[i] sub-tasks of costs[i] each."""
     makespan, width = _fill(_runs(_exact(costs), count), blocks)
     return makespan, np.sort(np.repeat(np.array(list(width)), np.array(list(width.values()))))
 
 
 def assign(costs: Floats, blocks: int) -> Longs:
-    """The block of every sub-task: by falling cost (equal ones in order), each to the least loaded, then lowest block.
+    """Returns the block of each sub-task: by falling cost, each goes to the block with the least load.
 
-    The makespan is at most 4/3 - 1/(3 blocks) times the least possible one (Graham, 1969).
+    Equal costs keep their order, and of equal loads the lowest block is taken. The makespan is at most 4/3 - 1/(3
+    blocks) times the least possible one (Graham, 1969).
     """
     exact = _exact(costs)
     order = np.argsort(-exact, kind="stable")
@@ -122,7 +124,7 @@ def assign(costs: Floats, blocks: int) -> Longs:
 
 
 def _exact(costs: Floats) -> Floats:
-    """Costs as positive multiples of 2**-20, so that sums of them are exact."""
+    """Rounds costs to positive multiples of 2**-20, so that their sums are exact."""
     return np.maximum(np.rint(costs * _RESOLUTION), 1.0) / _RESOLUTION
 
 
@@ -131,11 +133,11 @@ def _runs(costs: Floats, count: Counts) -> Runs:
 
 
 def _fill(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[float, int]]:
-    """(makespan, blocks by load) when sub-tasks of falling cost go to the least loaded block.
+    """Returns the makespan, and blocks by load, if sub-tasks of falling cost go to the least loaded block.
 
     It stops when the makespan exceeds `limit`; the makespan is then a lower bound.
     """
-    # Which of two equally loaded blocks comes first does not change the loads, so blocks of equal load move together.
+    # The order of equally loaded blocks does not change the loads, so blocks of equal load move together.
     width = {0.0: blocks}
     loads = [0.0]
     peak = 0.0
@@ -173,10 +175,11 @@ def _fill(runs: Runs, blocks: int, limit: float = np.inf) -> tuple[float, dict[f
 
 
 def divide(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs) -> Longs:
-    """Pieces per task, of at most `division_bounds`, with the least makespan found; never worse than no division.
+    """Returns the pieces of each task with the least makespan found; never worse than no division.
 
-    Tasks with the same rows and tokens are cut alike. Up to 1,000 combinations are searched completely, more task by
-    task, longest first. Of equal makespans the one with the fewest sub-tasks is taken.
+    They are at most `division_bounds`. Tasks with the same rows and tokens are cut alike. Up to 1,000 combinations are
+    all searched; beyond that, the search goes task by task, longest first. Of equal makespans, the one with the fewest
+    sub-tasks is taken.
     """
     if not len(tokens):
         return np.empty(0, np.int64)
@@ -201,12 +204,12 @@ def divide(rows: Counts, tokens: Counts, count: Counts, blocks: int, cost: Costs
 
 
 class _Search:
-    """The least makespan over the divisions of some tasks beside sub-tasks that stay as they are.
+    """Finds the least makespan over the divisions of some tasks, beside sub-tasks that stay as they are.
 
-    table[task, k - 1]: cost of one of k pieces, infinite beyond the task's bound. count[task]: how often the task
-    exists. fixed: all other sub-tasks. A division is an index into each row of the table. No makespan is below the mean
-    load of the blocks nor below the longest piece; divisions are scheduled by the larger of these two, and none for
-    which it exceeds the best makespan so far.
+    table[task, k - 1]: the cost of one of k pieces, infinite beyond the task's bound. count[task]: how often the task
+    exists. fixed: all other sub-tasks. A division is an index into each row of the table. A makespan is at least the
+    mean load of the blocks, and at least the longest piece. Divisions are tried in the order of the larger of these two
+    bounds, and not where it exceeds the best makespan so far.
     """
 
     def __init__(self, table: Floats, count: Longs, fixed: Runs, blocks: int) -> None:
@@ -219,14 +222,14 @@ class _Search:
         self._blocks = blocks
 
     def all_combinations(self) -> Longs:
-        """The best of all divisions."""
+        """Returns the best of all divisions."""
         grid = np.indices(tuple(np.isfinite(self._table).sum(axis=1))).reshape(len(self._table), -1)
         return self._least(grid, np.inf, grid[:, 0])[1]
 
     def task_by_task(self) -> Longs:
-        """The best division met on a walk that starts at the least bound and changes one task after another.
+        """Returns the best division on a walk that starts at the least bound and changes one task after another.
 
-        It ends early within 2 % of that bound: costs are not known better.
+        It ends early within 2 % of that bound, because costs are not known better.
         """
         start, bound = self._least_bound()
         makespan, chosen = self._least(np.stack([start, np.zeros_like(start)], axis=1), np.inf, start)
@@ -239,10 +242,10 @@ class _Search:
         return chosen
 
     def _least(self, grid: Longs, makespan: float, chosen: Longs) -> tuple[float, Longs]:
-        """(makespan, division) of the best column of `grid`, or of `chosen` where none is better."""
+        """Returns the makespan and the division of the best column of `grid`, or of `chosen` if none is better."""
         task = np.arange(len(grid))
         longest = np.maximum(self._table[task[:, None], grid].max(axis=0), self._fixed_longest)
-        # The sums of the mean are rounded, makespans are not: keep the bound below.
+        # Sums for the mean are rounded, and makespans are not: the factor keeps the bound below them.
         mean = (self._share[task[:, None], grid].sum(axis=0) + self._fixed_share) * (1 - 1e-12)
         bound = np.maximum(mean, longest)
         number = self._number[task[:, None], grid].sum(axis=0)
@@ -260,10 +263,10 @@ class _Search:
         return makespan, chosen
 
     def _least_bound(self) -> tuple[Longs, float]:
-        """The division with the least bound (mean load or longest piece), and the bound.
+        """Returns the division with the least bound (mean load or longest piece), and the bound.
 
-        A division whose longest piece is x has no smaller mean than the one that gives every task its least total cost
-        among pieces of at most x. That mean falls with x: the least bound is where it meets x, or one step before.
+        Among divisions whose longest piece is x, the least mean has the one that gives every task its least total cost
+        with pieces of at most x. This mean falls with x, so the least bound is where it meets x, or one step before.
         """
         steps = np.unique(np.append(self._table[np.isfinite(self._table)], self._fixed_longest))
         steps = steps[steps >= max(self._fixed_longest, float(self._table.min(axis=1).max()))]
@@ -280,13 +283,13 @@ class _Search:
         return options[best][0], max(bounds[best], self._fixed_longest)
 
     def _cut_to(self, longest: float) -> tuple[Longs, float]:
-        """(division, mean load) of the least total cost with pieces of at most `longest`."""
+        """Returns the division of the least total cost with pieces of at most `longest`, and its mean load."""
         share = np.where(self._table <= longest, self._share, np.inf)
         return share.argmin(axis=1), float(share.min(axis=1).sum()) + self._fixed_share
 
 
 def borders(tokens: Counts, pieces: Counts) -> tuple[Longs, Longs, Longs]:
-    """(task, start, stop) of every piece: tokens[i] cut into pieces[i] parts that differ by at most one token."""
+    """Returns (task, start, stop) of each piece: task i cut into pieces[i] parts that differ by one token at most."""
     task, position = ragged(pieces)
     length, parts = np.asarray(tokens, np.int64)[task], np.asarray(pieces, np.int64)[task]
     return task, position * length // parts, (position + 1) * length // parts

@@ -1,6 +1,6 @@
-"""The registry: strategies by name, as `compile`, `explain` and the command line take them, with what is known of each.
+"""The registry: strategies by name, as `compile`, `explain` and the command line take them.
 
-A shipped strategy has one entry here, in `_SHIPPED`. What depends on a strategy's options is a property of Strategy.
+A shipped strategy has one entry, in `_SHIPPED`. Facts that depend on a strategy's options are properties of Strategy.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ ENTRY_POINTS = "treegen.strategies"
 
 @dataclass(frozen=True, slots=True)
 class StrategySpec:
-    """What is known of a strategy by its name, before one is made.
+    """Facts about a strategy that are known by its name, before one is made.
 
-    factory: makes the strategy, with default options where it is given none. Its docstring begins with the summary.
-    policy_options: options that a measured policy may set. None: no policy names the strategy.
+    Attributes:
+        name: The name.
+        factory: Makes the strategy, by default with default options. Its docstring begins with the summary.
+        policy_options: The options that a measured policy may set; None if no policy names the strategy.
     """
 
     name: str
@@ -60,12 +62,20 @@ _SPECS: dict[str, StrategySpec] = {spec.name: spec for spec in _SHIPPED}
 
 
 def auto() -> Strategy:
-    """The strategy `auto`, which chooses among the others by treegen's own estimates."""
+    """Returns the strategy `auto`, which chooses among the others by measured policies and estimates."""
     return strategy_from("auto")
 
 
 def register_strategy(name: str, factory: Factory) -> None:
-    """Adds a strategy under a new name; `factory()` makes it with default options. Its plans are verified on use."""
+    """Adds a strategy under a new name. treegen verifies each plan of it on use.
+
+    Args:
+        name: The name for `compile`, `explain` and the command line.
+        factory: A function that makes the strategy with default options.
+
+    Raises:
+        StrategyError: The name is taken or no text, or the factory is no function.
+    """
     if not isinstance(name, str):
         raise StrategyError("name", name, "is not a text", "give the name that --strategy takes")
     if not callable(factory):
@@ -76,18 +86,25 @@ def register_strategy(name: str, factory: Factory) -> None:
 
 
 def strategy_names() -> tuple[str, ...]:
-    """Registered names in order of registration, without `auto`; those of installed packages last."""
+    """Returns the registered names in order of registration, without `auto`; names of installed packages come last."""
     installed = (name for name in _installed() if name not in _SPECS)
     return tuple(name for name in (*_SPECS, *installed) if name != "auto")
 
 
 def strategy_from(strategy: str | Strategy) -> Strategy:
-    """The strategy of this name with default options, or the object itself. Raises StrategyError."""
+    """Returns the strategy of a name, with default options.
+
+    Args:
+        strategy: A registered name, or a Strategy, which is returned as it is.
+
+    Raises:
+        StrategyError: The name is not registered.
+    """
     return strategy if isinstance(strategy, Strategy) else spec_of(strategy).factory()
 
 
 def spec_of(name: str) -> StrategySpec:
-    """What is known of the strategy of this name. Raises StrategyError."""
+    """Returns the facts about the strategy of this name. Raises StrategyError if it is not registered."""
     spec = (_SPECS.get(name) or _installed().get(name)) if isinstance(name, str) else None
     if spec is None:
         raise StrategyError(
@@ -97,13 +114,13 @@ def spec_of(name: str) -> StrategySpec:
 
 
 def policy_specs() -> dict[str, StrategySpec]:
-    """The strategies that measured policies may name, in order of registration."""
+    """Returns the strategies that measured policies may name, in order of registration."""
     return {name: spec for name, spec in _SPECS.items() if spec.policy_options is not None}
 
 
 @cache
 def _installed() -> dict[str, StrategySpec]:
-    """Strategies of installed packages, which are imported when their factories are called."""
+    """Returns the strategies of installed packages, which are imported when their factories are called."""
 
     def factory(point: EntryPoint) -> Factory:
         return lambda: _made(point)
@@ -112,6 +129,7 @@ def _installed() -> dict[str, StrategySpec]:
 
 
 def _made(point: EntryPoint) -> Strategy:
+    """Makes the strategy of an entry point. Raises StrategyError if it makes anything else."""
     made = point.load()()
     if not isinstance(made, Strategy):
         raise StrategyError("entry point", point.value, f"makes a {type(made).__name__}", "let it make a Strategy")

@@ -1,4 +1,4 @@
-"""Strategy: what turns a tree into a plan; Pipeline: the usual one, a grouping followed by passes."""
+"""Strategy: turns a tree into a plan. Pipeline: the usual strategy, a grouping followed by passes."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ from treegen.target.targets import Target
 
 Grouping: TypeAlias = Callable[[Tree], Plan]
 OnPass: TypeAlias = Callable[[str, Plan], None]
-_MOST_SHOWN = 8  # entries of an option that is a sequence
+_MOST_SHOWN = 8  # entries of a sequence that `summary` shows
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the IO of a strategy's plans follows from, so that it can be told for many trees without planning them all.
+    """The counts that the IO of a strategy's plans follows from, known without making the plans.
 
-    kv: tokens read are those of all rows' paths, of the tree once, of the tree once per row, or the plan's.
-    partials: rows of partial results are none; follow from nodes and rows alone; or depend on lengths as well.
-    mask: row intervals of masked runs; one element, or one bit, per row and token of the tree; or a word per token.
-    scores: whether QK^T, scaling, mask addition and softmax are each written and read, as unfused attention does.
+    Attributes:
+        kv: The tokens that are read: those of all rows' paths, of the tree once, of the tree once per row, or the
+            plan's.
+        partials: What the rows of partial results follow from: there are "none", or they follow from nodes and rows
+            alone ("nodes"), or from lengths, too ("lengths").
+        mask: How masks are stored: row intervals of masked runs; one element, or one bit, per row and token of the
+            tree; or a word per token.
+        scores: Whether QK^T, scaling, mask addition and softmax are each written and read, as in unfused attention.
     """
 
     kv: Literal["paths", "tree", "tree per row", "plan"]
@@ -41,9 +45,13 @@ class Traffic:
 class Strategy(ABC):
     """Turns a tree into a plan, for an attention shape and a target. Subclasses are immutable values.
 
-    proven: whether treegen's own tests hold its plans to the coverage law; plans of any other strategy are verified
-    on use. isolated: whether its plans are isolated (Plan.isolated), which is checked on use. automatic: whether it
-    chooses among all strategies, as `auto` does. batch_invariant: whether a row's bits follow from the row alone.
+    Attributes:
+        name: The name.
+        proven: Whether treegen's own tests hold its plans to the coverage law. Plans of any other strategy are verified
+            on use.
+        isolated: Whether its plans are isolated (Plan.isolated), which is checked on use.
+        automatic: Whether it chooses among all strategies, as `auto` does.
+        batch_invariant: Whether a row's bits follow from the row alone.
     """
 
     name: str
@@ -59,40 +67,63 @@ class Strategy(ABC):
 
     @property
     def traffic(self) -> Traffic | None:
-        """What the IO of its plans follows from; None: from plan, schedule and account of every single tree."""
+        """The counts that the IO of its plans follows from; None if it follows only from each plan and its schedule."""
         return None
 
     def plan_size(self, tree: Tree, shape: Shape) -> int:
-        """Segments and rows of all groups of the plan, about, counted without a plan: time and memory that it takes to
-        make and account for grow with them. 0 where this is not known.
+        """Estimates the segments and rows of all groups of the plan, without making it.
+
+        Time and memory for making a plan and its account grow with them.
+
+        Args:
+            tree: The tree.
+            shape: The attention shape.
+
+        Returns:
+            The estimate, 0 if it is not known.
         """
         return 0
 
     @property
     def serves_any_tree(self) -> bool:
-        """Whether it can plan any other tree, too: its options name no nodes of a single tree."""
+        """Whether it can plan any other tree, too: its options do not name nodes of a single tree."""
         return True
 
     @property
     def merges_last(self) -> bool:
-        """Whether the items of the last stage merge results, rather than a launch of their own (Plan.merge)."""
+        """Whether the items of the last round merge results, rather than a launch of their own (Plan.merge)."""
         return False
 
     def isolated_form(self) -> Strategy | None:
-        """The strategy with isolated plans, where it can make such plans itself."""
+        """Returns the strategy with isolated plans; None if it cannot make such plans itself."""
         return self if self.isolated else None
 
     def choose(self, problem: Problem) -> Choice:
-        """The strategy that will make the plan, and why; itself unless the strategy picks among others."""
+        """Returns the strategy that will make the plan, and the reason: itself, unless it picks among others.
+
+        Args:
+            problem: The tree, the attention shape and the target.
+        """
         return Choice(self, "named by the caller")
 
     @abstractmethod
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
-        """A plan that obeys the coverage law; `on_pass(name, plan)` is called after every pass."""
+        """Makes a plan that obeys the coverage law.
+
+        Args:
+            problem: The tree, the attention shape and the target.
+            on_pass: Called as `on_pass(name, plan)` after every pass.
+        """
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
-        """The plans of all trees of a forest, to be counted together. Joined plans have tiles, mask, thread blocks and
-        merge in common.
+        """Yields plans for all trees of a forest, to be counted together.
+
+        Trees whose plans agree in tiles, mask, thread blocks and merge have one plan.
+
+        Args:
+            forest: The trees.
+            shape: The attention shape.
+            target: The target.
         """
         plans = [self.plan(Problem(tree, shape, target)) for tree in forest.trees]
         for chosen, part in forest.parts((plan.tiles, plan.mask, plan.blocks, plan.merge) for plan in plans):
@@ -112,7 +143,7 @@ class Strategy(ABC):
 
 
 def _summary(value: object) -> str:
-    """An option's value, of a long sequence its beginning."""
+    """Returns an option's value as text, cut after the beginning of a long sequence."""
     if isinstance(value, tuple) and len(value) > _MOST_SHOWN:
         return f"({', '.join(map(str, value[:_MOST_SHOWN]))}, ... {len(value) - _MOST_SHOWN} more)"
     return str(value)
@@ -120,7 +151,7 @@ def _summary(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A strategy and the reason why it was taken."""
+    """A strategy, and the reason why it was taken."""
 
     strategy: Strategy
     reason: str
@@ -128,7 +159,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """A grouping followed by passes. `pipeline_options`, `pipeline_traffic`: what `options` and `traffic` report."""
+    """A grouping followed by passes.
+
+    Attributes:
+        name: The name.
+        grouping: Makes the first plan of a tree (treegen.strategies.groupings).
+        passes: Rewrite it, in order (treegen.strategies.passes).
+        pipeline_options: The options, as names and values.
+        proven: See Strategy.
+        pipeline_traffic: See Strategy.traffic.
+        isolated: See Strategy.
+    """
 
     name: str
     grouping: Grouping
@@ -168,7 +209,7 @@ class Pipeline(Strategy):
         return plan
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
-        """See Strategy: one plan for all trees, where every pass treats each group by itself."""
+        """See Strategy: one plan for all trees, if every pass treats each group by itself."""
         if not all(isinstance(step, BY_GROUP) for step in self.passes):
             yield from super().plans_of_forest(forest, shape, target)
             return

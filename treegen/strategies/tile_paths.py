@@ -1,7 +1,11 @@
-"""Tile paths: every row's path cut into tiles at multiples of a tile's tokens, and groups of rows that share tiles.
+"""Tile paths: each row's path cut into tiles at multiples of a tile's tokens, and groups of rows that share tiles.
 
-Paths are in the same tile as long as they have all its tokens in common, so that a token's place in its tile is the
-same in every tree that has the path. Where paths part, the tile's beginning is read for each of them.
+Paths share a tile if they have all its tokens in common, so that a token's place in its tile is the same in every tree
+that has the path. Where paths part, the beginning of the tile is read for each of them:
+
+    position   0         64        128   150   192
+    row 0      [ tile 0  ][ tile 1  ][ tile 2   ]       paths part at 150: each reads 128:150 in a tile of its own
+    row 1      [ tile 0  ][ tile 1  ][ tile 2'  ]
 """
 
 from __future__ import annotations
@@ -14,54 +18,24 @@ import numpy as np
 from treegen.ir.arrays import Bools, Longs, offsets, ragged, ragged_ranges, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
+from treegen.strategies.distinct_tiles import PathRows, PathTiles, pieces_of, rows_of, tiles_of
 
 _MOST_NEW = (0, 1, 2, 4, 1 << 30)
-"""So many tiles of its own, at most, a row brings to the group of the row before it: what is tried."""
+"""Values to try for the most tiles of its own that a row may bring to the group of the row before it."""
 
 
 class Machine(NamedTuple):
-    """Query rows of a work item, at most, and how many work items the target has an SM each for."""
+    """The most query rows of a work item, and the number of work items for which the target has an SM each."""
 
     rows: int
     items: float
 
 
-class _Tiles(NamedTuple):
-    """Distinct tiles, number `number` of the paths of the ranks `lo:hi`: up to the first `stop` tokens of `node`. Ranks
-    from `whole` on see all of a tile; of those before each ends inside, none later than the next.
-    """
-
-    lo: Longs
-    hi: Longs
-    whole: Longs
-    node: Longs
-    stop: Longs
-    number: Longs
-
-    def at(self, places: Longs) -> _Tiles:
-        """These of the tiles, in this order."""
-        return _Tiles(*(column[places] for column in self))
-
-
-class _Pieces(NamedTuple):
-    """Tokens `start:stop` of `node`, in one chunk and in tiles of the ranks up to `hi`, and seen by those from `lo`."""
-
-    chunk: Longs
-    node: Longs
-    start: Longs
-    stop: Longs
-    lo: Longs
-    hi: Longs
-
-    def at(self, places: Longs | Bools) -> _Pieces:
-        """These of the pieces, in this order."""
-        return _Pieces(*(column[places] for column in self))
-
-
 class _Walks(NamedTuple):
-    """Every chunk of every rank's path, by kind and rank. kind: 0 for the first chunk of ranks that end in it, 1 for
-    that of others, and c + 1 for chunk c; tiles: of the chunk; shared: how many of these, the first ones, are also in
-    the walk before.
+    """The chunks of all ranks' paths, by kind and rank.
+
+    kind: 0 for the first chunk of ranks that end in it, 1 for the first chunk of others, and c + 1 for chunk c. tiles:
+    the number of tiles of the chunk. shared: the number of these tiles, the first ones, that the walk before has, too.
     """
 
     rank: Longs
@@ -70,34 +44,30 @@ class _Walks(NamedTuple):
     shared: Longs
 
 
-class _Rows(NamedTuple):
-    """Of every rank, the tokens that it sees, and the node of the last of them, -1 where it sees none.
-
-    above: for every node the nearest one above it that has tokens, -1 if none has.
-    """
-
-    length: Longs
-    end: Longs
-    above: Longs
-
-
 def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machine, *, isolated: bool = False) -> Plan:
-    """Groups of up to `machine.rows` rows that share tiles of `tokens` tokens in a chunk of `chunk` tokens of their
-    paths, for every chunk; see BatchInvariant. Groups of earlier chunks come first, and every row's tiles are in order.
-    Rows that end inside a tile share it with longer ones if that is at a multiple of `block`. isolated: a group's rows
-    all see the same tokens.
+    """Plans groups of rows that share tiles in a chunk of their paths, for every chunk; see BatchInvariant.
+
+    Groups of earlier chunks come first, and each row's tiles are in order.
+
+    Args:
+        tree: The tree.
+        chunk: Tokens of a chunk.
+        tokens: Tokens of a tile.
+        block: Rows that end inside a tile, at a multiple of `block`, share it with longer rows.
+        machine: The most rows of a group, and the work items for which there is an SM each.
+        isolated: Whether the rows of a group all see the same tokens.
     """
-    rows = _rows_of(tree)
-    tiles = _tiles_of(tree, rows, tokens, block)
+    rows = rows_of(tree)
+    tiles = tiles_of(tree, rows, tokens, block)
     walks = _walks_of(tree, rows, tiles, chunk, tokens)
-    pieces = _pieces_of(tree, rows, tiles, chunk, tokens)
+    pieces = pieces_of(tree, rows, tiles, chunk, tokens)
     alone = _sees_other_tokens(rows, walks, chunk) if isolated else walks.shared == 0
     begins = _group_begins(walks, machine, alone)
     first = np.flatnonzero(begins)
     ends = np.append(first[1:], len(walks.rank))
     group = np.cumsum(begins) - 1
 
-    # Pieces by groups: of a piece's kinds, the walks of its ranks follow one another.
+    # Pieces are listed by group. Of each kind of a piece, the walks of its ranks are neighbours.
     key = walks.kind * (tree.num_rows + 1) + walks.rank
     kinds = np.where(pieces.chunk > 0, pieces.chunk + 1, 0)
     in_first = np.flatnonzero(pieces.chunk == 0)
@@ -133,8 +103,8 @@ def by_tile_path(tree: Tree, chunk: int, tokens: int, block: int, machine: Machi
     )
 
 
-def _sees_other_tokens(rows: _Rows, walks: _Walks, chunk: int) -> Bools:
-    """Which walks see other tokens of their chunk than the walk before."""
+def _sees_other_tokens(rows: PathRows, walks: _Walks, chunk: int) -> Bools:
+    """Tells for each walk whether it sees other tokens of its chunk than the walk before."""
     end = np.minimum(rows.length[walks.rank], np.maximum(walks.kind, 1) * chunk)
     other = np.ones(len(end), np.bool_)
     before = slice(None, -1)
@@ -143,10 +113,11 @@ def _sees_other_tokens(rows: _Rows, walks: _Walks, chunk: int) -> Bools:
 
 
 def _group_begins(walks: _Walks, machine: Machine, alone: Bools) -> Bools:
-    """Which walks begin a group, where those that follow join it. A group has `machine.rows` rows at most. Walks that
-    are `alone` join none, as those are that share no tiles with the walk before. How many tiles of their own walks may
-    bring is what makes the estimated time least: that of all tiles on all SMs, and of the longest group, taken as one
-    behind the other.
+    """Tells for each walk whether it begins a group; otherwise it joins the group of the walk before.
+
+    A group has `machine.rows` rows at most. Walks that are `alone` join no group, nor do those that share no tiles with
+    the walk before. The most tiles of its own that a joining walk may bring is the one with the least estimated time:
+    that of all tiles on all SMs, plus that of the longest group.
     """
     count, best, least = np.arange(len(walks.rank)), np.ones(len(walks.rank), np.bool_), math.inf
     new = walks.tiles - walks.shared
@@ -161,15 +132,15 @@ def _group_begins(walks: _Walks, machine: Machine, alone: Bools) -> Bools:
     return best
 
 
-def _walks_of(tree: Tree, rows: _Rows, tiles: _Tiles, chunk: int, tokens: int) -> _Walks:
-    """See _Walks."""
+def _walks_of(tree: Tree, rows: PathRows, tiles: PathTiles, chunk: int, tokens: int) -> _Walks:
+    """Returns the walks of all ranks."""
     per_chunk, ranks = chunk // tokens, tree.num_rows
     rank, number = ragged(-(-rows.length // chunk))
     order = number.argsort(kind="stable")
     rank, number = rank[order], number[order]
     counts = np.minimum(-(-(rows.length[rank] - number * chunk) // tokens), per_chunk)
 
-    # Ranks that a tile is shared by follow one another.
+    # The ranks that share a tile are neighbours.
     key, of = number * (ranks + 1) + rank, tiles.number // per_chunk
     begin = key.searchsorted(of * (ranks + 1) + tiles.lo)
     end = begin + tiles.hi - tiles.lo
@@ -177,7 +148,8 @@ def _walks_of(tree: Tree, rows: _Rows, tiles: _Tiles, chunk: int, tokens: int) -
     # A tile of one rank begins and ends its sharing in the same place.
     shared = np.cumsum(more - less)[: len(rank)]
 
-    # The first chunk's ranks by kind: what two share is the least that those between them share, one after another.
+    # The first chunk's ranks are sorted by kind. Two of them share the least number of tiles that neighbours between
+    # them share.
     in_first = int(np.count_nonzero(number == 0))
     short = rows.length[rank[:in_first]] <= chunk
     order = np.arange(len(rank))
@@ -190,101 +162,3 @@ def _walks_of(tree: Tree, rows: _Rows, tiles: _Tiles, chunk: int, tokens: int) -
                 shared[of_kind[1:]] = np.minimum.reduceat(with_last, of_kind[:-1] + 1)[: len(of_kind) - 1]
     kind = np.where(number > 0, number + 1, rows.length[rank] > chunk)
     return _Walks(rank[order], kind[order], counts[order], shared[order])
-
-
-def _tiles_of(tree: Tree, rows: _Rows, tokens: int, block: int) -> _Tiles:
-    """The distinct tiles, in depth-first order and so in every rank's order: those that some rank sees whole, and
-    those in which all that see them end.
-    """
-    spans = tree.topology.spans
-    prefix = tree.topology.prefix[spans.node]
-    before = (prefix + spans.start) // tokens
-    span, step = ragged((prefix + spans.stop) // tokens - before)
-    number, lo = before[span] + step, spans.lo[span].astype(np.int64)
-    stop = (number + 1) * tokens - prefix[span]
-
-    # Ranks that end inside a tile, each of which sees what the one before it sees.
-    length, end = rows.length, rows.end
-    of = length // tokens
-    rank = np.flatnonzero(length % tokens)
-    follower = np.minimum(rank + 1, len(length) - 1)
-    linked = rank + 1 < tree.topology.rank_hi[end[rank]]
-    linked &= (length[rank] % block == 0) | (length[rank] == length[follower])
-    last = ~(linked & (of[follower] == of[rank]) & (length[follower] % tokens > 0))
-    first, at, linked = rank[np.append(True, last[:-1])[: len(last)]], rank[last], linked[last]
-    begin = lo.copy()
-    if linked.any():  # they see part of a tile that the next rank sees whole
-        key = number * (tree.num_rows + 1) + lo
-        order = key.argsort()
-        wanted = (of[at] * (tree.num_rows + 1) + at + 1)[linked]
-        begin[order[key[order].searchsorted(wanted)]] = first[linked]
-    first, at = first[~linked], at[~linked]
-    tiles = _Tiles(
-        np.append(begin, first),
-        np.append(spans.hi[span].astype(np.int64), at + 1),
-        np.append(lo, at),
-        np.append(spans.node[span].astype(np.int64), end[at]),
-        np.append(stop, length[at] - tree.topology.prefix[end[at]]),
-        np.append(number, of[at]),
-    )
-    return tiles.at(np.lexsort((tiles.number, tiles.lo)))
-
-
-def _rows_of(tree: Tree) -> _Rows:
-    """See _Rows."""
-    topology, nodes = tree.topology, len(tree.tokens)
-    # The nearest node at or above with tokens, sought in ever longer steps; the last entry is beyond roots.
-    filled = np.append(np.where(tree.tokens > 0, np.arange(nodes), tree.parent), -1).astype(np.int64)
-    while np.count_nonzero((further := filled[filled]) != filled):
-        filled = further
-    above = filled[tree.parent]
-    node = tree.row_node[topology.row_of_rank].astype(np.int64)
-    sees = tree.row_sees[topology.row_of_rank]
-    return _Rows(topology.prefix[node] + sees, np.where(sees > 0, node, above[node]), above)
-
-
-def _pieces_of(tree: Tree, rows: _Rows, tiles: _Tiles, chunk: int, tokens: int) -> _Pieces:
-    """What tiles hold, in their order within each chunk and root first, cut where nodes and chunks begin and where
-    ranks end.
-    """
-    prefix = tree.topology.prefix
-    begin = tiles.number * tokens
-    tile, node = np.arange(len(begin)), tiles.node
-    path = [(tile[:0], node[:0])]
-    while len(tile):
-        path.append((tile, node))
-        goes_up = prefix[node] > begin[tile]
-        tile, node = tile[goes_up], rows.above[node[goes_up]]
-    tile, node = (np.concatenate(column[::-1]) for column in zip(*path, strict=True))
-    order = tile.argsort(kind="stable")
-    tile, node = tile[order], node[order]
-    place = np.maximum(prefix[node], begin[tile])
-    seen = tiles.lo[tile]
-
-    # Places are counted along the path. Ranks that end inside divide what they see from what they do not.
-    end = prefix[tiles.node] + tiles.stop
-    owner, number = ragged(tiles.whole - tiles.lo)
-    ended = rows.length[tiles.lo[owner] + number]
-    inside = ended < end[owner]
-    if inside.any():
-        owner, number, ended = owner[inside], number[inside], ended[inside]
-        known = np.append(np.arange(len(tile)), np.zeros(len(owner), np.int64))
-        tile, place = np.append(tile, owner), np.append(place, ended)
-        seen = np.append(seen, tiles.lo[owner] + number + 1)
-        order = np.lexsort((place, tile))
-        tile, place, base = tile[order], place[order], tile[order] * (tree.num_rows + 1)
-        node = node[np.maximum.accumulate(known[order])]
-        seen = np.maximum.accumulate(base + seen[order]) - base
-        kept = np.append((tile[1:] != tile[:-1]) | (place[1:] != place[:-1]), True)
-        tile, node, place, seen = tile[kept], node[kept], place[kept], seen[kept]
-    behind = end[tile]
-    follows = np.flatnonzero(tile[1:] == tile[:-1])
-    behind[follows] = place[follows + 1]
-
-    pieces = _Pieces(begin[tile] // chunk, node, place - prefix[node], behind - prefix[node], seen, tiles.hi[tile])
-    pieces = pieces.at(pieces.chunk.argsort(kind="stable"))
-    goes_on = pieces.start[1:] == pieces.stop[:-1]
-    for column in (pieces.chunk, pieces.node, pieces.lo, pieces.hi):
-        goes_on &= column[1:] == column[:-1]
-    last = pieces.stop[np.append(~goes_on, True)[: len(pieces.stop)]]
-    return pieces.at(np.append(True, ~goes_on)[: len(pieces.stop)])._replace(stop=last)

@@ -1,0 +1,130 @@
+"""Cuts of the tokens that groups read, taken as one run through their segments; rows stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from treegen.ir.arrays import (
+    INT32_MAX,
+    Bools,
+    Longs,
+    check_made,
+    frozen,
+    int32_ramp,
+    number,
+    offsets,
+    ragged,
+    ragged_ranges,
+    ramp,
+)
+from treegen.ir.errors import StrategyError
+from treegen.ir.plan import Plan
+from treegen.target.tile_config import BLOCK_TOKENS
+
+_TILE_TOKENS = 64
+
+
+def cut_every(plan: Plan, length: int | Longs) -> Plan:
+    """Returns the plan with the read tokens of group g cut every `length[g]`."""
+    ends = offsets(plan.stop - plan.start)
+    of_groups = ends.take(plan.segment_indptr)
+    parts = (of_groups[1:] - of_groups[:-1] + (length - 1)) // length
+    places = offsets(parts)
+    _check_parts(places.item(-1), length)
+    group = ramp(len(parts)).repeat(parts)
+    step = ramp(len(group)) - places.take(group)
+    of_part = length if isinstance(length, int) else length.take(group)
+    begin = of_groups.take(group) + step * of_part
+    return _cut_at(plan, ends, group, begin, np.minimum(begin + of_part, of_groups[1:].take(group)))
+
+
+def _check_parts(parts: int, length: int | Longs) -> None:
+    """Raises StrategyError where a plan would get too many parts."""
+    shortest = length if isinstance(length, int) else int(length.min(initial=INT32_MAX))
+    check_made("tokens of a part", shortest, parts, "parts", StrategyError)
+
+
+def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
+    """Cuts the read tokens of each group into parts of whole tiles, one part for every `most` tokens.
+
+    The parts are as even as whole tiles allow; the last one takes the rest, and no part has more tiles. Tiles have 64
+    tokens, and pack runs in blocks of 16 (treegen.target.tile_config). Parts begin with a block, so that together they
+    take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one. With
+    `most` = 80:
+
+        slots       0            48   64                   128         160
+        segments    │ 40 tokens   │       70 tokens         │ 30 tokens │     padded to blocks of 16
+        parts       │ tokens 0:56     │ tokens 56:140                   │     one tile, and two tiles
+
+    Returns:
+        The group of each part, its begin and its end in the group's read tokens, and whether it is the last part.
+    """
+    block = BLOCK_TOKENS if most % BLOCK_TOKENS == 0 else 1
+    length = (plan.stop - plan.start).astype(np.int64)
+    slots, tokens = offsets(-(-length // block) * block), offsets(length)
+    first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
+    total, tile = behind - first, min(_TILE_TOKENS, most)
+    parts = -(-total // most)
+    _check_parts(int(parts.sum()), most)
+    group, step = ragged(parts)
+    last: Bools = step + 1 == parts[group]
+    tiles, parts = -(-total // tile)[group], parts[group]
+    begin = step * tiles // parts * tile
+    end = np.where(last, total[group], (step + 1) * tiles // parts * tile)
+
+    def token(slot: Longs) -> Longs:
+        """Returns the tokens of the group before a slot of its blocks."""
+        place = first[group] + slot
+        segment = np.minimum(slots.searchsorted(place, "right") - 1, plan.segment_indptr[group + 1] - 1)
+        before: Longs = tokens[segment] + np.minimum(place - slots[segment], length[segment])
+        return before - tokens[plan.segment_indptr[group]]
+
+    return group, token(begin), token(end), last
+
+
+def cut_context(plan: Plan, group: Longs, begin: Longs, end: Longs) -> Plan:
+    """Returns a plan of new groups, with the rows of `group[i]` and its read tokens `begin[i]:end[i]`.
+
+    Tokens are counted through the group's segments:
+
+        segments of a group      [ node 0: 0 .. 100 ][ node 3: 0 .. 40 ]
+        read tokens               0 ................ 100 ............ 140
+        begin = 60, end = 120               [ node 0: 60 .. 100 ][ node 3: 0 .. 20 ]
+    """
+    ends = offsets(plan.stop - plan.start)
+    first_of_group = ends.take(plan.segment_indptr).take(group)
+    return _cut_at(plan, ends, group, first_of_group + begin, first_of_group + end)
+
+
+def _cut_at(plan: Plan, ends: Longs, group: Longs, begin: Longs, end: Longs) -> Plan:
+    """Returns new groups with the rows of `group[i]` and the tokens `begin[i]:end[i]` of all that the plan reads.
+
+    ends: the `offsets` of all segments' tokens.
+    """
+    first = ends.searchsorted(begin, "right") - number(1)
+    counts = ends.searchsorted(end) - first
+    places = offsets(counts)
+    segment = ragged_ranges(first, counts, places)
+    segments = plan.segments.take(segment, 1)
+    start, stop = segments[1], segments[2]
+    moved = start - ends.take(segment)
+    np.minimum(stop, end.repeat(counts) + moved, out=stop)
+    np.maximum(start, begin.repeat(counts) + moved, out=start)
+    indptr, copied = int32_ramp(len(group) + 1), group
+    if not len(plan.row_lo) == len(plan) == np.count_nonzero(plan.group_rows):  # some group has not one interval
+        intervals = (plan.row_indptr[1:] - plan.row_indptr[:-1]).take(group)
+        indptr, copied = frozen(offsets(intervals)), ragged_ranges(plan.row_indptr.take(group), intervals)
+    return Plan.trusted(
+        plan.strategy,
+        indptr,
+        plan.row_lo.take(copied),
+        plan.row_hi.take(copied),
+        places,
+        segments,
+        plan.group_rows.take(group),
+        tiles=plan.tiles,
+        mask=plan.mask,
+        blocks=plan.blocks,
+        stage=frozen(plan.stage.take(group)),
+        merge=plan.merge,
+    )
