@@ -17,7 +17,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.search.auto import time_of
-from treegen.search.cohort_counts import named_class
+from treegen.search.walk_layout import named_class
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.target.problem import Problem

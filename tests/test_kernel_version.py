@@ -14,7 +14,7 @@ from typing import get_args
 from treegen import Shape
 from treegen.codegen.emit import Source
 from treegen.ir.plan import Merge
-from treegen.search import cohort_counts, weigh
+from treegen.search import path_cuts, split_estimates, walk_layout
 from treegen.target.targets import target_from
 from treegen.tuning.kernel_variants import kernel_sources
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
@@ -73,12 +73,12 @@ def test_the_space_is_that_of_space_version(golden: Callable[[str], None]) -> No
     treegen/version.py and measure the shipped policies again; else run with --update-golden.
     """
     facts = {
-        "WHOLE": cohort_counts.WHOLE,
-        "CUT": cohort_counts.CUT,
-        "MOST_CUTS": cohort_counts.MOST_CUTS,
-        "WAVES": weigh.WAVES,
+        "WHOLE": walk_layout.WHOLE,
+        "CUT": walk_layout.CUT,
+        "MOST_CUTS": path_cuts.MOST_CUTS,
+        "WAVES": split_estimates.WAVES,
         "merges": get_args(Merge),
-        "walks": [str(each) for each in cohort_counts.layout_of(SHAPES[0], target_from("h200"), 256, 2).walks],
+        "walks": [str(each) for each in walk_layout.layout_of(SHAPES[0], target_from("h200"), 256, 2).walks],
     }
     golden("\n".join([f"SPACE_VERSION {SPACE_VERSION}", *(f"{name} {value}" for name, value in facts.items())]))
 

@@ -17,7 +17,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.tree.kv import KVRuns
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
-from treegen.search.cohort_counts import layout_of
+from treegen.search.walk_layout import layout_of
 from treegen.search.weigh import MOST_POLICIES, Weights, weighed, weights_of
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from

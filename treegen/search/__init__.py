@@ -1,1 +1,1 @@
-"""What `auto` takes: a measured policy, or the best of a list by estimates; buckets of trees."""
+"""The choice of a policy: a measured one for the tree's bucket, or the best of a fixed list by estimates."""

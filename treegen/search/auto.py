@@ -1,4 +1,4 @@
-"""The strategy `auto`: what was measured as the fastest for a tree's bucket, else what takes least by estimates."""
+"""The strategy `auto`: the measured policy of a tree's bucket, or else the policy with the least estimated time."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from treegen.strategies.isolated import Isolated, as_isolated
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.target.problem import Problem
 
-_SMALL = 32, 1 << 14  # nodes and tokens of trees for which plans of _OF_SMALL are made, too
+_SMALL = 32, 1 << 14  # the most nodes and tokens of trees for which plans of _OF_SMALL are made, too
 _OF_SMALL = (deft_node_chunk(), deft_flatten())
-_CLEARLY_LESS = 0.99  # what waiting costs is less certain than the rest
+_CLEARLY_LESS = 0.99  # the cost of waiting is less certain than other costs
 _PIECES = (128, 256, 512, 1024, 2048)
 """Tokens of the pieces of nodes and paths that isolated plans are compared with."""
 
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """Picks the policy of the cache, where the bucket of the tree has been tuned (treegen.tuning.tune), else what takes
-    least by the cost model (`by_estimate`).
+    """Picks the measured policy of the tree's bucket (treegen.tuning.tune), or else the best policy by estimates.
 
-    isolated: only isolated plans are taken, and a policy of the cache, which was measured without isolation, where its
-    plan for the tree is isolated.
+    Attributes:
+        isolated: Takes only isolated plans. Policies of the cache were measured without isolation; one is taken only if
+            its plan for the tree is isolated.
     """
 
     name: str = "auto"
@@ -69,12 +69,12 @@ class Auto(Strategy):
 
 
 def by_estimate(problem: Problem, *, for_any_tree: bool = False, isolated: bool = False) -> Choice:
-    """Chooses what takes least by the cost model, whatever has been measured.
+    """Chooses the strategy with the least estimated time, whatever has been measured.
 
     Args:
         problem: A tree, the attention shape of its rows, and the target.
-        for_any_tree: Takes only what `weighed` does. Else also whole paths in halves that one launch merges, and for
-            trees of few nodes plans of chunks of nodes and of the flat tree.
+        for_any_tree: Takes only policies of `weighed`. Otherwise the choice includes whole paths in halves that one
+            launch merges, and for trees with few nodes plans of chunks of nodes and of the flat tree.
         isolated: Takes only isolated plans, of a few strategies that are all planned.
 
     Raises:
@@ -99,13 +99,16 @@ def by_estimate(problem: Problem, *, for_any_tree: bool = False, isolated: bool 
 
 
 def time_of(strategy: Strategy, problem: Problem) -> float:
-    """Estimated microseconds of a strategy's plan, which is made."""
+    """Makes a strategy's plan and returns its estimated time in microseconds."""
     plan = strategy.plan(problem)
     return account(plan, lower(plan, problem), problem).time_us
 
 
 def _isolated(problem: Problem) -> Choice:
-    """The strategy whose isolated plan takes least by its account; where all are too large, the smallest plan."""
+    """Returns the strategy whose isolated plan has the least time by its account.
+
+    If all plans are too large, it returns the one with the smallest plan.
+    """
     policies = [policy for policy, _ in candidates(problem)]
     if not policies:
         return weighed(problem)
@@ -124,8 +127,10 @@ def _isolated(problem: Problem) -> Choice:
 
 
 def _isolated_forms(policies: Sequence[Strategy], whole_paths: bool) -> list[Strategy]:
-    """The isolated strategies that are compared: of the best of these policies, of those that read nodes in pieces, and
-    where there is room for whole paths, of those that read these, row by row or together.
+    """Returns the isolated strategies to compare.
+
+    They are those of the best of these policies, of strategies that read nodes in pieces, and, where there is room for
+    whole paths, of strategies that read these, row by row or together.
     """
     paths = [cohort(split=split) for split in (None, *_PIECES)] if whole_paths else []
     plain = next((policy for policy in policies if policy.isolated and whole_paths), policies[0])

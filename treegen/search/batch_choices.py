@@ -1,12 +1,12 @@
-"""Choices for running batches: what was measured for such batches, else what takes least by estimates.
+"""Choices for running batches: a measured policy, or else the policy with the least estimated time.
 
-A policy for batches says which walk of treegen.search.weigh is taken, and how finely it is split, so that it fits a
-batch of any length:
+A policy for batches names a walk of treegen.search.weigh and how finely it is split, so that it fits a batch of any
+length:
 
     {"strategy": "cohort", "head_rows": 64, "cut": "highest", "waves": "2"}
 
-head_rows: query head rows of a cohort. cut: paths are cut at the lowest or at the highest threshold on rows. waves:
-thread blocks per SM that the split makes; without it nothing is split.
+head_rows: query head rows of a cohort. cut: whether paths are cut at the lowest or at the highest threshold on rows.
+waves: thread blocks per SM that the split makes; without it nothing is split.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.schedule import TileClass
 from treegen.search.bucket import batch_bucket, policy_bucket
-from treegen.search.weigh import WAVES, Weights, as_named, weighed, weights_of
+from treegen.search.split_estimates import WAVES
+from treegen.search.weigh import Weights, as_named, weighed, weights_of
 from treegen.strategies.strategy import Choice
 from treegen.target.problem import Problem
 
 _DRIFT = 1.15
-"""Times that the tokens of a batch may grow or shrink until policies are weighed anew."""
+"""The factor by which the tokens of a batch may grow or shrink before its policies are weighed anew."""
 _CUTS = ("lowest", "highest")
 _WAVES = tuple(f"{waves:g}" for waves in WAVES)
 
 
 def batch_key(problem: Problem) -> PolicyKey:
-    """The cache key of a batch's bucket. Page sizes share policies, as do bf16 and fp16."""
+    """Returns the cache key of a batch's bucket. Page sizes share policies, as do bf16 and fp16."""
     tree, shape, target = problem
     shape = replace(shape, page_size=16)
     if shape.dtype == shape.kv_dtype == "fp16":
@@ -39,14 +40,14 @@ def batch_key(problem: Problem) -> PolicyKey:
 
 
 def accepts_for_batches(policy: Mapping[str, object]) -> bool:
-    """Whether a policy from outside is one for batches."""
+    """Tells whether a policy from outside is one for batches."""
     rows, cut, waves = policy.get("head_rows"), policy.get("cut", _CUTS[0]), policy.get("waves", _WAVES[0])
     known = set(policy) <= {"strategy", "head_rows", "cut", "waves"} and policy.get("strategy") == "cohort"
     return known and type(rows) is int and rows > 0 and cut in _CUTS and waves in _WAVES
 
 
 def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
-    """The policy at a place of weighed ones, for batches of the same bucket."""
+    """Returns the policy at a place of weighed ones, for batches of the same bucket."""
     split, walk = place
     policy: dict[str, PolicyValue] = {"strategy": "cohort", "head_rows": weights.walks[walk].head_rows}
     if weights.walks[walk].apart is not None:
@@ -57,7 +58,7 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
 
 
 def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
-    """The place of a policy among those that are weighed for a batch; None where the batch has no such walk."""
+    """Returns the place of a policy among those weighed for a batch; None where the batch has no such walk."""
     cut = policy.get("cut")
     walks = [walk for walk, each in enumerate(weights.walks) if (each.apart is None) == (cut is None)]
     if cut is not None:
@@ -68,19 +69,22 @@ def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
 
 
 class BatchChoices:
-    """Choices for the batches of one shape and target, remembered by bucket, of which a server has few.
+    """Chooses for the batches of one shape and target, and remembers the choice for each bucket; a server has few.
 
-    tile: the tile class of all launches. most_items: work items that a plan may have. Files are read once for each
-    bucket of the policy cache.
+    Files are read once for each bucket of the policy cache.
+
+    Args:
+        tile: The tile class of all launches.
+        most_items: The most work items of a plan.
     """
 
     def __init__(self, tile: TileClass, most_items: int) -> None:
         self.tile, self.most_items = tile, most_items
-        self._choices: dict[str, tuple[Choice, int]] = {}  # each for so many tokens
+        self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, with the tokens of the batch
         self._entries: dict[str, Entry | None] = {}
 
     def choose(self, problem: Problem) -> Choice:
-        """The choice for a batch: that of an earlier batch of its bucket with about as many tokens, else a new one."""
+        """Returns the choice of an earlier batch of the same bucket with about equal tokens, or else a new one."""
         tree = problem.tree
         bucket, tokens = policy_bucket(tree), tree.unique_tokens
         choice, known = self._choices.get(bucket, (None, 0))
@@ -90,7 +94,7 @@ class BatchChoices:
         return choice
 
     def _measured(self, problem: Problem) -> Choice | None:
-        """What was measured for such batches, where the policy cache has it and its plan is not too large."""
+        """Returns the measured choice for such batches, if the policy cache has one whose plan is not too large."""
         entry = self._entry(problem)
         weights = None if entry is None else weights_of(problem, self.tile)
         if entry is None or weights is None:
@@ -102,6 +106,7 @@ class BatchChoices:
         return Choice(as_named(weights.policy(place), problem.tree), reason)
 
     def _entry(self, problem: Problem) -> Entry | None:
+        """Returns the entry of a batch's bucket in the policy cache, if there is one."""
         bucket = batch_bucket(problem.tree)
         if bucket not in self._entries:
             self._entries[bucket] = POLICY_CACHE.lookup(batch_key(problem), accepts_for_batches).entry

@@ -1,4 +1,4 @@
-"""The bucket of a tree: a coarse description, by which trees that one policy serves well share a cache entry."""
+"""The bucket of a tree: a coarse description, so that trees that one policy serves well share a cache entry."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ _BATCH_LEVELS = 3
 
 
 def policy_bucket(tree: Tree) -> str:
-    """Rows, levels, unique tokens, mean sharing and mean private tokens, rounded to powers of two.
+    """Returns rows, levels, unique tokens, mean sharing and mean private tokens, rounded to powers of two.
 
-    For instance `rows 2^8, levels 3, tokens 2^12, sharing 2^3.5, private 2^5`. levels: of nodes that a row sees tokens
-    of, exact up to 8; tokens: seen by any row; sharing: path tokens over unique tokens, in steps of half a power;
-    private: tokens that exactly one row sees, per row, at least 2^0 where there are any. What there is nothing of is 0.
-    Independent of the order of siblings and rows, and of KV locations.
+    For instance `rows 2^8, levels 3, tokens 2^12, sharing 2^3.5, private 2^5`. The order of siblings and rows, and KV
+    slots, do not change it.
+
+    - levels: the most nodes on a path with tokens that some row sees; exact up to 8.
+    - tokens: the tokens that some row sees.
+    - sharing: path tokens over unique tokens, in steps of half a power.
+    - private: tokens that exactly one row sees, per row; at least 2^0 if there are any.
+
+    A number of 0 is written as 0.
     """
     levels, tokens, sharing, private = _figures(tree)
     counted = str(levels) if levels <= _EXACT_LEVELS else _power(levels)
@@ -26,8 +31,9 @@ def policy_bucket(tree: Tree) -> str:
 
 
 def batch_bucket(tree: Tree) -> str:
-    """A coarser bucket, for batches that change all the time: levels up to 3, rows in powers of two, all else in powers
-    of four.
+    """Returns a coarser bucket, for batches that change all the time.
+
+    It has levels up to 3, rows in powers of two, and all other numbers in powers of four.
     """
     levels, tokens, sharing, private = _figures(tree)
     rounded = (_power(value, steps=0.5) for value in (tokens, sharing, private))
@@ -40,7 +46,7 @@ def _text(rows: int, levels: str, tokens: str, sharing: str, private: str) -> st
 
 
 def _figures(tree: Tree) -> tuple[int, int, float, float]:
-    """Levels, unique tokens, path tokens over these, and private tokens per row, at least 1 where there are any."""
+    """Returns levels, unique tokens, path tokens over unique tokens, and private tokens per row, at least 1 if any."""
     topology = tree.topology
     spans = topology.spans
     lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
@@ -51,5 +57,5 @@ def _figures(tree: Tree) -> tuple[int, int, float, float]:
 
 
 def _power(value: float, steps: float = 1) -> str:
-    """The nearest power of two, in so many steps of the exponent; no whole number lies halfway between two."""
+    """Rounds to a power of two whose exponent is a multiple of 1 / steps. No whole number is halfway between two."""
     return f"2^{round(steps * math.log2(value)) / steps:g}" if value else "0"

@@ -1,5 +1,6 @@
-"""Whole paths in halves that one launch merges (treegen.schedule.passes.fuse_merge): estimated beside the policies of
-treegen.search.weigh, and made to be measured.
+"""Whole paths in halves that one launch merges (treegen.schedule.passes.fuse_merge).
+
+They are estimated beside the policies of treegen.search.weigh, and made to be measured.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from treegen.target.problem import Problem
 from treegen.target.tile_config import SMALL_ROWS, resident_blocks, rows_per_tile, tile_class
 
 _PARTS = (3 / 4, 1 / 2)
-"""Most tokens of half a path, over those of the longest: the first leaves room for paths that grow, the second for
-shorter ones.
+"""The most tokens of half a path, over the tokens of the longest path.
+
+The first value leaves room for paths that grow, the second for shorter ones.
 """
 _HEIGHTS = (64, 32)  # query head rows of whole paths that are halved
-_WIDEST_MEASURED = 128  # dims of values up to which kernels that wait were measured; wider ones spill
+_WIDEST_MEASURED = 128  # the most dims of values for which kernels that wait were measured; wider ones spill
 
 
 class Lowered(NamedTuple):
@@ -43,7 +45,7 @@ class Lowered(NamedTuple):
 
     @classmethod
     def of(cls, strategy: Strategy, problem: Problem) -> Lowered:
-        """The plan for a tree."""
+        """Plans and lowers a tree."""
         plan = strategy.plan(problem)
         return cls(strategy, plan, lower(plan, problem))
 
@@ -54,13 +56,13 @@ class Lowered(NamedTuple):
 
 
 def large_cohorts(shape: Shape) -> list[Cohort]:
-    """Whole paths of every height that has a large tile, in cohorts of a power of two of rows."""
+    """Returns cohorts of whole paths for every height with a large tile, with a power of two of rows."""
     rows = [1 << rows_per_tile(height, shape.group).bit_length() - 1 for height in _HEIGHTS]
     return [Cohort(of_each * shape.group) for of_each in dict.fromkeys(rows)]
 
 
 def halved(whole: Cohort, problem: Problem) -> Lowered | None:
-    """These paths by the first split into halves that one launch merges."""
+    """Returns these paths by the first split into halves that one launch merges; None if there is none."""
     schedule = Lowered.of(whole, problem).schedule
     tiles = (schedule.column("tiles") + schedule.column("block_tiles")).max(initial=1)
     splits = (length * schedule.classes[0].tokens for length in _lengths(int(tiles)))
@@ -69,9 +71,10 @@ def halved(whole: Cohort, problem: Problem) -> Lowered | None:
 
 
 def best_halves(weights: Weights, problem: Problem, less_us: float) -> tuple[Cohort, float] | None:
-    """The fastest of whole paths in halves that one launch merges, with its estimated microseconds; None where none
-    takes less than `less_us`. Nothing is planned: cohorts whose longest has less than twice the tiles of the shortest
-    are taken to be merged in one launch.
+    """Returns the fastest whole paths in halves that one launch merges, with estimated microseconds.
+
+    It is None if none takes less than `less_us`. Nothing is planned: one launch is assumed to merge cohorts if the
+    longest has less than twice the tiles of the shortest.
     """
     shape, target = problem.shape, problem.target
     if shape.head_dim_v > _WIDEST_MEASURED:
@@ -83,7 +86,7 @@ def best_halves(weights: Weights, problem: Problem, less_us: float) -> tuple[Coh
         blocks = weights.whole.cohorts[index] * tiles.lanes[index]
         if tiles.rows[index] <= SMALL_ROWS or walk.tile or walk.apart or blocks > target.sms * resident:
             continue
-        # Of twice as many blocks that each do half as much none takes less than half of the time.
+        # Twice the thread blocks, each with half of the work, take at least half of the time.
         if launch_us + WAITING * (weights.times_us[0, index] - launch_us) / 2 >= less_us:
             continue
         split = _split(weights, index)
@@ -94,13 +97,15 @@ def best_halves(weights: Weights, problem: Problem, less_us: float) -> tuple[Coh
 
 
 def _lengths(tiles: int) -> list[int]:
-    """Most tiles of half a path, where the longest has so many."""
+    """Returns lengths to try for half a path, where the longest path has this many tiles."""
     return [math.ceil(tiles * part) for part in _PARTS]
 
 
 def _split(weights: Weights, index: int) -> int | None:
-    """The split that cuts every cohort of a walk in two, none of which is packed token by token; None where there is
-    none. The ends of paths, where many short runs are packed, are in the second halves.
+    """Returns the split that cuts every cohort of a walk in two, or None.
+
+    It is None where there is no such split, and where one of the halves would be packed token by token. The ends of
+    paths, where many short runs are packed, are in the second halves.
     """
     cohorts = weights.cohorts
     first, count = cohorts.first.item(index), cohorts.counts.item(index)
@@ -119,7 +124,7 @@ def _split(weights: Weights, index: int) -> int | None:
 
 
 def _time_us(weights: Weights, index: int, problem: Problem) -> float:
-    """Microseconds of a walk in halves, by the terms of the cost model."""
+    """Returns microseconds of a walk in halves, by the terms of the cost model."""
     tree, shape, target = problem
     tiles, whole = weights.layout.tiles, weights.whole
     lanes, heads = tiles.lanes[index], shape.num_qo_heads

@@ -1,4 +1,4 @@
-"""Policies as data: what the cache keeps of a strategy, and the strategy made of it again."""
+"""Policies as data: the part of a strategy that the cache keeps, and the strategy made of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from treegen.target.problem import Problem
 
 
 def key_of(problem: Problem) -> PolicyKey:
-    """The cache key of a tree's bucket."""
+    """Returns the cache key of a tree's bucket."""
     tree, shape, target = problem
     return key_for(policy_bucket(tree), shape, target)
 
 
 def policy_of(strategy: Strategy) -> Policy:
-    """The strategy's name and options; the inverse of `strategy_of`, for what tuning proposes for any tree."""
+    """Returns the name and options of a strategy that tuning proposes for any tree; `strategy_of` reads them."""
     options: dict[str, PolicyValue] = {"strategy": strategy.name}
     if _options_of(strategy.name):
         options.update(strategy.options)  # type: ignore[arg-type]
@@ -28,7 +28,7 @@ def policy_of(strategy: Strategy) -> Policy:
 
 
 def strategy_of(policy: Mapping[str, object]) -> Strategy:
-    """The strategy of a policy. Raises StrategyError for what is no policy of any tree."""
+    """Makes the strategy of a policy. Raises StrategyError for data that are no policy for any tree."""
     options = {field: tuple(value) if isinstance(value, list) else value for field, value in policy.items()}
     name = options.pop("strategy", None)
     if not set(options) <= _options_of(name):
@@ -37,7 +37,7 @@ def strategy_of(policy: Mapping[str, object]) -> Strategy:
 
 
 def _options_of(name: object) -> frozenset[str]:
-    """The options that a policy may set of a strategy. Raises StrategyError for one that no policy names."""
+    """Returns the options of a strategy that a policy may set. Raises StrategyError for one that no policy names."""
     specs = policy_specs()
     if not isinstance(name, str) or name not in specs:
         raise StrategyError("policy.strategy", name, "is not a strategy of policies", f"use {', '.join(specs)}")
@@ -45,7 +45,7 @@ def _options_of(name: object) -> frozenset[str]:
 
 
 def accepts(policy: Mapping[str, object]) -> bool:
-    """Whether a policy from outside can be used."""
+    """Tells whether a policy from outside can be used."""
     try:
         strategy_of(policy)
     except StrategyError:

@@ -16,7 +16,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.schedule import TileClass, TileMask
 from treegen.ir.shape import Shape
 from treegen.schedule.passes.single_loop import can_be_one_loop
-from treegen.search.cohort_counts import named_class
+from treegen.search.walk_layout import named_class
 from treegen.strategies.fasttree import FastTree
 from treegen.target.targets import Target
 from treegen.target.tile_config import (

@@ -15,8 +15,8 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, CachedPolicy
 from treegen.backends.devices import current_target
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BackendError, InputError, StrategyError
-from treegen.search.cohort_counts import thresholds_of
 from treegen.search.halves import Lowered, halved, large_cohorts
+from treegen.search.path_cuts import thresholds_of
 from treegen.search.policies import accepts, key_of, policy_of
 from treegen.search.weigh import candidates
 from treegen.strategies import cohort, query

@@ -1,0 +1,162 @@
+"""Walks: the ways to divide rows into cohorts that are weighed, and the facts about them that no tree changes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from treegen.ir.arrays import Longs
+from treegen.ir.errors import ShapeError
+from treegen.ir.schedule import TileClass
+from treegen.ir.shape import Shape
+from treegen.strategies.cohort import Cohort
+from treegen.target.cost_terms import ITEMS, facts_of
+from treegen.target.targets import Target
+from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+WHOLE = (
+    (64, False, True),
+    (64, False, False),
+    (32, False, True),
+    (16, False, True),
+    (16, True, True),
+    (1, False, True),
+)
+"""The walks of whole paths: (query head rows of a cohort, whether it takes the large tile in any case, even rows).
+
+Even rows are rounded down to a power of two, so that cohorts end more often where subtrees end. 1 head row stands for
+one query row, which is plain per-row decoding.
+"""
+CUT = 64
+"""Query head rows of cohorts where paths are cut. Adding smaller cohorts would make choices less than 1 % better."""
+MOST_KEPT = 1 << 14
+"""The most rows for which layouts are kept for other trees with the same rows. A layout takes about 20 bytes a row."""
+
+
+class Tiles(NamedTuple):
+    """The tiles of each walk.
+
+    Attributes:
+        size: The tile's tokens as an index of WalkLayout.sizes.
+        tokens: Tokens of a tile.
+        rows: Query head rows of a tile.
+        flops: Operations of a tile.
+        loaded: Bytes of a tile.
+        lanes: Thread blocks of a work item.
+        lone_us: Microseconds of a tile in a thread block that is alone on its SM.
+        full_us: Microseconds of a tile on a full SM.
+    """
+
+    size: Longs
+    tokens: Floats
+    rows: Floats
+    flops: Floats
+    loaded: Floats
+    lanes: Floats
+    lone_us: Floats
+    full_us: Floats
+
+
+class WalkLayout(NamedTuple):
+    """The facts about walks that follow from the shape, the target, and the numbers of rows and cuts.
+
+    Chunk i is the first one of walk i. The lower chunks, of the last walks, follow:
+
+        chunks    0 ... walks - cuts - 1    walks - cuts ... walks - 1    walks ... walks + cuts - 1
+                  whole paths               upper cohorts of cuts         lower cohorts of the same cuts
+
+    Attributes:
+        walks: A policy for each walk, without split and threshold.
+        rows: `[walks]`; rows of a cohort.
+        tiles: The tile of each walk.
+        sizes: The different tokens of tiles.
+        walk: `[chunks]`; the walk of each chunk.
+        part: `[chunks]`; the spans that each chunk reads: 0 for all, 1 + 2 * c for those above cut c, 2 + 2 * c for
+            those below it.
+        begin: The first rank of each cohort, of all but lower chunks.
+        end: The end of its ranks.
+        counts: The cohorts of each of these chunks.
+    """
+
+    walks: tuple[Cohort, ...]
+    rows: tuple[int, ...]
+    tiles: Tiles
+    sizes: tuple[int, ...]
+    walk: Longs
+    part: Longs
+    begin: Longs
+    end: Longs
+    counts: tuple[int, ...]
+
+
+def named_class(shape: Shape, target: Target) -> TileClass | None:
+    """Returns the large tile class that policies name for cohorts that would fit into the small one.
+
+    It is None where no cohort would, or where no class has exactly this tile.
+    """
+    large = tile_class(shape, target, SMALL_ROWS + 1)
+    if shape.group > SMALL_ROWS:
+        return None
+    try:
+        return wanted_class(large.rows, large.tokens, shape, target)
+    except ShapeError:
+        return None
+
+
+@lru_cache(64)
+def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: TileClass | None = None) -> WalkLayout:
+    """Returns the layout for a number of rows and cuts.
+
+    Args:
+        shape: The attention shape.
+        target: The target.
+        num_rows: Rows of the tree.
+        cuts: Thresholds at which its paths are cut.
+        only: The tile class of all walks, where launches have only one.
+
+    Raises:
+        ShapeError: No tile class fits the shape.
+    """
+    large, facts = tile_class(shape, target, SMALL_ROWS + 1), facts_of(target)
+    kinds: dict[tuple[Any, ...], tuple[Cohort, int]] = {}
+    cut = [(1 + 2 * index, CUT, False, True) for index in range(cuts)]
+    for part, head_rows, in_large, even in [*((0, *kind) for kind in WHOLE), *cut]:
+        rows = rows_per_tile(min(head_rows, large.rows), shape.group) if num_rows > 1 else 1
+        rows = 1 << rows.bit_length() - 1 if even else rows
+        tile, most = None, min(rows, num_rows)
+        made = only or tile_class(shape, target, most)
+        if in_large and only is None:
+            named = named_class(shape, target)
+            if named is None:
+                continue
+            made, tile = named, (named.rows, named.tokens)
+        kinds.setdefault((part, most, made), (Cohort(rows * shape.group if rows > 1 else 1, tile=tile), rows))
+    classes = [made for _, _, made in kinds]
+    sizes = tuple(sorted({made.tokens for made in classes}))
+    columns = [
+        (sizes.index(made.tokens), made.tokens, made.rows, *tile_work(made, shape), lanes_of(made, shape))
+        for made in classes
+    ]
+    size, tokens, tile_rows, flops, loaded, lanes = np.array(columns, np.float64).T
+    of_tile = SimpleNamespace(tile_flops=flops, tile_bytes=loaded, **facts)
+    lone_us, full_us = (ITEMS.terms[name](of_tile) for name in ("lone_tile", "full_tile"))
+    walks, rows_of = zip(*kinds.values(), strict=True)
+    begins = [np.arange(0, num_rows, rows) for rows in rows_of]
+    part_of = [part for part, _, _ in kinds]
+    return WalkLayout(
+        walks,
+        rows_of,
+        Tiles(size.astype(np.int64), tokens, tile_rows, flops, loaded, lanes, lone_us, full_us),
+        sizes,
+        np.append(np.arange(len(kinds)), np.arange(len(kinds) - cuts, len(kinds))),
+        np.array(part_of + [part + 1 for part in part_of if part]),
+        np.concatenate(begins),
+        np.concatenate([np.minimum(begin + rows, num_rows) for begin, rows in zip(begins, rows_of, strict=True)]),
+        tuple(len(begin) for begin in begins),
+    )
