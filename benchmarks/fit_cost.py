@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 from strategies import label, measured_strategies
 
 import treegen
-from treegen.cost.analytic import times
+from treegen.cost.analytic import ScheduleLaunches, times
 from treegen.cost.estimate import account
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.ir.errors import FormatError
@@ -97,9 +97,8 @@ def samples(paths: list[Path], target: Target) -> list[Sample]:
 
 def estimates(found: list[Sample], target: Target, constants: Constants) -> np.ndarray:
     """Returns the analytic model's times in microseconds."""
-    return np.array(
-        [times(s.items, s.merges, s.launches, 0, target, constants, waiting=s.waiting).total for s in found]
-    )
+    launches = [ScheduleLaunches(s.items, s.merges, s.launches, waiting=s.waiting) for s in found]
+    return np.array([times(each, target, constants).total for each in launches])
 
 
 def fit(found: list[Sample], target: Target) -> Constants:

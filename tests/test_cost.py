@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from forests import examples, forests
 from treegen import Shape, Tree
-from treegen.cost.analytic import terms_of, times, total_symbol
+from treegen.cost.analytic import ScheduleLaunches, terms_of, times, total_symbol
 from treegen.cost.estimate import account, assess
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches
 from treegen.cost.profiled import item_tokens, launches_us
@@ -81,15 +81,15 @@ def test_the_time_is_near_the_largest_term() -> None:
 def test_by_hand() -> None:
     """Launching: the first launch and every further one; unfused traffic at the memory's rate."""
     constants = replace(H200.constants, launch_us=10.0, next_launch_us=3.0, memory_fraction=0.5)
-    assert times(NO_ITEMS, NO_MERGES, 0, 0, H200, constants).total == 0
-    assert times(NO_ITEMS, NO_MERGES, 1, 0, H200, constants).total == 10
-    made_of = times(NO_ITEMS, NO_MERGES, 4, 24_000_000, H200, constants)
+    assert times(ScheduleLaunches(NO_ITEMS, NO_MERGES, 0), H200, constants).total == 0
+    assert times(ScheduleLaunches(NO_ITEMS, NO_MERGES, 1), H200, constants).total == 10
+    made_of = times(ScheduleLaunches(NO_ITEMS, NO_MERGES, 4, unfused_bytes=24_000_000), H200, constants)
     assert made_of.launching == 19
     assert made_of.unfused == pytest.approx(24_000_000 / (4800e3 * 0.5))
     assert made_of.total == pytest.approx(29)
     one = launches(ItemLaunches, memory_bytes=48_000_000)
     assert terms_of(one, H200, constants)["traffic"][0] == pytest.approx(20)
-    assert times(one, NO_MERGES, 1, 0, H200, constants, items_us=np.array([7.0])).total == 17
+    assert times(ScheduleLaunches(one, NO_MERGES, 1), H200, constants, np.array([7.0])).total == 17
 
 
 @pytest.mark.parametrize("cost_model", ["analytic", "profiled"])

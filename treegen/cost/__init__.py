@@ -1,1 +1,1 @@
-"""What a plan costs: counts of its launches, models of their time, and the account of both."""
+"""The cost of a plan: counts of its launches, models of their time, and the account of both."""

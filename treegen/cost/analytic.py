@@ -1,10 +1,10 @@
-"""The analytic cost model: how long all launches of a schedule take on a target (treegen.target.cost_terms)."""
+"""The analytic cost model: the time of all launches of a schedule on a target (treegen.target.cost_terms)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 WAITING = 1.08
-"""Time of a launch in which some items wait for others, over that of the same items in a launch where none does:
-measured on an H200 (fp16, head dim 128), 266 plans of FastTree's 45 cases took 1.077 times what the terms give them.
+"""Time of a launch in which some items wait for others, over that of the same items in a launch without waiting.
+
+Measured on an H200 (fp16, head dim 128): 266 plans of FastTree's 45 cases took 1.077 times the time that the terms
+give.
 """
 
 
 def _total(v: Any) -> Any:
-    """Of the launches' summed times, the traffic of unfused operations, the number of launches, and WAITING where items
-    wait for others, else 1.
+    """Returns the time of all launches.
+
+    It depends on the summed times of the launches, the traffic of unfused operations, the number of launches, and
+    `waiting`: WAITING where items wait for others, else 1.
     """
     launching = v.launch_us + (v.launches - 1) * v.next_launch_us
     unfused = v.unfused_bytes / (v.memory_bytes_per_us * v.memory_fraction)
@@ -33,16 +37,16 @@ def _total(v: Any) -> Any:
 
 
 def total_symbol() -> sympy.Expr:
-    """The time of all launches as an expression of symbols; imports sympy."""
+    """Returns the time of all launches as an expression of symbols; imports sympy."""
     return _total(Symbols())
 
 
 def terms_of(
     launches: ItemLaunches | MergeLaunches, target: Target, constants: Constants | None = None
 ) -> dict[str, Floats]:
-    """The values of all terms of one kind of launches in microseconds, an entry for each launch.
+    """Returns the values of all terms of one kind of launches in microseconds, with an entry for each launch.
 
-    constants: the target's by default.
+    constants: by default the target's.
     """
     part = ITEMS if isinstance(launches, ItemLaunches) else MERGES
     counts = {name: getattr(launches, name).astype(np.float64) for name in part.counts}
@@ -51,9 +55,15 @@ def terms_of(
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What an estimated time is made of, in microseconds.
+    """The parts of an estimated time, in microseconds.
 
-    launch_terms, merge_terms: the values of the model's terms, an entry for each launch.
+    Attributes:
+        launching: Starting the launches.
+        items: Launches of work items.
+        merges: Launches of merges.
+        unfused: Unfused operations.
+        launch_terms: The values of the model's terms for launches of work items, with an entry for each launch.
+        merge_terms: The same for launches of merges.
     """
 
     launching: float
@@ -65,33 +75,50 @@ class Times:
 
     @property
     def total(self) -> float:
-        """Microseconds from the first launch's start to the last one's end."""
+        """Microseconds from the start of the first launch to the end of the last one."""
         return self.launching + self.items + self.merges + self.unfused
 
 
+class ScheduleLaunches(NamedTuple):
+    """All launches of a schedule.
+
+    Attributes:
+        items: Launches of work items.
+        merges: Launches of merges.
+        launches: The number of launches, unfused operations included.
+        unfused_bytes: Traffic of unfused operations, which are not among `items`.
+        waiting: Whether some of `items` wait for others in their launch.
+    """
+
+    items: ItemLaunches
+    merges: MergeLaunches
+    launches: int
+    unfused_bytes: int = 0
+    waiting: bool = False
+
+
 def times(
-    items: ItemLaunches,
-    merges: MergeLaunches,
-    launches: int,
-    unfused_bytes: int,
+    launches: ScheduleLaunches,
     target: Target,
     constants: Constants | None = None,
     items_us: Floats | None = None,
-    *,
-    waiting: bool = False,
 ) -> Times:
-    """The times of all launches.
+    """Returns the times of all launches.
 
-    unfused_bytes: traffic of unfused operations, which are not among `items`. items_us: the times of `items`, by
-    default this model's. waiting: whether some of them wait for others.
+    Args:
+        launches: The launches.
+        target: The target that runs them.
+        constants: The constants of the model; by default the target's.
+        items_us: Microseconds of the launches of work items; by default this model's.
     """
+    items, merges, number, unfused_bytes, waiting = launches
     chosen = constants or target.constants
     launch_terms = terms_of(items, target, constants) if len(items.turns) else {}
     merge_terms = terms_of(merges, target, constants) if len(merges.rows) else {}
     if items_us is None:
         items_us = launch_terms.get("items_us", np.zeros(0))
     return Times(
-        launching=chosen.launch_us + (launches - 1) * chosen.next_launch_us if launches else 0.0,
+        launching=chosen.launch_us + (number - 1) * chosen.next_launch_us if number else 0.0,
         items=float(items_us.sum()) * (WAITING if waiting else 1.0),
         merges=float(merge_terms.get("merge_us", np.zeros(0)).sum()),
         unfused=unfused_bytes / (target.memory_bytes_per_us * chosen.memory_fraction),

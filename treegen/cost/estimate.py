@@ -1,4 +1,4 @@
-"""The account of a plan: what it reads, writes and computes, counted from its arrays, and how long that takes."""
+"""The account of a plan: the bytes and operations counted from its arrays, and the time that they take."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from treegen.cost.analytic import Times, times
+from treegen.cost.analytic import ScheduleLaunches, Times, times
 from treegen.cost.launch_counts import FP32_BYTES, item_launches, merge_launches
 from treegen.cost.profiled import launches_us
 from treegen.ir.plan import Plan
@@ -25,7 +25,7 @@ CostModel: TypeAlias = Literal["analytic", "profiled"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one call moves and computes, and its time; estimates of several calls add up with `+`."""
+    """The bytes, operations and time of one call; estimates of several calls add up with `+`."""
 
     kv_unique_bytes: int  # bytes; keys and values of tokens that some row sees, each once
     kv_hbm_bytes: int  # bytes; every group's read range once (as the papers count)
@@ -34,12 +34,12 @@ class Estimate:
     out_bytes: int  # bytes; out and lse of every row, written
     partial_bytes: int  # bytes; partial out and lse, written and read
     score_bytes: int  # bytes; scores of unfused attention, written and read four times (DeFT, table 4)
-    mask_bytes: int  # bytes; who sees what, in the form that the plan stores it (see `mask_bytes`)
+    mask_bytes: int  # bytes; masks, in the form that the plan stores (see `mask_bytes`)
     useful_flops: int  # floating-point operations on visible (row, head, token) triples
     padded_flops: int  # floating-point operations of whole tiles, padding included
-    items: int  # thread blocks of all stage-1 launches, or entries of their lists
+    items: int  # thread blocks of all partial launches, or entries of their lists
     launches: int  # kernel launches
-    waves: float  # items / thread blocks that the target holds at a time, added up over launches
+    waves: float  # items / thread blocks that the target holds at a time, summed over launches
     time_us: float  # microseconds; by a cost model
 
     def __add__(self, other: Estimate) -> Estimate:
@@ -47,7 +47,7 @@ class Estimate:
 
     @property
     def padding_waste(self) -> float:
-        """The fraction of the executed operations that no visible token needs; 0 when nothing is executed."""
+        """The fraction of the executed operations that no visible token needs; 0 if nothing is executed."""
         return 1 - self.useful_flops / self.padded_flops if self.padded_flops else 0.0
 
 
@@ -59,12 +59,18 @@ def account(
     *,
     fixed: bool = False,
 ) -> Estimate:
-    """The account of a plan and of its schedule, for an attention shape, and its time on a target.
+    """Accounts for a plan and its schedule, for an attention shape, and estimates their time on a target.
 
-    model: "analytic" (treegen.cost.analytic), or "profiled" for launches of work items (treegen.cost.profiled; the
-    analytic model's tasks where the target has no measured grid). Two matrix products are counted, and every load that
-    a work item does, whether or not L2 serves it. fixed: whether launches are those of a capacity, among which none
-    waits in another's place (treegen.schedule.passes.fuse_merge).
+    Two matrix products are counted, and every load of a work item, whether or not L2 serves it.
+
+    Args:
+        plan: The plan.
+        schedule: The plan's schedule.
+        problem: The tree, the attention shape and the target.
+        model: "analytic" (treegen.cost.analytic), or "profiled" for launches of work items (treegen.cost.profiled;
+            where the target has no measured grid, with the analytic model's tasks).
+        fixed: Whether launches are those of a fixed capacity, in which no item waits for others
+            (treegen.schedule.passes.fuse_merge).
     """
     return assess(plan, schedule, problem, model, fixed=fixed)[0]
 
@@ -77,7 +83,7 @@ def assess(
     *,
     fixed: bool = False,
 ) -> tuple[Estimate, Times]:
-    """The account, and what its time is made of."""
+    """Returns the account, and the parts of its time. Arguments as of `account`."""
     tree, shape, target = problem
     schedule = schedule if fixed else in_one_launch(schedule)
     items, merges = item_launches(plan, schedule, problem), merge_launches(schedule, shape)
@@ -89,8 +95,9 @@ def assess(
     q_bytes, flops = int(items.q_bytes.sum()), int(items.padded_flops.sum())
     unfused = 0
     if plan.mask == "dense":
-        # PyTorch reads queries once and computes without tiles; what it materialises comes on top. KV is gathered (read
-        # and written), made float32 (read and written) and read for the product (treegen.backends.unfused).
+        # PyTorch reads queries once and computes without tiles, and materialises scores and masks. KV is gathered
+        # (read and written), converted to float32 (read and written) and read for the product
+        # (treegen.backends.unfused).
         rows = int(plan.group_rows.sum())
         loads, q_bytes = unique, rows * heads * shape.head_dim * shape.dtype_bytes
         flops = rows * unique * heads * 2 * (shape.head_dim + shape.head_dim_v)
@@ -98,7 +105,8 @@ def assess(
         passes = 3 if widened == 1 else 3 + 2 * widened
         unfused = scores + masks + q_bytes + passes * unique * shape.kv_token_bytes
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
-    made_of = times(items, merges, schedule.launches, unfused, target, items_us=measured, waiting=waits(schedule))
+    launches = ScheduleLaunches(items, merges, schedule.launches, unfused, waits(schedule))
+    made_of = times(launches, target, items_us=measured)
     estimate = Estimate(
         kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,
@@ -119,10 +127,11 @@ def assess(
 
 
 def mask_bytes(plan: Plan, shape: Shape, interval_runs: int) -> int:
-    """Bytes of a plan's masks: 8 per run that a masked work item walks ("interval"), else as their authors count.
+    """Returns the bytes of a plan's masks, once for all heads.
 
-    A 64-bit word per token of a group ("token-bits"), one bit per row and token in words of 64 tokens ("row-bits"), an
-    element of q's type per row and token ("dense"); once for all heads (DeFT, table 4).
+    Masks of intervals take 8 bytes per run that a masked work item reads. Other masks are counted as by their authors:
+    a 64-bit word per token of a group ("token-bits"), one bit per row and token in words of 64 tokens ("row-bits"), or
+    an element of q's type per row and token ("dense"; DeFT, table 4).
     """
     tokens, rows = plan.read_tokens, plan.group_rows[plan.segment_group].astype(np.int64)
     match plan.mask:
@@ -138,8 +147,9 @@ def mask_bytes(plan: Plan, shape: Shape, interval_runs: int) -> int:
 
 
 def score_bytes(plan: Plan, shape: Shape) -> int:
-    """Bytes of scores that unfused attention writes and reads per head: products, scaled, masked, softmax (DeFT, table
-    4); 0 for a fused plan.
+    """Returns the bytes of scores that unfused attention writes and reads; 0 for a fused plan.
+
+    Scores per head are products, scaled, masked, and their softmax (DeFT, table 4).
     """
     if plan.mask != "dense":
         return 0

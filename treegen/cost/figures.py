@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def byte_text(amount: int) -> str:
-    """Bytes in the largest binary unit that leaves at least 1: `1.5 MiB`."""
+    """Writes bytes in the largest binary unit that leaves at least 1: `1.5 MiB`."""
     value, units = float(amount), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while value >= 1024 and len(units) > 1:
         value /= 1024
@@ -13,7 +13,7 @@ def byte_text(amount: int) -> str:
 
 
 def count_text(amount: int) -> str:
-    """A number in the largest decimal prefix that leaves at least 1: `3.2 G`."""
+    """Writes a number with the largest decimal prefix that leaves at least 1: `3.2 G`."""
     value, prefixes = float(amount), ["", "k", "M", "G", "T", "P"]
     while value >= 1000 and len(prefixes) > 1:
         value /= 1000
@@ -22,5 +22,5 @@ def count_text(amount: int) -> str:
 
 
 def time_text(microseconds: float) -> str:
-    """Microseconds, from 10,000 on milliseconds: `41.2 us`."""
+    """Writes microseconds, or milliseconds from 10,000 microseconds on: `41.2 us`."""
     return f"{microseconds:.1f} us" if microseconds < 10_000 else f"{microseconds / 1000:.1f} ms"

@@ -1,4 +1,4 @@
-"""What a step costs more while requests are walked alone, as the plan does not know them yet."""
+"""The cost that a late plan adds to a step: requests that it does not know are served alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from treegen.target.tile_config import tile_work
 
 
 class LateCost(NamedTuple):
-    """late_us: microseconds that a layer takes longer while a plan is late; layer_us: what it takes at least."""
+    """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least."""
 
     late_us: float
     layer_us: float
@@ -31,11 +31,18 @@ class LateCost(NamedTuple):
 def late_cost(
     batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: TileClass, planned: Problem
 ) -> LateCost:
-    """What it costs a layer that the plan `made` of `planned` still serves `batch`.
+    """Estimates the cost for a layer while the plan `made` of `planned` still serves `batch`.
 
-    Requests that are walked alone read again what they share with others, and each of their query rows reads all of
-    its tokens for itself. And the longest of them may take longer than all the rest of the layer, for as many of them
-    as there are.
+    Requests that are served alone read again the tokens that they share with others, and each of their query rows reads
+    all of its tokens by itself. The longest of them may also take longer than the rest of the layer; that depends on
+    how many there are for each lone item.
+
+    Args:
+        batch: The requests at present.
+        made: The plan's schedule.
+        room: The sizes of the kernel's tables.
+        tile: The tile class of all launches.
+        planned: The tree, shape and target of the plan.
     """
     _, shape, target = planned
     bytes_per_us = facts_of(target)["memory_bytes_per_us"]
@@ -54,8 +61,10 @@ def late_cost(
 
 
 def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
-    """The seats whose requests the plan does not know, or not with so many query rows, or takes to have pages of one
-    that it does not know any more.
+    """Tells for each seat whether its request is served alone.
+
+    That is so if the plan does not know the request, or with another number of query rows, or assumes that it has pages
+    of a request that is gone.
     """
     runs: Bools = batch.row >= 0
     known = np.zeros(max(len(runs), len(made.epoch)), bool)
@@ -78,6 +87,6 @@ def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
 
 @lru_cache(64)
 def _lone_token_us(tile: TileClass, shape: Shape, target: Target) -> float:
-    """Microseconds that a thread block alone on its SM takes for a token."""
+    """Returns the microseconds per token of a thread block that is alone on its SM."""
     flops, _ = tile_work(tile, shape)
     return float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts_of(target)))) / tile.tokens

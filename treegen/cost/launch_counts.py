@@ -1,4 +1,4 @@
-"""What a schedule's launches do, counted from its tables: what the account adds up and the cost model reads."""
+"""Counts of a schedule's launches, from its tables: the account adds them up, and the cost model reads them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class ItemCounts(Generic[Count]):
     """Counts of one launch of work items, or of several."""
 
     blocks: Count  # thread blocks
-    turns: Count  # work items times lanes: more than blocks where blocks work off lists
+    turns: Count  # work items times lanes: more than thread blocks where these work off lists
     evened: Count  # turns, rounded up to a multiple of the SMs (see evened_turns)
-    full: Count  # tiles of one run, over all blocks
-    packed: Count  # tiles packed from several runs, over all blocks
-    longest_turns: Count  # turns of the block with the most tiles
-    longest_full: Count  # full tiles of the block with the most tiles
-    longest_packed: Count  # packed tiles of that block
-    longest_merges: Count  # partials that items join to the row with the most before they write
+    full: Count  # full tiles, over all thread blocks
+    packed: Count  # tiles packed from several runs, over all thread blocks
+    longest_turns: Count  # turns of the thread block with the most tiles
+    longest_full: Count  # full tiles of the thread block with the most tiles
+    longest_packed: Count  # packed tiles of that thread block
+    longest_merges: Count  # the most partials of a row that items join before they write
     padded_flops: Count  # floating-point operations of all tiles, padding included
-    tile_flops: Count  # operations that one tile takes as long as (see tile_work)
+    tile_flops: Count  # operations that take the time of one tile (see tile_work)
     tile_bytes: Count  # bytes of keys and values in one tile
     tile_rows: Count  # query head rows of a tile
-    resident: Count  # thread blocks that an SM is taken to hold at a time
-    kv_loads: Count  # tokens that blocks load, per KV head, whether or not L2 serves them
+    resident: Count  # thread blocks that an SM is assumed to hold at a time
+    kv_loads: Count  # tokens that thread blocks load, per KV head, whether or not L2 serves them
     mask_runs: Count  # runs with a mask
     q_bytes: Count  # bytes of queries loaded
     memory_bytes: Count  # bytes to and from device memory: KV that groups read, once; queries; results; partials merged
@@ -52,17 +52,17 @@ class MergeCounts(Generic[Count]):
     rows: Count  # merged rows
     read_bytes: Count  # bytes of partials read
     written_bytes: Count  # bytes of partials or results written
-    longest: Count  # partials of the row with the most
+    longest: Count  # the most partials of a row
 
 
 class ItemLaunches(ItemCounts[Longs]):
-    """Launches of work items, an entry for each tile class that has some, in launch order."""
+    """Launches of work items, with an entry for each tile class that has items, in launch order."""
 
     __slots__ = ()
 
 
 class MergeLaunches(MergeCounts[Longs]):
-    """Launches of merges, an entry for each stage that merges rows."""
+    """Launches of merges, with an entry for each round that merges rows."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ _MERGE_COUNTS = tuple(field.name for field in fields(MergeCounts))
 
 
 def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunches:
-    """The launches of work items of a plan's schedule; classes that run unfused launch none."""
+    """Counts the launches of work items of a plan's schedule; unfused classes have none."""
     tree, shape, target = problem
     tile_ends = offsets(schedule.tiles[:, 1])
     block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
@@ -86,7 +86,7 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
         row0, rows, tile0, full, block0, packed, slot0, group = items.T
         end = block0 + packed * tile.blocks_per_tile
         loads = tile_ends[tile0 + full] - tile_ends[tile0] + block_ends[end] - block_ends[block0]
-        # A row whose heads need several tiles has that many thread blocks per KV head, and each loads the KV again.
+        # A row whose heads need several tiles has a thread block for each of them, per KV head; each loads the KV.
         head_tiles = -(-shape.group // tile.rows)
         lanes = shape.num_kv_heads * head_tiles
         longest_turns, longest_full, longest_packed = _longest_block(schedule, tile, full, packed, lanes)
@@ -124,15 +124,19 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
 
 
 def evened_turns(turns: Longs | int, sms: int) -> Longs:
-    """Rounds the turns of a launch up to a multiple of the SMs, because all SMs wait for the busiest one. Leaves counts
-    below the number of SMs unchanged.
+    """Rounds the turns of a launch up to a multiple of the SMs, because all SMs wait for the busiest one.
+
+    Leaves counts below the number of SMs unchanged.
     """
     evened: Longs = np.where(np.greater_equal(turns, sms), -(-turns // sms) * sms, turns)
     return evened
 
 
 def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Longs, lanes: int) -> tuple[int, int, int]:
-    """Turns, full and packed tiles of the thread block with the most tiles, and of those the most packed ones."""
+    """Returns turns, full and packed tiles of the thread block with the most tiles.
+
+    Of several such thread blocks it is the one with the most packed tiles.
+    """
     if not tile.dealt:
         longest = int(((full + packed) * INT32_MAX + packed).argmax())
         return 1, int(full[longest]), int(packed[longest])
@@ -145,7 +149,7 @@ def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Lon
 
 
 def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Longs) -> tuple[int, int]:
-    """Partials that items of a class join to the row with the most, and to all their rows."""
+    """Returns the partials that items of a class join: the most of a row, and those of all their rows."""
     if not tile.merging:
         return 0, 0
     counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
@@ -153,7 +157,7 @@ def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Lon
 
 
 def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
-    """The launches of merges of a schedule."""
+    """Counts the launches of merges of a schedule."""
     heads = shape.num_qo_heads
     partial = shape.partial_bytes
     final = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)

@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def item_tokens(schedule: Schedule) -> Longs:
-    """KV tokens that every work item loads, per KV head."""
+    """Returns the KV tokens that each work item loads, per KV head."""
     tile0, full, block0, packed = (
         schedule.column(name).astype(np.int64) for name in ("tile0", "tiles", "block0", "block_tiles")
     )
@@ -30,11 +30,11 @@ def item_tokens(schedule: Schedule) -> Longs:
 
 
 def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: Target) -> Floats:
-    """Microseconds of every launch of work items, in launch order.
+    """Returns the microseconds of each launch of work items, in launch order.
 
-    A launch takes its longest item, or the mean load of the blocks that the target holds when that is more, or, where
-    items are dealt, the longest list; and no less than its traffic with memory, which tasks are measured without. What
-    items merge before they write counts as traffic alone.
+    A launch takes the time of its longest item, or the mean load of the thread blocks that the target holds if that is
+    more. Where items are dealt, it takes the time of the longest list. It takes no less than its traffic with memory,
+    which is not part of the measured tasks. Partials that items join before they write count as traffic alone.
     """
     tokens, cost, times = item_tokens(schedule), task_costs(shape, target), []
     for c, tile in enumerate(schedule.classes):

@@ -1,4 +1,4 @@
-"""CostGrid: the profiled time of one thread block for rows and tokens, interpolated (FlashForge, section 5.2)."""
+"""CostGrid: the profiled time of one thread block by rows and tokens, interpolated (FlashForge, section 5.2)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ _FIELDS = ("rows", "tokens", "microseconds", "source")
 class CostGrid:
     """Times of one thread block for one KV head's query head rows and one run of tokens, as C_est of FlashForge.
 
-    rows, tokens: knots, ascending positive integers. microseconds: for every tokens knot the time at every rows knot.
-    source: where the times come from. Raises BackendError when sizes differ, knots do not ascend or a time is not a
-    positive finite number.
+    Attributes:
+        rows: Knots of query head rows, ascending positive integers.
+        tokens: Knots of tokens, ascending positive integers.
+        microseconds: For each knot of tokens, the time at each knot of rows.
+        source: The origin of the times.
+
+    Raises:
+        BackendError: Sizes differ, knots do not ascend, or a time is not a positive finite number.
     """
 
     rows: tuple[int, ...]
     tokens: tuple[int, ...]
     microseconds: tuple[tuple[float, ...], ...]
     source: str
-    # Knots without the first and the last, between which cells lie, and the coefficients of every cell (see `cost`).
+    # The knots between two cells, which are all but the first and the last, and the coefficients of each cell.
     _row_borders: Floats = field(init=False, repr=False, compare=False)
     _token_borders: Floats = field(init=False, repr=False, compare=False)
     _coefficients: Floats = field(init=False, repr=False, compare=False)
@@ -57,10 +62,13 @@ class CostGrid:
         object.__setattr__(self, "_coefficients", self._cells())
 
     def _cells(self) -> Floats:
-        """c[4, cells]: in a cell the time is c0 + c1 u + c2 v + c3 u v, with u = log rows and v = log tokens."""
+        """Returns the coefficients c[4, cells] of all cells.
+
+        In a cell the time is c0 + c1 u + c2 v + c3 u v, with u = log rows and v = log tokens.
+        """
         u, v = np.log(self.rows), np.log(self.tokens)
         times = np.array(self.microseconds, np.float64)
-        # One knot alone spans a cell of its own, flat.
+        # An axis with one knot has one cell, in which the time is constant.
         u, times = (np.append(u, u + 1.0), np.repeat(times, 2, axis=1)) if len(u) == 1 else (u, times)
         v, times = (np.append(v, v + 1.0), np.repeat(times, 2, axis=0)) if len(v) == 1 else (v, times)
         along_u = np.diff(times, axis=1)[:-1] / np.diff(u)
@@ -71,10 +79,10 @@ class CostGrid:
         return np.stack([constant, along_u - both * v, along_v - both * u, both]).reshape(4, -1)
 
     def cost(self, rows: npt.ArrayLike, tokens: npt.ArrayLike) -> Floats:
-        """Microseconds for positive numbers of rows and tokens, whole or not, broadcast against each other.
+        """Returns microseconds for positive numbers of rows and tokens, whole or not, broadcast against each other.
 
-        Between knots the time is bilinear in (log rows, log tokens). Below the first knot of an axis it is the one at
-        the first knot; beyond the last knot it is the one at the last knot times x / last knot, so it grows linearly.
+        Between knots the time is bilinear in (log rows, log tokens). Below the first knot of an axis it is constant.
+        Beyond the last knot it grows linearly: the time at the last knot times x / last knot.
         """
         row_count = np.maximum(rows, float(self.rows[0]))
         token_count = np.maximum(tokens, float(self.tokens[0]))
@@ -88,7 +96,7 @@ class CostGrid:
 
     @classmethod
     def from_object(cls, value: object) -> CostGrid:
-        """The grid of a JSON object with the fields rows, tokens, microseconds and source; raises BackendError."""
+        """Makes a grid of a JSON object with the fields rows, tokens, microseconds and source. Raises BackendError."""
         if not isinstance(value, dict) or value.keys() != set(_FIELDS):
             shown = sorted(map(str, value)) if isinstance(value, dict) else value
             raise BackendError("cost grid", shown, "does not have its fields", f"give {', '.join(_FIELDS)}")
@@ -102,6 +110,6 @@ class CostGrid:
         return cls(tuple(value["rows"]), tuple(value["tokens"]), times, value["source"])
 
     def to_object(self) -> dict[str, Any]:
-        """The fields as JSON types; `from_object` reads them."""
+        """Returns the fields as JSON types, which `from_object` reads."""
         times = [list(line) for line in self.microseconds]
         return {"rows": list(self.rows), "tokens": list(self.tokens), "microseconds": times, "source": self.source}

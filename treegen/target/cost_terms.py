@@ -1,10 +1,9 @@
-"""The terms of the analytic cost model: how long a launch takes on a target, written symbolically.
+"""The terms of the analytic cost model: the time of a launch on a target, written symbolically.
 
-A launch of work items takes the longest of three, softly joined: its longest thread block alone (a chain of dependent
-tiles, and of partials that it merges before it writes), all blocks on full SMs, and its traffic with memory, the last
-two as if every SM had as many blocks as the one with most. A launch of merges takes its longest list or its traffic.
-Constants are a target's, fitted to measurements or scaled from a target that has been measured
-(treegen.target.targets).
+A launch of work items takes the soft maximum of three times: its longest thread block alone (a chain of dependent
+tiles, and of partials that it joins before it writes), all thread blocks on full SMs, and its traffic with memory. The
+last two assume that every SM has the thread blocks of the busiest one. A launch of merges takes its longest list or its
+traffic. Constants are a target's, fitted to measurements or scaled from a measured target (treegen.target.targets).
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ DEVICE_FACTS = ("sms", "sm_flops_per_us", "memory_bytes_per_us")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One kind of launch: what is counted of it, and its terms in microseconds; the last one is the launch's time.
+    """One kind of launch: its counts, and its terms in microseconds. The last term is the launch's time.
 
-    A term reads counts, DEVICE_FACTS, Constants and the terms before it from a namespace, whose values may be numbers,
-    arrays or symbols.
+    A term reads counts, DEVICE_FACTS, Constants and earlier terms from a namespace, whose values may be numbers, arrays
+    or symbols.
     """
 
     counts: tuple[str, ...]
     terms: Mapping[str, Callable[[Any], Any]]
 
     def values(self, namespace: SimpleNamespace) -> dict[str, Any]:
-        """The values of all terms. They are put into the namespace, too."""
+        """Returns the values of all terms, and puts them into the namespace, too."""
         found = {}
         for name, term in self.terms.items():
             found[name] = term(namespace)
@@ -54,7 +53,7 @@ class Part:
 
 
 def _joined(v: Any, *times: Any) -> Any:
-    """The soft maximum of times."""
+    """Returns the soft maximum of times."""
     return sum(time**v.sharpness for time in times) ** (1 / v.sharpness)
 
 
@@ -111,7 +110,7 @@ class Symbols:
 
 @cache
 def facts_of(target: Target, constants: Constants | None = None) -> Mapping[str, float]:
-    """What terms read of a target, by name. constants: the target's by default."""
+    """Returns the facts about a target that terms read, by name. constants: by default the target's."""
     facts = {name: float(getattr(target, name)) for name in DEVICE_FACTS}
     return {**facts, **asdict(constants or target.constants)}
 
@@ -119,9 +118,9 @@ def facts_of(target: Target, constants: Constants | None = None) -> Mapping[str,
 def term_values(
     part: Part, counts: Mapping[str, Floats], target: Target, constants: Constants | None = None
 ) -> dict[str, Floats]:
-    """The values of all terms of one kind of launches in microseconds, an entry for each launch.
+    """Returns the values of all terms of one kind of launches in microseconds, with an entry for each launch.
 
-    counts: the part's, by name. constants: the target's by default.
+    counts: the part's counts, by name. constants: by default the target's.
     """
     values = part.values(SimpleNamespace(**counts, **facts_of(target, constants)))
     length = len(next(iter(counts.values())))

@@ -1,4 +1,4 @@
-"""Problem: what is planned, lowered, costed and measured."""
+"""Problem: the tree, shape and target that are planned, lowered, accounted for and measured."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ class Problem(NamedTuple):
     target: Target
 
     def with_tree(self, tree: Tree) -> Problem:
-        """The same for another tree."""
+        """Returns the same problem for another tree."""
         return Problem(tree, self.shape, self.target)

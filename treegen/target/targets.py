@@ -1,4 +1,4 @@
-"""Targets as data: what plans need to know about a device, and the constants of its cost model."""
+"""Targets as data: the facts about a device that plans need, and the constants of its cost model."""
 
 from __future__ import annotations
 
@@ -16,34 +16,45 @@ from treegen.target.cost_grid import CostGrid
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Constants of the analytic model (treegen.target.cost_terms). "lone": one thread block on an SM; "full": as many
-    as fit.
+    """Constants of the analytic model (treegen.target.cost_terms).
+
+    "lone" is for a thread block that is alone on its SM, "full" for an SM with all thread blocks that fit.
     """
 
     launch_us: float  # microseconds; the first launch, whatever it does
     next_launch_us: float  # microseconds; every further launch
-    lone_block_us: float  # microseconds; a block without its tiles: queries in, results out
-    full_block_us: float  # microseconds of an SM; the same, but for rows
-    full_row_us: float  # microseconds of an SM; a query head row of a block
+    lone_block_us: float  # microseconds; a thread block without its tiles: queries in, results out
+    full_block_us: float  # microseconds of an SM; the same, without the part that rows take
+    full_row_us: float  # microseconds of an SM; a query head row of a thread block
     lone_tile_us: float  # microseconds; a KV tile, whatever its size
     lone_flop_fraction: float  # of an SM's tensor rate
     full_tile_us: float  # microseconds of an SM; a KV tile, whatever its size
     full_flop_fraction: float  # of an SM's tensor rate
     full_bytes_per_us: float  # bytes of KV that an SM loads from L2 in a microsecond
-    lone_packed_us: float  # microseconds; what a tile packed from several runs takes more
+    lone_packed_us: float  # microseconds; added by a tile packed from several runs
     full_packed_us: float  # microseconds of an SM; the same
-    memory_fraction: float  # of the memory bandwidth, stage 1
-    merge_fraction: float  # of the memory bandwidth, merges
+    memory_fraction: float  # of the memory bandwidth, in partial kernels
+    merge_fraction: float  # of the memory bandwidth, in merge kernels
     merge_step_us: float  # microseconds; one partial of a row
     sharpness: float  # exponent of the soft maximum of a launch's terms
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A device. capability: compute capability times ten (0: no GPU); shared_bytes: shared memory of one block, at
-    most; memory_gbps: GB/s of device memory; tensor_tflops: dense fp16 rate with float32 sums; constants_of: the target
-    whose measurements the constants come from; grid: measured times of single tasks, if there are any
-    (treegen.tuning.profile).
+    """A device.
+
+    Attributes:
+        name: The name.
+        capability: Compute capability times ten; 0 for no GPU.
+        sms: Streaming multiprocessors (SMs).
+        shared_bytes: The most shared memory of a thread block, in bytes.
+        shared_bytes_per_sm: Shared memory of an SM, in bytes.
+        l2_bytes: Bytes of L2.
+        memory_gbps: GB/s of device memory.
+        tensor_tflops: Dense fp16 rate with float32 sums, in TFLOP/s.
+        constants: The constants of its cost model.
+        constants_of: The target whose measurements the constants come from.
+        grid: Measured times of single tasks, if there are any (treegen.tuning.profile).
     """
 
     name: str
@@ -58,23 +69,23 @@ class Target:
     constants_of: str
     grid: CostGrid | None = None
 
-    def __hash__(self) -> int:  # what is looked up by target, at every plan, seldom knows two of a name
+    def __hash__(self) -> int:  # short, for look-ups at every plan, in which two targets seldom have one name
         return hash(self.name)
 
     @property
     def sm_flops_per_us(self) -> float:
-        """Floating-point operations of one SM in a microsecond, at most."""
+        """The most floating-point operations of one SM in a microsecond."""
         return self.tensor_tflops * 1e6 / self.sms
 
     @property
     def memory_bytes_per_us(self) -> float:
-        """Bytes of device memory in a microsecond, at most."""
+        """The most bytes of device memory in a microsecond."""
         return self.memory_gbps * 1e3
 
 
 @cache
 def targets() -> dict[str, Target]:
-    """The shipped targets by name."""
+    """Returns the shipped targets by name."""
     table, grids = (
         json.loads(files("treegen.target").joinpath(name).read_text("utf-8")) for name in ("targets.json", "grids.json")
     )
@@ -88,9 +99,14 @@ _OPTIONAL = ("constants", "constants_of", "grid")
 
 
 def target_from(target: str | Target | None) -> Target:
-    """The target of this name (default h200), in this JSON file, or the object itself. Raises BackendError.
+    """Returns the target of a name, or of a JSON file.
 
-    A file holds one object with the fields of Target; `constants`, `constants_of` and `grid` may be left out.
+    Args:
+        target: A name (default h200); the path of a JSON file, which holds one object with the fields of Target, in
+            which `constants`, `constants_of` and `grid` may be left out; or a Target, which is returned as it is.
+
+    Raises:
+        BackendError: The name is unknown, or the file is no target.
     """
     if isinstance(target, Target):
         return target
@@ -103,6 +119,7 @@ def target_from(target: str | Target | None) -> Target:
 
 
 def _target_in_file(path: str) -> Target:
+    """Reads a target from a JSON file. Raises BackendError."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
@@ -120,6 +137,7 @@ def _target_in_file(path: str) -> Target:
 
 
 def _fact(path: str, name: str, value: Any) -> Any:
+    """Returns a field of a target in a file. Raises BackendError unless it is a name or a positive number."""
     number = isinstance(value, int | float) and not isinstance(value, bool) and value >= (name != "capability")
     if name == "name" and isinstance(value, str):
         return value
@@ -129,6 +147,7 @@ def _fact(path: str, name: str, value: Any) -> Any:
 
 
 def _constants(path: str, value: Any) -> Constants:
+    """Returns the constants of a target in a file. Raises BackendError."""
     names = {field.name for field in fields(Constants)}
     if not isinstance(value, Mapping) or set(value) != names:
         raise BackendError(f"{path}: constants", value, "lacks or adds constants", f"give {', '.join(sorted(names))}")

@@ -1,4 +1,4 @@
-"""What tasks of a thread block cost on a target: its measured grid (FlashForge, section 5.2), or the analytic model."""
+"""Costs of a thread block's tasks: from a target's measured grid (FlashForge, section 5.2), or the analytic model."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _GRID_TOKEN_BYTES = 2 * 128 * 2
 
 
 def task_costs(shape: Shape, target: Target) -> Costs:
-    """What one thread block takes for tasks of so many query head rows and KV tokens of one KV head, in microseconds.
+    """Returns a function (rows, tokens) of the microseconds of one thread block's tasks, for one KV head.
 
-    From the target's grid, which is measured in fp16 at head_dim 128: other shapes cost in proportion to the bytes of a
-    token. The analytic model stands in where a target has none.
+    rows are query head rows. Costs come from the target's grid, which is measured in fp16 at head_dim 128; those of
+    other shapes are in proportion to the bytes of a token. Without a grid they come from the analytic model.
     """
     if target.grid is None:
         return partial(_analytic_task_us, shape=shape, target=target)
@@ -36,23 +36,23 @@ def task_costs(shape: Shape, target: Target) -> Costs:
 
 
 def task_rows(rows: Counts, tile: TileClass, shape: Shape) -> Longs:
-    """Query head rows with which items of `rows` rows enter the grid.
+    """Returns the query head rows with which items of `rows` rows enter the grid.
 
-    Few rows in a large tile cost what the fewest do that a large tile is chosen for.
+    Few rows in a large tile cost the same as the fewest rows that a large tile is chosen for.
     """
     least = 1 if tile.rows <= SMALL_ROWS else SMALL_ROWS + 1
     return np.clip(np.asarray(rows, np.int64) * shape.group, least, tile.rows)
 
 
 def source_of_costs(target: Target) -> str:
-    """Where `task_costs` come from, for explanations."""
+    """Names the source of `task_costs`, for explanations."""
     if target.grid is None:
         return f"analytic: {target.name} has no measured grid"
     return target.grid.source
 
 
 def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target) -> Floats:
-    """A task's share of an SM that is full of tasks like it."""
+    """Returns a task's share of an SM that is full of tasks like it, in microseconds."""
     tile = tile_class(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
     flops, loaded = tile_work(tile, shape)
     counts = dict.fromkeys(ITEMS.counts, np.zeros(1))

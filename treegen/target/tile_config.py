@@ -1,4 +1,4 @@
-"""Tile classes: which kernel specialisation a plan's groups run in, for an attention shape and a target."""
+"""Tile classes: the kernel specialisations that plans run in, by attention shape and target."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BLOCK_TOKENS = 16
 """Granularity of packed runs: the smallest page that engines commonly use."""
 
 DEALT_BLOCK_TOKENS = 32
-"""The same where thread blocks work off lists: registers for more runs per tile would spill."""
+"""The granularity where thread blocks work off lists: registers for more runs per tile would spill."""
 
 MOST_UNROLLED = 8
-"""Runs packed into one tile up to which kernels have their entries in registers, loaded one tile ahead."""
+"""The most runs packed into one tile whose entries kernels keep in registers, loaded one tile ahead."""
 
 SMALL_ROWS = 16
-"""Head rows up to which the small tile is taken."""
+"""The most head rows for which the small tile is taken."""
 
-# (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two blocks per SM; before
-# Hopper, where products come from registers, tiles of 64 tokens spill.
+# (rows, tokens, warps, stages), best first. On Hopper 64 x 64 with 3 stages leaves room for two thread blocks per SM;
+# before Hopper, where products come from registers, tiles of 64 tokens spill.
 _LARGE = ((64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 16, 4, 2))
 # Where K and V have the same head dim of at most 64, twice the tokens take the same registers and shared memory; with
 # unequal ones, with caches that have to be converted, and on Blackwell where heads of a KV head do not fill the rows,
@@ -39,8 +39,8 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 # Words of caches in 8 bits: on an H200 one warp is 1.07 to 1.3 times as fast as two; elsewhere its registers spill.
 # With 16 bits it is between 0.94 and 1.12 times as fast.
 _SMALL_IN_WORDS = ((16, 32, 1, 3), (16, 32, 1, 2), (16, 16, 1, 2))
-# Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so one block fits into an
-# SM. Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
+# Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so an SM holds one block.
+# Compiled for sm_80 and sm_90, tiles of 32 tokens spill 14 and 24 registers, and 44 with a tile of values beside
 # the keys'; those of 16 tokens 0 and 8.
 _LARGE_LATENT = ((64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
 # With keys that are converted, 64 rows spill up to 210 registers, and 32 up to 12.
@@ -51,13 +51,13 @@ _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
 _HOPPER, _BLACKWELL = 90, 100
 MOST_RESIDENT = 8
-"""Warps, and so thread blocks, that an SM holds at most: of its 65,536 registers a warp takes 8,192."""
-_RESERVED = 1024  # shared memory that the driver keeps per block
-_BLACKWELL_SCRATCH = 1028  # what Triton adds for tensor memory, as its metadata shows
+"""The most warps, and so thread blocks, that an SM holds: a warp takes 8,192 of its 65,536 registers."""
+_RESERVED = 1024  # shared memory that the driver keeps per thread block
+_BLACKWELL_SCRATCH = 1028  # added by Triton for tensor memory, as its metadata shows
 
 
 MATRIX_ROWS = 64
-"""Head rows of a tile from which Hopper's matrix instructions take operands from shared memory."""
+"""The fewest head rows of a tile for which Hopper's matrix instructions take operands from shared memory."""
 
 ELEMENTS_PER_WORD = 4
 """Elements in 8 bits that are read as one word."""
@@ -66,19 +66,19 @@ _DIMS_IN_WORDS = frozenset({64, 128, 256})
 """Head dims that need no padding and are at least four times the 16 that a matrix instruction takes."""
 
 MOST_IN_ONE_PIECE = 256
-"""Head dim of K and V alike up to which keys are in one piece."""
+"""The largest head dim, of K and V alike, for which keys are in one piece."""
 
 
 def padded(dim: int) -> int:
-    """The power of two at or above a head dim, at least 16 (the smallest a matrix instruction takes)."""
+    """Returns the power of two at or above a head dim, at least 16 (the smallest a matrix instruction takes)."""
     return max(16, 1 << (dim - 1).bit_length())
 
 
 def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
-    """Padded sizes of the pieces of its head dim that a key is loaded and multiplied in, all but the last full.
+    """Returns the padded sizes of the pieces in which a key is loaded and multiplied, along its head dim.
 
-    One, or where that pads less two: 192 is 128 and 64. Head dims that are the same for K and V, up to 256, are one
-    piece, as kernels were measured with them.
+    All but the last are full. There is one piece, or two where that pads less: 192 is 128 and 64. Head dims that are
+    the same for K and V, up to 256, are one piece, as kernels were measured with them.
     """
     whole = padded(head_dim)
     first, rest = whole // 2, padded(max(1, head_dim - whole // 2))
@@ -88,20 +88,20 @@ def key_pieces(head_dim: int, head_dim_v: int) -> tuple[int, ...]:
 
 
 def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
-    """Whether V, where it is the beginning of K, is the first piece of it, so that one load serves both."""
+    """Tells whether V, where it is the beginning of K, is its first piece, so that one load serves both."""
     return min(key_pieces(head_dim, head_dim_v)[0], head_dim) == head_dim_v
 
 
 def loads_once(shape: Shape) -> bool:
-    """Whether kernels for a shape load what K and V share once."""
+    """Tells whether kernels for a shape load the elements that K and V share only once."""
     return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
 
 
 def reads_words(rows: int, shape: Shape) -> bool:
-    """Whether kernels with tiles of so many head rows read words of four elements of caches in 8 bits.
+    """Tells whether kernels with tiles of `rows` head rows read words of four elements of caches in 8 bits.
 
-    Tiles below MATRIX_ROWS multiply from registers, where a word's elements can be told apart at once; larger ones
-    multiply from shared memory, through which elements have to go in order.
+    Tiles below MATRIX_ROWS multiply from registers, where a word's elements can be separated at once. Larger ones
+    multiply from shared memory, which elements have to reach in order.
     """
     dims = {shape.head_dim, shape.head_dim_v}
     return (
@@ -111,8 +111,10 @@ def reads_words(rows: int, shape: Shape) -> bool:
 
 
 def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Target) -> int:
-    """Shared memory of one block, in bytes, at most: the query tile and `stages` key and value tiles, and where these
-    are in 8 bits, one of them in the query's type.
+    """Returns the most shared memory of one thread block, in bytes.
+
+    It holds the query tile, `stages` tiles of keys and values, and where these are in 8 bits, one of them in the
+    query's type.
     """
     of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
     query = rows * of_key * DTYPE_BYTES[shape.dtype]
@@ -125,18 +127,18 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
 
 
 def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
-    """Thread blocks of a class that an SM is taken to hold at a time: what shared memory and registers leave room for.
+    """Returns the thread blocks of a class that an SM is assumed to hold at a time, by shared memory and registers.
 
-    Kernels are taken to use all of the 255 registers that a thread can have.
+    Kernels are assumed to use all of the 255 registers that a thread can have.
     """
     shared = shared_bytes(tile.rows, tile.tokens, tile.stages, shape, target) + _RESERVED
     return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(tile.warps, 1)))
 
 
 def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
-    """Floating-point operations that one tile takes as long as, and the bytes of its keys and values.
+    """Returns the floating-point operations that take the time of one tile, and the bytes of its keys and values.
 
-    Where these are converted from 8 bits on their way through shared memory operations count three times: on an H200
+    Where these are converted from 8 bits on their way through shared memory, operations count three times: on an H200
     such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
     """
     converted = shape.kv_dtype in FP8 and not reads_words(tile.rows, shape)
@@ -145,16 +147,17 @@ def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
 
 
 def tile_operations(tile: TileClass, shape: Shape) -> int:
-    """Floating-point operations of one tile, padding included."""
+    """Returns the floating-point operations of one tile, padding included."""
     return 2 * tile.rows * tile.tokens * (sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v))
 
 
 @cache
 def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
-    """The tile class for groups of at most `most_rows` rows: 16 head rows if all fit into them, else the large one.
+    """Returns the tile class for groups of at most `most_rows` rows.
 
-    Takes the first candidate whose shared memory fits twice into an SM, else the first that fits at all. Packed runs
-    have blocks of BLOCK_TOKENS, and rows no mask. Raises ShapeError.
+    It has 16 head rows if all rows fit into them, and is large otherwise. Of several candidates it is the first whose
+    shared memory fits twice into an SM, else the first that fits at all. Packed runs have blocks of BLOCK_TOKENS, and
+    rows no mask. Raises ShapeError if none fits.
     """
     small = most_rows * shape.group <= SMALL_ROWS
     candidates: tuple[tuple[int, int, int, int], ...]
@@ -176,7 +179,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         if small:
             candidates, residents = _SMALL_LATENT, (2, 1)
     elif padded(shape.head_dim_v) > 128:
-        # Twice the accumulator: half the tile and twice the warps keep it in registers.
+        # The accumulator has twice the size: half the tile and twice the warps keep it in registers.
         candidates = tuple((rows, tokens // 2, 2 * warps, 2) for rows, tokens, warps, _ in candidates if tokens > 16)
 
     def fits(rows: int, tokens: int, stages: int, blocks: int) -> bool:
@@ -197,16 +200,16 @@ def _by_one_warp(shape: Shape, target: Target) -> bool:
 
 @cache
 def fixed_class(shape: Shape, target: Target, block: int) -> TileClass:
-    """The only tile class of plans with fixed blocks of so many tokens: large, with masks, all tiles packed."""
+    """Returns the only tile class of plans with fixed blocks of `block` tokens: large, with masks, all tiles packed."""
     return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block, full=False)
 
 
 @cache
 def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileClass:
-    """The tile class of exactly these sizes, with 4 warps, or for 16 rows 2 (one for every 32 tokens where the small
-    tile has one), and as many stages as fit.
+    """Returns the tile class of exactly these sizes.
 
-    Three stages if two blocks then fit into an SM, else two. Raises ShapeError when not even that fits.
+    It has 4 warps, or 2 for 16 rows (one for every 32 tokens where the small tile has one). It has three stages if two
+    thread blocks then fit into an SM, else two. Raises ShapeError if not even that fits.
     """
     of_small = max(1, tokens // 32) if _by_one_warp(shape, target) else 2
     warps = (of_small if rows <= SMALL_ROWS else 4) * (2 if padded(shape.head_dim_v) > 128 else 1)
@@ -219,22 +222,28 @@ def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileCl
 
 
 def unfused_class(shape: Shape, rows: int) -> TileClass:
-    """The class of a plan that runs unfused: all its rows at once."""
+    """Returns the class of a plan that runs unfused: all its rows at once."""
     return TileClass(rows * shape.group, BLOCK_TOKENS, BLOCK_TOKENS, "dense", 0, 0)
 
 
 def rows_per_tile(rows: int, group: int) -> int:
-    """Whole query rows in a tile of `rows` head rows; 1 when a row's heads need several tiles."""
+    """Returns the whole query rows in a tile of `rows` head rows; 1 when a row's heads need several tiles."""
     return max(1, rows // group)
 
 
 def lanes_of(tile: TileClass, shape: Shape) -> int:
-    """Thread blocks of a work item: one for every KV head and tile of its query heads."""
+    """Returns the thread blocks of a work item: one for each KV head and tile of its query heads."""
     return shape.num_kv_heads * -(-shape.group // tile.rows)
 
 
 class TileSizes(NamedTuple):
-    """The tile classes that groups may have, larger rows first; their KV tokens, and in one line whole query rows."""
+    """The tile classes that groups may have, larger rows first.
+
+    Attributes:
+        classes: The classes.
+        tokens: KV tokens of each.
+        heights: `[1, classes]`; whole query rows of each.
+    """
 
     classes: tuple[TileClass, ...]
     tokens: tuple[int, ...]
@@ -245,7 +254,7 @@ class TileSizes(NamedTuple):
 def tile_sizes(
     tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
 ) -> TileSizes:
-    """The tile classes that a plan wants, or the one that suits groups of `most_rows` rows."""
+    """Returns the tile classes that a plan wants, or the class that suits groups of `most_rows` rows."""
     classes: tuple[TileClass, ...]
     if mask == "dense":
         classes = (unfused_class(shape, most_rows),)
@@ -257,7 +266,7 @@ def tile_sizes(
 
 
 def sizes_of(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> TileSizes:
-    """The sizes of tile classes for a plan's mask."""
+    """Returns the sizes of tile classes for a plan's mask."""
     heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
     if mask in BIT_MASKS:
         heights = [min(height, MOST_BIT_ROWS) for height in heights]
