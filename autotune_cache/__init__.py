@@ -1,5 +1,5 @@
 """The cache on disk: emitted modules, and the policies that were measured as the fastest.
 
-Modules, in the order of the flow: folders (which are used), store (how files get in and out), lock, key, entry,
-policies.
+Modules, in the order of the flow: folders, store, lock, key, entry, policy_file, listed_entries, shipped_policies,
+nearest_keys, policy_cache.
 """

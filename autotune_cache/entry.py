@@ -1,4 +1,4 @@
-"""Entries of the policy cache: what a policy was measured for, and what it was measured against, as strict JSON."""
+"""Entries of the policy cache: the policy, its key, and the candidates that it was compared with, as strict JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from treegen.version import VERSION
 
 PolicyValue = str | int | None | tuple[int, ...]
 Policy = Mapping[str, PolicyValue]
-"""A policy as data, never code: flat, of texts, whole numbers, None and tuples of whole numbers."""
+"""A policy as data, never code: a flat mapping to texts, whole numbers, None and tuples of whole numbers."""
 Candidate = tuple[str, float | None, str]
 
 KIND = "treegen policy"
 MAX_BYTES = 256 * 1024
-"""Of an entry's file. An entry within the limits below is always smaller."""
+"""The most bytes of an entry's file. An entry within the limits below is always smaller."""
 MAX_CANDIDATES = 250
 _LONGEST_TEXT = 160
 _MOST_PARAMETERS = 32
@@ -40,12 +40,21 @@ _MEASURE_AGAIN = "remove the file; it is measured again"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The policy that was measured as the fastest for a key. Raises FormatError for a policy that is no policy.
+    """The policy that was measured as the fastest for a key.
 
-    policy: at most 32 values; lists become tuples. measured_us: microseconds of the policy, None when it was chosen
-    without a measurement. candidates: what it was compared with, as (policy, microseconds or None, outcome); the first
-    250 are kept. source: the device and how was measured. made_with: versions of packages by name, as
-    `installed_versions` gives them. Texts are kept as up to 160 characters of printable ASCII.
+    Texts are kept as up to 160 characters of printable ASCII.
+
+    Attributes:
+        key: The key.
+        policy: At most 32 values; lists become tuples.
+        measured_us: Microseconds of the policy; None if it was chosen without a measurement.
+        candidates: The candidates that it was compared with, as (policy, microseconds or None, outcome); the first 250
+            are kept.
+        source: The device, and the way of measuring.
+        made_with: Versions of packages by name, as `installed_versions` returns them.
+
+    Raises:
+        FormatError: `policy` is no policy.
     """
 
     key: PolicyKey
@@ -86,7 +95,10 @@ class Entry:
 
     @classmethod
     def from_json(cls, data: bytes, digest: str) -> Entry:
-        """The inverse of `to_json`, of a file whose name carries this key digest. Raises FormatError for all else."""
+        """Returns the entry of a file whose name carries this key digest; the inverse of `to_json`.
+
+        Raises FormatError for anything else.
+        """
         entry = entry_from(bounded_json(data))
         if entry.key.digest != digest:
             raise _wrong("key", entry.key.digest, "is not the one of the file's name")
@@ -94,7 +106,7 @@ class Entry:
 
 
 def policy_text(policy: Policy) -> str:
-    """A policy on one line: `name=value name=value`."""
+    """Returns a policy on one line: `name=value name=value`."""
     return " ".join(f"{name}={_value_text(value)}" for name, value in policy.items())
 
 
@@ -103,7 +115,10 @@ def _value_text(value: PolicyValue) -> str:
 
 
 def entry_from(value: Any) -> Entry:
-    """The entry in a JSON object: exactly what `Entry.to_object` gives. Raises FormatError for all else."""
+    """Returns the entry of a JSON object, which has to be exactly as `Entry.to_object` writes it.
+
+    Raises FormatError for any other.
+    """
     if not isinstance(value, dict) or value.get("kind") != KIND:
         raise _wrong("entry", "a value", f"is not a {KIND}")
     key, candidates = value.get("key"), value.get("candidates")
@@ -127,7 +142,7 @@ def entry_from(value: Any) -> Entry:
 
 
 def own_entry(key: PolicyKey, value: dict[str, Any]) -> Entry:
-    """Returns the entry of a key in a JSON object of `Entry.to_object` whose checksum fits, or is not needed."""
+    """Returns the entry of a key in a JSON object of `Entry.to_object`; its checksum fits, or is not needed."""
     others = value["measured_us"], tuple(map(tuple, value["candidates"])), value["source"], value["made_with"]
     return Entry(key, value["policy"], *others)
 
@@ -142,7 +157,7 @@ def _checksum(value: Mapping[str, Any]) -> str:
 
 
 def installed_versions() -> dict[str, str]:
-    """Returns the versions of treegen and, as major.minor, of Triton and torch, which are not imported for it.
+    """Returns the versions of treegen, and as major.minor of Triton and torch, without importing these.
 
     "none" stands for a package that is not installed.
     """
@@ -173,14 +188,14 @@ def check_format(value: Mapping[str, Any]) -> None:
 
 
 def bounded_json(data: bytes) -> Any:
-    """Any JSON value, with what makes parsers slow, deep or ambiguous refused. Raises FormatError.
+    """Returns any JSON value, refusing texts that make parsers slow, deep or ambiguous. Raises FormatError.
 
-    Refused are nesting deeper than entries are (before it is parsed, whatever the recursion limit is), numbers of more
-    digits than any of ours, NaN, Infinity, and objects with a name twice.
+    Refused are nesting deeper than entries have (before parsing, whatever the recursion limit is), numbers with more
+    digits than any of treegen's, NaN, Infinity, and objects with a name twice.
     """
     try:
         text = data.decode()
-        # With escaped characters gone, every second piece between quotes is outside of strings.
+        # Without escaped characters, every second piece between quotes is outside of strings.
         outside = "".join(re.sub(r"\\.", "", text, flags=re.DOTALL).split('"')[::2])
         steps = (1 if mark in "[{" else -1 for mark in re.findall(r"[\[\]{}]", outside))
         if max(accumulate(steps), default=0) > _DEEPEST:
@@ -221,7 +236,7 @@ def _wrong(argument: str, value: object, reason: str) -> FormatError:
 
 
 def _plain(text: object) -> str:
-    """A text without control and non-ASCII characters, its end cut off beyond 160 characters."""
+    """Returns a text without control and non-ASCII characters, cut after 160 characters."""
     if not isinstance(text, str):
         return ""
     if len(text) <= _LONGEST_TEXT and text.isascii() and text.isprintable():
@@ -231,6 +246,7 @@ def _plain(text: object) -> str:
 
 
 def _microseconds(time: object) -> float | None:
+    """Returns a time as a float; None if it is no time."""
     number = -1.0
     if isinstance(time, float) or (isinstance(time, Real) and not isinstance(time, bool)):
         number = float(time)
@@ -238,6 +254,7 @@ def _microseconds(time: object) -> float | None:
 
 
 def _checked_policy(policy: object) -> Policy:
+    """Returns a policy as a read-only mapping. Raises FormatError for anything else."""
     fix = "give a flat mapping of names to texts, whole numbers, None or lists of whole numbers"
     if not isinstance(policy, Mapping) or len(policy) > _MOST_PARAMETERS:
         raise FormatError("policy", policy, f"is not a mapping of at most {_MOST_PARAMETERS} values", fix)

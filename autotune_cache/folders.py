@@ -1,4 +1,4 @@
-"""Folders of the cache: the user's own where nobody else can plant files in it, else a private temporary one."""
+"""Folders of the cache: the user's own if nobody else can plant files in it, otherwise a private temporary one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _warned: set[str] = set()
 
 
 def cache_folder(name: str) -> Path:
-    """The folder for one kind of files, "kernels" or "policies"; it may not exist yet.
+    """Returns the folder for one kind of files, "kernels" or "policies"; it may not exist yet.
 
-    Where `refusal` has a reason the folder lies in a private temporary one instead, with one warning per process.
+    Where `refusal` has a reason, it is a folder in a private temporary one, with one warning per process.
     """
     folder = _below(cache_root(), name)
     reason = refusal(folder)
@@ -36,11 +36,11 @@ def _below(root: Path, name: str) -> Path:
 
 
 def refusal(folder: Path) -> str:
-    """Why a folder of the cache is not used; empty where it is.
+    """Returns the reason why a folder of the cache is not used; empty if it is used.
 
     Both the folder and the cache's root above it have to belong to this user or to root, and nobody else may write
-    them. The root may be a folder like /tmp, whose sticky bit keeps others from replacing what is not theirs. Systems
-    without user ids (Windows) have no such bits, and nothing is refused there.
+    them. The root may be a folder like /tmp, whose sticky bit keeps others from replacing files that are not theirs.
+    Systems without user ids (Windows) have no such bits, and nothing is refused there.
     """
     if str(folder).startswith("~"):  # it was not expanded
         return "is not used (there is no such home folder: HOME is not set, or the user is unknown)"
@@ -50,10 +50,11 @@ def refusal(folder: Path) -> str:
 
 
 def _distrust(folder: Path, sticky: bool) -> str:
+    """Returns the reason not to trust one folder; empty if there is none. sticky: whether a sticky bit is enough."""
     try:
         link = os.lstat(folder)
         facts = os.stat(folder) if stat.S_ISLNK(link.st_mode) else link
-    except OSError:  # it is made when a file is put there, or that fails
+    except OSError:  # storing a file there makes the folder, or fails
         return ""
     for owner in (link.st_uid, facts.st_uid):
         if owner not in (0, os.geteuid()):
@@ -66,7 +67,7 @@ def _distrust(folder: Path, sticky: bool) -> str:
 
 @cache
 def private_folder() -> Path:
-    """A temporary folder for this process alone, removed at exit."""
+    """Returns a temporary folder for this process alone, which is removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="treegen-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

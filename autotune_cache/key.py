@@ -1,4 +1,4 @@
-"""The key of a cached policy: everything that decides whether a policy measured once is the fastest again."""
+"""The key of a cached policy: the facts that decide whether a measured policy is the fastest again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from treegen.target.targets import Target
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
 
 FORMAT = 2
-"""Of keys and entries; whoever changes what a field means raises it."""
+"""The format of keys and entries; a change of what a field means raises it."""
 _LONGEST_TEXT = 300
 _LONGEST_NAME = 100
 _PRINTABLE = re.compile(r"[ -~]*")
@@ -22,10 +22,11 @@ _PRINTABLE = re.compile(r"[ -~]*")
 
 @dataclass(frozen=True, slots=True)
 class PolicyKey:
-    """What a policy was measured for. Texts are printable ASCII of at most 300 characters; raises FormatError.
+    """The facts that a policy was measured for, as printable ASCII texts of at most 300 characters.
 
-    Versions of Triton, torch and treegen are not part of the key: a policy that was fastest with one is a good choice
-    with another, so they are recorded in the entry (Entry.made_with) and a difference is reported.
+    Versions of Triton, torch and treegen are not part of the key: a policy that was fastest with one version is a good
+    choice with another. They are recorded in the entry (Entry.made_with), and a difference is reported. Raises
+    FormatError.
     """
 
     bucket: str  # the tree, coarsely (treegen.search.bucket.policy_bucket)
@@ -47,11 +48,11 @@ class PolicyKey:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON, as 64 hexadecimal digits: the entry's file name."""
+        """SHA-256 of the canonical JSON, as 64 hexadecimal digits: the name of the entry's file."""
         return hashlib.sha256(json.dumps(self.to_object(), sort_keys=True).encode()).hexdigest()
 
     def to_object(self) -> dict[str, str | int]:
-        """The fields as a JSON object."""
+        """Returns the fields as a JSON object."""
         return {name: getattr(self, name) for name in _NAMES}
 
 
@@ -66,8 +67,9 @@ def key_for(bucket: str, shape: Shape, target: Target) -> PolicyKey:
 
 @lru_cache(256)
 def shape_text(shape: Shape) -> str:
-    """All of a shape: `32:8 heads, head_dim 128, bf16`, and every field whose value does not follow from these; but
-    the layout of pages, whose kernels are the same, so that a policy serves both.
+    """Returns a shape as text: `32:8 heads, head_dim 128, bf16`, and each field whose value does not follow from these.
+
+    The layout of pages is left out: kernels of both layouts are the same, so a policy serves both.
     """
     heads, dims = (shape.num_qo_heads, shape.num_kv_heads), (shape.head_dim, min(shape.head_dim, MAX_HEAD_DIM_V))
     plain = Shape(*heads, *dims, dtype=shape.dtype, kv_layout=shape.kv_layout)
@@ -78,7 +80,7 @@ def shape_text(shape: Shape) -> str:
 
 @lru_cache(16)
 def target_text(target: Target) -> str:
-    """The device: name and hardware, without what is measured or fitted for cost models."""
+    """Returns the device as text: name and hardware, without measured or fitted data of cost models."""
     name = ascii(target.name)[1:-1][:_LONGEST_NAME]
     facts = (
         f"sm_{target.capability}",

@@ -1,4 +1,4 @@
-"""One process at a time: a lock in a file, which the operating system releases when its holder dies."""
+"""A lock in a file for one process at a time; the operating system releases it when its holder dies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _Release = Callable[[], None]
 def held(path: Path, wait_s: float) -> Iterator[bool]:
     """Holds the lock in a file of an existing folder while the body runs; the file is gone afterwards.
 
-    Yields whether the lock is held: False after `wait_s` seconds in vain, so that a holder that hangs stops nobody for
+    Yields whether the lock is held: False after waiting `wait_s` seconds, so that a holder that hangs stops nobody for
     ever. Raises OSError where no file can be made or the file system has no locks.
 
-    Without flock the file itself is the lock. A crash leaves it behind, and it counts as abandoned after ten minutes;
-    two processes that find it so at the same moment may both hold the lock for once.
+    Without flock the file itself is the lock. A crash leaves it there, and it counts as abandoned after ten minutes.
+    Two processes that find it abandoned at the same moment may both hold the lock for once.
     """
     release = _acquire(path, wait_s)
     try:
@@ -41,6 +41,7 @@ def held(path: Path, wait_s: float) -> Iterator[bool]:
 
 
 def _acquire(path: Path, wait_s: float) -> _Release | None:
+    """Returns a function that releases the lock; None if it was not free for `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     pause = _SHORTEST_PAUSE_S
     while True:
@@ -52,10 +53,11 @@ def _acquire(path: Path, wait_s: float) -> _Release | None:
 
 
 def _try_flock(path: Path) -> _Release | None:
+    """Takes the lock with flock. Returns a function that releases it; None if it is held."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The holder before may have removed the file that we have opened: then another may hold the lock in a new one.
+        # The previous holder may have removed the file that we opened; another process may then hold a new file.
         if os.path.samestat(os.fstat(handle), os.stat(path)):
 
             def release() -> None:
@@ -74,6 +76,7 @@ def _try_flock(path: Path) -> _Release | None:
 
 
 def _try_exclusive(path: Path) -> _Release | None:
+    """Takes the lock by making its file. Returns a function that releases it; None if it is held."""
     token = secrets.token_hex(16)
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

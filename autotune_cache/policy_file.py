@@ -1,7 +1,7 @@
-"""Files of many policies: those shipped for a GPU, and what `treegen cache export` writes.
+"""Files of several policies: the shipped policies of a GPU, and exports of `treegen cache export`.
 
-One JSON object. Each entry has a line of its own and lines are sorted by key, so that a changed policy is one changed
-line.
+A file is one JSON object. Each entry has a line of its own, and lines are sorted by key, so that a changed policy is
+one changed line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from treegen.ir.errors import FormatError
 
 FILE_KIND = "treegen policies"
 _MOST_CANDIDATES = 3
-"""Kept of an entry, so that lines stay readable. The user's own folder has all of them."""
+"""The most candidates of an entry, so that lines stay readable. The user's own folder has all of them."""
 _MOST_BYTES = 64 * 1024 * 1024
 _FIX_SHIPPED = "install treegen again"
 _FIX = "name a file of `treegen cache export`"
@@ -34,14 +34,14 @@ def file_text(entries: Iterable[Entry]) -> str:
 
 
 class PolicyFile:
-    """The entries of a file that is shipped with the package. Each is checked when it is asked for, not before."""
+    """The entries of a shipped file. Each is checked on access."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError, KeyError or TypeError for a file that `file_text` did not make."""
+        """Reads a file's text. Raises ValueError, KeyError or TypeError if `file_text` did not make it."""
         self._objects = {_values(each["key"]): each for each in json.loads(text)["entries"]}
 
     def entry(self, key: PolicyKey) -> Entry | None:
-        """Returns the entry of a key, None if there is none. Raises FormatError for one that is damaged."""
+        """Returns the entry of a key, None if there is none. Raises FormatError for a damaged one."""
         found = self._objects.get(_values(key.to_object()))
         return None if found is None else _entry(key, found)
 
@@ -70,6 +70,7 @@ def exported(path: Path) -> list[Any]:
 
 
 def _shortened(entry: Entry) -> Entry:
+    """Returns an entry with its fastest candidates only."""
     fastest = sorted(entry.candidates, key=lambda candidate: math.inf if candidate[1] is None else candidate[1])
     return replace(entry, candidates=tuple(fastest[:_MOST_CANDIDATES]))
 

@@ -16,8 +16,8 @@ WRITABLE = "set TREEGEN_CACHE_DIR to a writable folder"
 def write_text(folder: str, name: str, text: str) -> Path:
     """Puts a file into a folder of the cache ("kernels") and returns its path.
 
-    A file that already holds exactly this text is left alone, any other is replaced atomically. When the cache cannot
-    be written or is not safe to use the file goes into a private temporary folder, with one warning.
+    A file that already holds exactly this text is left alone; any other is replaced atomically. When the cache cannot
+    be written or is not safe to use, the file goes into a private temporary folder, with one warning.
     """
     try:
         return replace_text(cache_folder(folder), name, text)
@@ -28,9 +28,9 @@ def write_text(folder: str, name: str, text: str) -> Path:
 
 
 def replace_text(folder: Path, name: str, text: str) -> Path:
-    """Puts a file into a folder, made where it is missing, and returns the file's path. Raises OSError.
+    """Puts a file into a folder, which is made if it is missing, and returns the file's path. Raises OSError.
 
-    A process that dies on the way leaves at most a temporary `.<name>.<random>`.
+    A process that dies on the way leaves at most a temporary file `.<name>.<random>`.
     """
     path = folder / name
     data = text.encode()
@@ -51,9 +51,9 @@ def replace_text(folder: Path, name: str, text: str) -> Path:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """A regular file's content. Raises OSError, or ValueError for anything else and for a file that is larger.
+    """Returns the content of a regular file. Raises OSError, or ValueError for a larger file and for anything else.
 
-    Neither a pipe nor a device in the file's place is waited for or read.
+    It neither waits for nor reads a pipe or a device in the file's place.
     """
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -69,6 +69,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def _holds(path: Path, data: bytes) -> bool:
+    """Tells whether a file holds exactly these bytes."""
     try:
         return read_regular(path, len(data)) == data
     except (OSError, ValueError):

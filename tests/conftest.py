@@ -41,9 +41,10 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     tests see what the model chooses.
     """
     from treegen.autotune_cache.policy_cache import POLICY_CACHE
+    from treegen.autotune_cache.shipped_policies import ShippedPolicies
 
     os.environ["TREEGEN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
-    POLICY_CACHE._given_shipped = tmp_path_factory.mktemp("shipped")
+    POLICY_CACHE.shipped = ShippedPolicies(tmp_path_factory.mktemp("shipped"))
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ import pytest
 from call_counts import calls
 from policies import ENTRY, KEY, POLICY, accept, cache_warnings, file_of, ship
 from treegen import Shape, Tree
-from treegen.autotune_cache import policy_cache as policies_module
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import FORMAT, key_for
 from treegen.autotune_cache.policy_cache import PolicyCache
+from treegen.autotune_cache.shipped_policies import ShippedPolicies
 from treegen.ir.errors import FormatError
 from treegen.search.bucket import policy_bucket
 from treegen.target.targets import target_from
@@ -239,7 +239,7 @@ def test_why_prefers_buckets_with_more_in_common(policy_cache: PolicyCache) -> N
 
 
 def test_shipped_entries_are_valid_and_their_folder_is_found() -> None:
-    assert policies_module._shipped_folder().is_dir()
+    assert ShippedPolicies().folder.is_dir()
     assert all(listed.entry for listed in PolicyCache().entries() if listed.where == "shipped")
 
 

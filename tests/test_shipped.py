@@ -15,6 +15,7 @@ from treegen.autotune_cache.entry import Entry, installed_versions
 from treegen.autotune_cache.key import shape_text, target_text
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
 from treegen.autotune_cache.policy_file import file_text
+from treegen.autotune_cache.shipped_policies import ShippedPolicies
 from treegen.search.batch_choices import accepts_for_batches
 from treegen.search.bucket import policy_bucket
 from treegen.search.policies import accepts
@@ -62,8 +63,7 @@ def test_doctor_counts_all_as_usable_whatever_triton_is_installed(tmp_path: Path
 
 
 def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(POLICY_CACHE, "_given_shipped", None)
-    monkeypatch.setattr(POLICY_CACHE, "_shipped_files", {})
+    monkeypatch.setattr(POLICY_CACHE, "shipped", ShippedPolicies())
     tree, shape = Tree.parse("1,4,16,512/1024,256,128,32"), Shape(32, 8, 128, dtype="fp16")
     choice = strategy_from("auto").choose(Problem(tree, shape, target_from("h200")))
     assert choice.reason.startswith("measured as the fastest for such trees: ")
@@ -71,7 +71,7 @@ def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) 
 
 def test_lookups_take_few_calls_and_nothing_is_read_at_import(shipped: list[Entry], tmp_path: Path) -> None:
     policies = PolicyCache()
-    assert policies._shipped_files == {}
+    assert policies.shipped.files == {}
 
     for where in ("shipped", "memory"):
         for entry in shipped:

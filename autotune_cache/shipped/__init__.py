@@ -1,4 +1,4 @@
-"""Policies that were measured as the fastest before a release: a file per GPU, and in it a line per policy.
+r"""Policies that were measured as the fastest before a release: a file per GPU, with a line per policy.
 
 Made on an H200, of the trees of FastTree's kernel benchmark, by
 
@@ -7,6 +7,6 @@ Made on an H200, of the trees of FastTree's kernel benchmark, by
 
     treegen cache export autotune_cache/shipped/h200.json
 
-Keys hold treegen.version.KERNEL_VERSION and SPACE_VERSION: who raises either measures the policies again and replaces
+Keys hold treegen.version.KERNEL_VERSION and SPACE_VERSION. After raising either, measure the policies again and replace
 all of them together.
 """

@@ -11,7 +11,8 @@ import typer
 
 from treegen.autotune_cache.entry import Entry, differing_versions, policy_text
 from treegen.autotune_cache.key import PolicyKey, key_for
-from treegen.autotune_cache.policy_cache import POLICY_CACHE, Listed, policies_folder
+from treegen.autotune_cache.listed_entries import Listed
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, policies_folder
 from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from treegen.autotune_cache.policy_cache import POLICY_CACHE, Where
+from treegen.autotune_cache.listed_entries import Where
+from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cli.arguments import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.tune_command import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption

@@ -15,7 +15,7 @@ from threading import Event, Thread
 from typing import TypeAlias
 
 from treegen.autotune_cache.key import PolicyKey, key_for
-from treegen.autotune_cache.policy_cache import Where
+from treegen.autotune_cache.listed_entries import Where
 from treegen.codegen.emit import Source
 from treegen.ir.errors import TreegenError
 from treegen.ir.shape import Shape
