@@ -8,7 +8,8 @@ from typing import Any
 
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import CostModel, Estimate, assess
-from treegen.ir.plan import Group, Plan
+from treegen.ir.groups import Group
+from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.report.estimate_text import account_lines, time_lines
