@@ -1,7 +1,7 @@
-"""Compilation ahead of time in several processes: one failing kernel harms neither the others nor the caller.
+"""Compilation ahead of time in several processes: a failing kernel harms neither the others nor the caller.
 
-Processes are fresh interpreters, as those of `treegen.tuning.measurer`: multiprocessing would import the caller's
-`__main__` again.
+Processes are fresh interpreters, like those of `treegen.tuning.measuring_process`: multiprocessing would import the
+caller's `__main__` again.
 """
 
 from __future__ import annotations
@@ -30,14 +30,22 @@ from treegen.target.targets import Target
 from treegen.tuning.worker import LEAVING_S, problem_of
 
 TIMEOUT_S = 300.0
-"""Seconds for one kernel, with the start of its process."""
+"""Seconds for one kernel, including the start of its process."""
 _DYING_S = 5.0
 _LONGEST_WORDS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of one kernel. cached: Triton's cache had it; problem: one line, None where machine code is there."""
+    """The outcome of one kernel.
+
+    Attributes:
+        source: The kernel.
+        shape: The shape of its launches.
+        seconds: The time it took.
+        cached: Whether Triton's cache had it.
+        problem: One line; None if there is machine code.
+    """
 
     source: Source
     shape: Shape
@@ -52,12 +60,18 @@ def compile_all(
     processes: int | None = None,
     on_variant: Callable[[Compiled], None] | None = None,
 ) -> list[Compiled]:
-    """Compiles kernels for launches with these shapes on a target into Triton's cache, and says in their order what
-    became of each.
+    """Compiles kernels for a target into Triton's cache, and returns their outcomes in order.
 
-    processes: at once, by default as many as this process may use CPUs. on_variant(outcome): called here as each ends.
-    A kernel that does not compile, or whose process dies, is an outcome with a problem. Raises BackendError for a
-    target without a GPU.
+    A kernel that does not compile, or whose process dies, is an outcome with a problem.
+
+    Args:
+        kernels: Sources, each with the shape of its launches.
+        target: The target.
+        processes: Processes at a time; by default the CPUs that this process may use.
+        on_variant: Called here as `on_variant(outcome)` when a kernel ends.
+
+    Raises:
+        BackendError: The target has no GPU.
     """
     if not target.capability:
         raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")
@@ -114,7 +128,7 @@ class _Worker:
             )
 
     def give(self, index: int, kernel: tuple[Source, Shape]) -> None:
-        """Hands it the next kernel."""
+        """Sends the process its next kernel."""
         self.index, self._kernel = index, kernel
         self._begun = time.monotonic()
         self.deadline = self._begun + TIMEOUT_S
@@ -122,7 +136,7 @@ class _Worker:
             self.connection.send((*kernel, self._target))
 
     def outcome(self) -> Compiled:
-        """Its answer; or what became of it instead, and then it is not alive any more."""
+        """Returns the answer about the kernel, or an outcome with a problem; the process is then not alive."""
         assert self._kernel is not None
         try:
             if self.connection.poll():
@@ -135,14 +149,14 @@ class _Worker:
         return Compiled(*self._kernel, time.monotonic() - self._begun, problem=problem)
 
     def _last_words(self) -> str:
-        """The exit status of a process that is gone, and the last line of its output."""
+        """Returns the exit status of a process that is gone, and the last line of its output."""
         self._end(_DYING_S)
         self._output.seek(0)
         lines = self._output.read().decode(errors="replace").strip().splitlines()
         return f"exit status {self._process.returncode}" + (f" ({lines[-1][:_LONGEST_WORDS]})" if lines else "")
 
     def _end(self, leaving_s: float) -> None:
-        """Ends the process, with what it started, unless it ends by itself within some seconds."""
+        """Ends the process, and those that it started, unless it ends by itself within some seconds."""
         try:
             self._process.wait(leaving_s)
         except subprocess.TimeoutExpired:
@@ -150,7 +164,7 @@ class _Worker:
             self._process.wait()
 
     def stop(self, leaving_s: float = 0.0) -> None:
-        """Ends the process at once, or after it had some seconds to end by itself."""
+        """Ends the process at once, or after some seconds in which it may end by itself."""
         self.connection.close()
         self._end(leaving_s)
         self._output.close()
@@ -165,7 +179,7 @@ def serve(handle: int) -> None:
             begun, before, problem = time.monotonic(), kernel_counts().compiled, None
             try:
                 compile_for(source, shape, target)
-            except Exception as cause:  # whatever a compiler raises is this kernel's problem
+            except Exception as cause:  # any error of a compiler is this kernel's problem
                 problem = problem_of(cause)
             cached = problem is None and kernel_counts().compiled == before
             connection.send((time.monotonic() - begun, cached, problem))

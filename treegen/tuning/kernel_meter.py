@@ -1,4 +1,4 @@
-"""The meter of real kernels: inputs on the device, a check against the oracle on some rows, and a time."""
+"""The meter of real kernels: inputs on the device, a check of some rows against the oracle, and a time."""
 
 from __future__ import annotations
 
@@ -29,12 +29,25 @@ from treegen.tuning.worker import DeviceLostError
 Timer: TypeAlias = Callable[[Callable[[], object], int], float]
 
 CHECKED_ROWS = 64
-"""Rows compared with the oracle, at most: it takes rows one by one, in float64."""
+"""The most rows compared with the oracle, which computes row by row in float64."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """Tensors for a tree and a shape, and what attention gives on some of the rows."""
+    """Tensors for a tree and a shape, and the results of attention on some of the rows.
+
+    Attributes:
+        tree: The tree.
+        shape: The attention shape.
+        q: `[rows, num_qo_heads, head_dim]`.
+        k_cache: In the shape's layout.
+        v_cache: In the shape's layout.
+        out: `[rows, num_qo_heads, head_dim_v]`, which programs fill.
+        lse: `[rows, num_qo_heads]`, which programs fill.
+        rows: The rows that are checked.
+        expected_out: `out` of these rows, by the oracle.
+        expected_lse: `lse` of these rows, by the oracle.
+    """
 
     tree: Tree
     shape: Shape
@@ -49,10 +62,16 @@ class Case:
 
     @classmethod
     def of(cls, tree: Tree, shape: Shape, device: torch.device, most_rows: int | None = None) -> Case:
-        """Standard-normal q, k and v, always the same ones; caches of the slots up to the tree's last; expectations for
-        at most so many rows (default: CHECKED_ROWS).
+        """Makes standard-normal q, k and v, always the same ones, and the expected results of some rows.
 
-        Raises InputError when they would take more than half of the device's free memory.
+        Args:
+            tree: The tree; caches have the slots up to its last one.
+            shape: The attention shape.
+            device: The device.
+            most_rows: The most rows with expected results; by default CHECKED_ROWS.
+
+        Raises:
+            InputError: The tensors would take more than half of the device's free memory.
         """
         dtype, pages = TORCH_DTYPES[shape.dtype], -(-max(1, tree.kv.last_slot + 1) // shape.page_size)
         of_rows, of_caches = (tree.num_rows, shape.num_qo_heads), shape.cache_sizes(pages)
@@ -71,12 +90,12 @@ class Case:
         return cls(tree, shape, q, k_cache, v_cache, out, lse, rows, *expected)
 
     def run(self, program: TritonProgram) -> None:
-        """Fills out and lse."""
+        """Runs a program, which fills out and lse."""
         scale = self.shape.head_dim**-0.5
         program(self.q, self.k_cache, self.v_cache, self.out, self.lse, scale, 1.0)
 
     def check(self, program: TritonProgram) -> float:
-        """The larger error of out and lse on the checked rows; infinite when any row at all is left unwritten."""
+        """Returns the larger error of out and lse on the checked rows; infinite when any row is left unwritten."""
         self.out.fill_(math.nan)
         self.lse.fill_(math.nan)
         self.run(program)
@@ -85,7 +104,7 @@ class Case:
         return max(self.error_of(self.out), oracle.error(self.lse[self._checked], self.expected_lse))
 
     def error_of(self, out: torch.Tensor) -> float:
-        """The error of an out on the checked rows; infinite when any row at all holds NaN."""
+        """Returns the error of an out on the checked rows; infinite when any row at all holds NaN."""
         if bool(out.isnan().any()):
             return math.inf
         return oracle.error(out[self._checked], self.expected_out)
@@ -96,14 +115,14 @@ class Case:
 
 
 def checked_rows(tree: Tree, most: int | None = None) -> Ints:
-    """At most so many of the caller's rows (default: CHECKED_ROWS), over all ranks, first and last among them."""
+    """Returns `most` of the caller's rows (default: CHECKED_ROWS), or all, spread over the ranks from first to last."""
     count = min(tree.num_rows, CHECKED_ROWS if most is None else most)
     ranks = np.linspace(0, tree.num_rows - 1, count).round().astype(np.int64)
     return frozen(np.sort(tree.topology.row_of_rank[ranks]))
 
 
 def prepare(problem: Problem, strategy: Strategy, device: torch.device) -> TritonProgram:
-    """A strategy's plan, ready to run; only that of a strategy which treegen's tests do not cover is verified."""
+    """Plans a tree and returns a program that is ready to run. Plans of strategies that are not proven are verified."""
     chosen = strategy.choose(problem).strategy
     plan = chosen.plan(problem)
     if not chosen.proven:
@@ -112,7 +131,7 @@ def prepare(problem: Problem, strategy: Strategy, device: torch.device) -> Trito
 
 
 class KernelMeter:
-    """Measures strategies by their kernels on the current device; what all candidates of a tree share is made once."""
+    """Measures strategies by their kernels on the current device; inputs are made once for all candidates of a tree."""
 
     def __init__(self, repeats: int, timer: Timer = median_us) -> None:
         self._repeats = repeats
@@ -120,14 +139,15 @@ class KernelMeter:
         self._case: Case | None = None
 
     def __call__(self, problem: Problem, strategy: Strategy) -> tuple[float | None, float]:
-        """Microseconds on a cold L2, and the larger error of out and lse; a wrong output is not timed.
+        """Returns microseconds on a cold L2, and the larger error of out and lse; a wrong output is not timed.
 
-        Raises DeviceLostError when the device fails from now on, else what planning, compiling or launching raises.
+        Raises DeviceLostError when the device fails from now on; errors of planning, compiling and launching pass
+        through.
         """
         tree, shape, device = problem.tree, problem.shape, default_device()
         try:
             if self._case is None or self._case.tree is not tree or self._case.shape != shape:
-                self._case = None  # its memory is wanted
+                self._case = None  # frees its memory for the next one
                 self._case = Case.of(tree, shape, device)
             case, program = self._case, prepare(problem, strategy, device)
             with expected_compiles():
@@ -142,11 +162,12 @@ class KernelMeter:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free memory of a CUDA device; None for any other."""
+    """Returns the free memory of a CUDA device; None for any other device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
 
 
 def _check_memory(elements: int, shape: Shape, device: torch.device) -> None:
+    """Raises InputError if tensors of this many elements take more than half of the device's free memory."""
     free, needed = free_bytes(device), elements * shape.dtype_bytes
     if free is not None and 2 * needed > free:
         reason = f"are more than half of the {free / 1e9:.3g} GB that are free on {device}"
@@ -154,7 +175,7 @@ def _check_memory(elements: int, shape: Shape, device: torch.device) -> None:
 
 
 def _is_lost(device: torch.device) -> bool:
-    """Whether CUDA fails for good in this process, as it does after an illegal memory access."""
+    """Tells whether CUDA fails for good in this process, as it does after an illegal memory access."""
     if device.type != "cuda":
         return False
     try:

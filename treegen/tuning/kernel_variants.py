@@ -1,6 +1,6 @@
-"""Kernel variants: every module that `auto` can launch for an attention shape, whatever the tree.
+"""Kernel variants: all modules that `auto` can launch for an attention shape, whatever the tree.
 
-What lowering decides by a tree is taken with all its values; what it never decides is left out.
+Choices of lowering that depend on the tree are listed with all their values; choices that it never makes are left out.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from treegen.target.tile_config import (
 
 
 def kernel_sources(shape: Shape, target: Target) -> list[Source]:
-    """Every module that a plan chosen by `auto` can launch for this shape, each once, those for slots first.
+    """Returns all modules that a plan chosen by `auto` can launch for this shape, each once, those for slots first.
 
-    A cache whose pages lie apart (page_size above 1) is addressed by page, any other by slot. Policies that another
-    space or a hand put into the policy cache may use further tiles. Raises ShapeError when no tile fits the shape.
+    A cache with pages (page_size above 1) is addressed by page, any other by slot. Policies that another space or a
+    person put into the policy cache may use further tiles. Raises ShapeError when no tile fits the shape.
     """
     classes = kernel_classes(shape, target)
     sizes, options = dict.fromkeys((1, shape.page_size)), KernelOptions(by_bits=reads_bits(shape, target.capability))
@@ -42,17 +42,17 @@ def kernel_sources(shape: Shape, target: Target) -> list[Source]:
 
 
 def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
-    """Every tile class of such plans, each once.
+    """Returns all tile classes of such plans, each once.
 
-    Of tiles: the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
+    The tiles are the two that suit few and many rows, those that policies name, and FastTree's two. Each comes with and
     without a mask, with runs packed in blocks or by slot, and in two loops or one
-    (treegen.schedule.passes.single_loop), as trees and KV locations decide. Left out are, because they cannot occur:
+    (treegen.schedule.passes.single_loop), as trees and KV slots decide. These classes cannot occur and are left out:
 
-    - row intervals where a tile holds one query row: a work item reads nothing that none of its rows sees;
-    - bit masks, but for the class of single rows: SpecInfer's alone store them, and its groups are single rows;
-    - dealt classes with a tile that a strategy names: FlashForge's alone are dealt, and lowering chooses its tile;
-    - merging and waiting classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work is of one
-      stage; waiting ones with small tiles, by slot or without a mask (treegen.schedule.passes.fuse_merge);
+    - row intervals where a tile holds one query row: a work item reads only what some of its rows sees;
+    - bit masks, except for the class of single rows: only SpecInfer stores them, and its groups are single rows;
+    - dealt classes with a tile that a strategy names: only FlashForge's are dealt, and lowering chooses its tile;
+    - merging and waiting classes of FastTree's tiles, and dealt ones: only cohorts merge last, and dealt work has one
+      round; waiting ones with small tiles, by slot or without a mask (treegen.schedule.passes.fuse_merge);
     - all of Medusa's: it runs unfused.
     """
     suited = [tile_class(shape, target, rows) for rows in (1, SMALL_ROWS + 1)]
@@ -76,14 +76,14 @@ def kernel_classes(shape: Shape, target: Target) -> list[TileClass]:
 
 
 def _wanted(sizes: Iterable[tuple[int, int]], shape: Shape, target: Target) -> Iterator[TileClass]:
-    """The classes of these tiles, but for those that do not fit: no plan that has them is lowered."""
+    """Yields the classes of these tiles that fit; no plan with another class is lowered."""
     for rows, tokens in sizes:
         with suppress(ShapeError):
             yield wanted_class(rows, tokens, shape, target)
 
 
 def _variants(tile: TileClass, mask: TileMask, block: int, shape: Shape) -> Iterator[TileClass]:
-    """A class without and with this mask, with runs packed in blocks and by slot."""
+    """Yields a class without and with this mask, with runs packed in blocks and by slot."""
     masks: tuple[TileMask, ...] = ("none", mask)
     if mask == "interval" and rows_per_tile(tile.rows, shape.group) == 1:
         masks = ("none",)

@@ -1,4 +1,4 @@
-"""The planner: what makes a kernel's choices, by name, by measurement, out of the cache, or by estimates."""
+"""The planner: makes a kernel's choices by name, by measurement, from the cache, or by estimates."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _KEPT = "kept from an earlier tree of the same bucket: "
 
 
 class Planner:
-    """Chooses strategies for one problem after another. To be used by one thread at a time.
+    """Chooses strategies for one problem after another. Use it from one thread at a time.
 
-    strategy: what the caller asks for. autotune: buckets of trees that the cache does not know are measured first.
+    Args:
+        strategy: The caller's strategy.
+        autotune: Whether buckets of trees that the cache does not know are measured first.
     """
 
     def __init__(self, strategy: Strategy, *, autotune: bool = False) -> None:
@@ -30,7 +32,7 @@ class Planner:
         return _planner, (self.strategy, self.autotune)
 
     def choose(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
-        """The choice for a problem. With an assumed shape nothing is measured."""
+        """Returns the choice for a problem. With an assumed shape nothing is measured."""
         if self.autotune and not shape_is_assumed and problem.tree.num_rows:
             with stage("tune"):
                 tuned(problem)
@@ -38,16 +40,16 @@ class Planner:
             return self.strategy.choose(problem)
 
     def choose_fixed(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
-        """The choice for a problem, and for all trees that follow in its launches."""
+        """Returns the choice for a problem and for all later trees in its launches."""
         choice = self.choose(problem, shape_is_assumed=shape_is_assumed)
         chosen = choice.strategy
-        # What made a strategy fast that merges last may be one launch, which a kernel of fixed capacity does not have.
+        # A strategy that merges last may be fast because of its single launch, which kernels of fixed capacity lack.
         if chosen == self.strategy or (chosen.serves_any_tree and not chosen.merges_last):
             return choice
         return by_estimate(problem, for_any_tree=True, isolated=self.strategy.isolated)
 
     def keep(self, choice: Choice, before: Tree, tree: Tree) -> Choice | None:
-        """The choice made for the tree `before`, where it holds for `tree` as well; None where it has to be made."""
+        """Returns the choice made for the tree `before` if it also holds for `tree`; None if a new one is needed."""
         chosen = choice.strategy
         if chosen == self.strategy or not chosen.serves_any_tree:
             return None

@@ -1,9 +1,10 @@
 """Profiling: the times of single tasks on the current GPU, as the cost grid of a target (FlashForge, section 5.2).
 
 A task is a number of query head rows that attend to a run of KV tokens, for one KV head, in one thread block. The paper
-measures one thread block alone, with what it takes to start. Here the device is kept full of thread blocks with tasks
-of one kind, all on the same KV, and a task costs what one more of them adds to every block: that is what adds up in a
-list of tasks. It includes what blocks on one SM cost one another, but neither the launch nor KV from device memory.
+measures one thread block alone, including its start. Here the device is kept full of thread blocks with tasks of one
+kind, all on the same KV, and the cost of a task is the time that one more of them adds to every thread block: such
+costs add up in a list of tasks. They include the time that thread blocks on one SM cost one another, but neither the
+launch nor KV from device memory.
 """
 
 from __future__ import annotations
@@ -34,15 +35,21 @@ ROWS = (1, 4, 16, 17, 32, 64)
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Knots in KV tokens."""
 HEAD_DIM = 128
-_WAVES = (1, 4)  # tasks for each thread block in the launches that are compared
+_WAVES = (1, 4)  # tasks of each thread block in the two launches that are compared
 _LEAST_US = 0.001
 _OnTask = Callable[[], None]
 
 
 def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = None) -> CostGrid:
-    """The grid of the current CUDA device: medians on a cold L2, fp16, head_dim 128.
+    """Measures the grid of the current CUDA device: medians on a cold L2, fp16, head_dim 128.
 
-    on_task(): called after every measured task. Raises BackendError without a CUDA device.
+    Args:
+        target: The target that the device is.
+        repeats: Timed calls.
+        on_task: Called as `on_task()` after every measured task.
+
+    Raises:
+        BackendError: There is no CUDA device.
     """
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "has no CUDA device to measure", "run it on a machine with a GPU")
@@ -59,14 +66,14 @@ def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = No
 
 
 def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
-    """What one more task adds to every thread block that the target holds, in microseconds."""
+    """Returns the microseconds that one more task adds to every thread block that the target holds."""
     few, many = _WAVES
     more = _launch_us(rows, tokens, many, target, repeats) - _launch_us(rows, tokens, few, target, repeats)
     return max(round(more / (many - few), 3), _LEAST_US)
 
 
 def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int) -> float:
-    """The time of a launch of `waves` tasks for each thread block that the target holds."""
+    """Returns the microseconds of a launch with `waves` tasks for each thread block that the target holds."""
     shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
     tasks = waves * resident_blocks(tile_class(shape, target, rows), shape, target) * target.sms
     tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (tasks * rows))
@@ -92,13 +99,13 @@ def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int)
 
 
 def profiled_target(repeats: int = 30, on_task: _OnTask | None = None) -> Target:
-    """The current device with a measured grid. Raises BackendError without a CUDA device."""
+    """Returns the current device with a measured grid. Raises BackendError without a CUDA device."""
     target = current_target()
     return replace(target, grid=measure_grid(target, repeats, on_task))
 
 
 def target_object(target: Target) -> dict[str, object]:
-    """A target in the JSON form that `treegen.target.targets.target_from` reads from a file."""
+    """Returns a target in the JSON form that `treegen.target.targets.target_from` reads from a file."""
     grid = None if target.grid is None else target.grid.to_object()
     facts = {field.name: getattr(target, field.name) for field in fields(Target)}
     return {**facts, "constants": asdict(target.constants), "grid": grid}

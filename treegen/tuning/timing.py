@@ -17,9 +17,9 @@ _COPY_BYTES = 2 << 30
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
-    """The median time of `call()` on the current stream in microseconds.
+    """Returns the median time of `call()` on the current stream in microseconds.
 
-    Before each of `repeats` calls 256 MB are overwritten, so that L2 holds nothing of use; a pause on the device behind
+    Before each of `repeats` calls, 256 MB are overwritten, so that L2 holds nothing of use. A pause on the device after
     that hides the host's launch time.
     """
     flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
@@ -39,7 +39,7 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
 
 
 def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
-    """A call captured as a CUDA graph: its replay on the current stream, and what the captured call returned.
+    """Captures a call as a CUDA graph; returns its replay on the current stream, and the result of the captured call.
 
     Raises RuntimeError when it cannot be captured.
     """
@@ -54,7 +54,7 @@ def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:
 
 
 def copy_gbps(repeats: int = 10) -> float:
-    """GB/s of device memory that a copy moves, bytes read and bytes written both counted."""
+    """Returns the GB/s of device memory that a copy moves, counting both bytes read and bytes written."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * _COPY_BYTES / (1e3 * median_us(lambda: target.copy_(source), repeats))

@@ -1,4 +1,4 @@
-"""Tuning: the model's best candidates measured on the current GPU, and the fastest kept for the tree's bucket."""
+"""Tuning: the model's best candidates are measured on the current GPU, and the fastest one is kept."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ from treegen.tuning.worker import Meter
 DEFAULT_CANDIDATES = 8
 DEFAULT_REPEATS = 15
 _MOST_AT_ONCE = 2
-"""Strategies with cuts that merge last in one launch, at most."""
+"""The most strategies with cuts that merge last in one launch."""
 _MOST_LOWERED = 8
-"""Strategies among which these are looked for."""
+"""The most strategies that are lowered to find these."""
 _CLOSE = 1.02
-"""Time over that of the fastest up to which candidates are measured again."""
+"""Candidates within this factor of the fastest time are measured again."""
 _MORE_ROUNDS = 2
-"""How often these are measured again, one after another."""
+"""The number of rounds in which these are measured again, one after another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How to tune: candidates of the model, timed calls of each, seconds for one with compiling and checking it.
+    """Settings of tuning.
 
-    meter: measures in place of the device (treegen.tuning.worker).
+    Attributes:
+        most: Candidates of the model.
+        repeats: Timed calls of each.
+        timeout_s: Seconds for one candidate, including compiling and checking it.
+        meter: Measures in place of the device (treegen.tuning.worker).
     """
 
     most: int = DEFAULT_CANDIDATES
@@ -56,7 +60,7 @@ class Tuning:
         positive_int("repeats", self.repeats, InputError)
 
     def measurer(self, device: int | None = None) -> Measurer:
-        """What measures on a CUDA device, by default the current one. Raises BackendError and InputError."""
+        """Returns a measurer for a CUDA device, by default the current one. Raises BackendError and InputError."""
         return Measurer(device, self.repeats, self.timeout_s, self.meter)
 
 
@@ -68,11 +72,19 @@ def tuned(
     on_candidate: Callable[[Outcome], None] | None = None,
     measurer: Measurer | None = None,
 ) -> CachedPolicy:
-    """The measured policy of a tree's bucket: from the cache, else from measurements, which are stored.
+    """Returns the measured policy of a tree's bucket: from the cache, or from measurements, which are stored.
 
-    again: measures in any case. measurer: what measures, where it is to serve more trees than this one. One process
-    measures a key, others wait for it. Raises BackendError without a CUDA device, or when no candidate could be
-    measured.
+    One process measures a key, and others wait for it.
+
+    Args:
+        problem: The tree, the attention shape and the target.
+        tuning: The settings.
+        again: Measures in any case.
+        on_candidate: Called as `on_candidate(outcome)` after each candidate.
+        measurer: A measurer that serves other trees, too; by default one for this tree.
+
+    Raises:
+        BackendError: There is no CUDA device, or no candidate could be measured.
     """
     tree = problem.tree
     key, chosen = key_of(problem), tuning or Tuning()
@@ -92,7 +104,7 @@ def tuned(
 
 
 def check_tuning(strategy: Strategy, target: Target) -> None:
-    """Raises StrategyError or BackendError unless measurements on this machine can decide what the strategy takes."""
+    """Raises StrategyError or BackendError unless measurements on this machine can decide the strategy's choices."""
     if not strategy.automatic:
         raise StrategyError("autotune", True, f"has nothing to choose for {strategy}", "use strategy='auto'")
     if not torch.cuda.is_available():
@@ -104,8 +116,10 @@ def check_tuning(strategy: Strategy, target: Target) -> None:
 
 
 def proposals(problem: Problem, most: int) -> list[Strategy]:
-    """What is measured: the model's best `most` policies, and where they are not among them plain per-row decoding and
-    whole paths in large tiles, so that what is chosen loses to neither; and some that merge last in one launch.
+    """Returns the candidates to measure: the model's best `most` policies, and a few others.
+
+    Plain per-row decoding and whole paths in large tiles are always among them, so that the choice loses to neither. So
+    are some strategies that merge last in one launch.
     """
     found = [strategy for strategy, _ in candidates(problem)]
     plain = next((strategy for strategy in found if strategy.name == "query"), query())
@@ -113,8 +127,10 @@ def proposals(problem: Problem, most: int) -> list[Strategy]:
 
 
 def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy]:
-    """The first of these with cuts, and of paths of many head rows cut at any threshold, that merge last in one launch;
-    and whole paths of many head rows in halves that do.
+    """Yields strategies that merge last in one launch.
+
+    These are the first ones among `found` with cuts, the first ones of paths with many head rows cut at any threshold,
+    and whole paths with many head rows in halves.
     """
     shape = problem.shape
     best = [each for each in found if isinstance(each, Cohort) and each.apart is not None]
@@ -129,8 +145,10 @@ def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy
 
 
 def _settled(outcomes: list[Outcome], chosen: list[Strategy], measurer: Measurer) -> list[Outcome]:
-    """The outcomes, where several are close to the best with the medians of more rounds of these, one after another in
-    each: what came first might have met another state of the device. Whoever fails in one has failed.
+    """Returns the outcomes, with medians of more rounds for candidates that are close to the best.
+
+    Each round measures these one after another, because an earlier candidate may have met another state of the device.
+    A candidate that fails in one round has failed.
     """
     times = [math.inf if outcome.microseconds is None else outcome.microseconds for outcome in outcomes]
     close = [place for place, time in enumerate(times) if time <= _CLOSE * min(times) and time < math.inf]
@@ -151,6 +169,7 @@ def _measured(
     on_candidate: Callable[[Outcome], None] | None,
     measurer: Measurer,
 ) -> Entry:
+    """Measures the candidates of a tree, and returns the entry of the fastest."""
     target = problem.target
     chosen = proposals(problem, tuning.most)
     outcomes = _settled(measurer.measure(problem, chosen, on_candidate), chosen, measurer)

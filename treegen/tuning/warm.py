@@ -1,7 +1,7 @@
-"""Warming: what a deployment needs, ahead of it: its kernels compiled, and the policies of all of its trees measured on
-all GPUs of a kind at once.
+"""Warming: the kernels of a deployment compiled, and the policies of its trees measured, before it begins.
 
-Every policy is kept as soon as it is measured, so that a run which was interrupted goes on where it was.
+Policies are measured on all GPUs of a kind at once. Each is kept as soon as it is measured, so that a run that was
+interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.listed_entries import Where
@@ -33,7 +33,15 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WarmJob:
-    """A key of the cache and the tree that is measured for it, under its name. trees: how many share the key."""
+    """A key of the cache, and the tree that is measured for it.
+
+    Attributes:
+        name: The name of the tree.
+        tree: The tree.
+        shape: The attention shape.
+        key: The key.
+        trees: The number of trees that share the key.
+    """
 
     name: str
     tree: Tree
@@ -44,9 +52,14 @@ class WarmJob:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Warmed:
-    """What became of a job: where its policy is from ("made": it was measured), or "none" and a problem.
+    """The outcome of a job.
 
-    device: the CUDA device that it was given to. seconds: that it took there.
+    Attributes:
+        job: The job.
+        where: The place of its policy ("made": it was measured), or "none".
+        problem: The problem, if there is no policy.
+        device: The CUDA device that did the job.
+        seconds: The seconds that it took there.
     """
 
     job: WarmJob
@@ -57,7 +70,7 @@ class Warmed:
 
 
 def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Shape]]:
-    """Every kernel that plans of `auto` can launch for these shapes, for `treegen.tuning.compile_pool.compile_all`.
+    """Returns all kernels that plans of `auto` can launch for these shapes, as `compile_all` takes them.
 
     Raises ShapeError for a shape that no tile fits.
     """
@@ -65,10 +78,10 @@ def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Sh
 
 
 def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: Target) -> list[WarmJob]:
-    """A job for every bucket of trees and shape, in the order in which buckets first occur, shape by shape.
+    """Returns a job for every bucket of trees and shape, shape by shape, in the order in which buckets first occur.
 
-    Of the trees of a bucket the one with the median of unique tokens stands for all (of equals the first, of two the
-    smaller). Trees without rows, or whose rows see nothing, need no policy and have no job.
+    The tree with the median of unique tokens stands for its bucket (of equal ones the first, of two the smaller). Trees
+    without rows, or whose rows see nothing, need no policy and have no job.
     """
     buckets: dict[str, list[tuple[int, int, str, Tree]]] = {}
     for number, (name, tree) in enumerate(trees):
@@ -85,6 +98,17 @@ def jobs_of(trees: Iterable[tuple[str, Tree]], shapes: Sequence[Shape], target: 
 _Done: TypeAlias = SimpleQueue[Warmed | BaseException]
 
 
+class _Run(NamedTuple):
+    """The parts of a run that its threads share: settings, the jobs to do, the outcomes, and whether it was stopped."""
+
+    target: Target
+    tuning: Tuning
+    again: bool
+    todo: SimpleQueue[WarmJob]
+    done: _Done
+    stopped: Event
+
+
 def warm(
     jobs: Sequence[WarmJob],
     target: Target,
@@ -94,22 +118,30 @@ def warm(
     again: bool = False,
     on_job: Callable[[Warmed], None] | None = None,
 ) -> list[Warmed]:
-    """What became of all jobs, in the order in which they were done; a job that fails does not end the others.
+    """Does all jobs and returns their outcomes, in the order in which they were done.
 
-    devices: CUDA devices, each with a measuring process of its own, that take jobs one by one; all are the target.
-    again: measures what the cache has, too. on_job(warmed): called in this thread after each job. An exception here, as
-    on Ctrl-C, ends the measuring processes; policies that were measured before are kept. Raises BackendError and
-    InputError before any process starts.
+    A job that fails does not end the others. An exception of `on_job`, or a Ctrl-C, ends the measuring processes;
+    policies that were measured before are kept.
+
+    Args:
+        jobs: The jobs.
+        target: The target that all devices are.
+        devices: CUDA devices, each with a measuring process of its own, that take jobs one by one.
+        tuning: The settings.
+        again: Measures policies that the cache has, too.
+        on_job: Called in this thread as `on_job(warmed)` after each job.
+
+    Raises:
+        BackendError: There is no such device; raised before a process starts.
+        InputError: A setting is out of range; raised before a process starts.
     """
     chosen = tuning or Tuning()
     measurers = [chosen.measurer(device) for device in devices]
-    todo: SimpleQueue[WarmJob] = SimpleQueue()
-    done: _Done = SimpleQueue()
-    stopped = Event()
+    run = _Run(target, chosen, again, SimpleQueue(), SimpleQueue(), Event())
     for job in jobs:
-        todo.put(job)
+        run.todo.put(job)
     threads = [
-        Thread(target=_work, args=(measurer, device, target, chosen, again, todo, done, stopped), daemon=True)
+        Thread(target=_work, args=(run, measurer, device), daemon=True)
         for measurer, device in zip(measurers, devices, strict=True)
     ]
     found: list[Warmed] = []
@@ -117,12 +149,12 @@ def warm(
         for thread in threads:
             thread.start()
         while len(found) < len(jobs):
-            warmed = _next(done)
+            warmed = _next(run.done)
             found.append(warmed)
             if on_job:
                 on_job(warmed)
     finally:
-        stopped.set()
+        run.stopped.set()
         if len(found) < len(jobs):
             for measurer in measurers:
                 measurer.stop()
@@ -132,7 +164,10 @@ def warm(
 
 
 def kernel_summary(compiled: Sequence[Compiled], seconds: float) -> str:
-    """What became of kernels, in lines: how many were compiled, known and failed, and each failure. seconds: in all."""
+    """Returns lines about kernels: the numbers of compiled, known and failed ones, and each failure.
+
+    seconds: the time of all of them.
+    """
     failed = [each for each in compiled if each.problem]
     cached = sum(each.cached for each in compiled)
     made = len(compiled) - cached - len(failed)
@@ -142,9 +177,9 @@ def kernel_summary(compiled: Sequence[Compiled], seconds: float) -> str:
 
 
 def summary(warmed: Sequence[Warmed], seconds: float) -> str:
-    """What a run did, in lines: how many policies it measured, knew and failed at, and each device's and failure's own.
+    """Returns lines about a run: the numbers of measured, known and failed policies, by device, and each failure.
 
-    seconds: that the run took.
+    seconds: the time of the run.
     """
     made = [each for each in warmed if each.where == "made"]
     failed = [each for each in warmed if each.problem]
@@ -161,7 +196,10 @@ def summary(warmed: Sequence[Warmed], seconds: float) -> str:
 
 
 def _next(done: _Done) -> Warmed:
-    """What is done next. It waits in short steps: Windows delivers no Ctrl-C to a thread that waits for a queue."""
+    """Returns the next outcome.
+
+    It waits in short steps, because Windows delivers no Ctrl-C to a thread that waits for a queue.
+    """
     while True:
         try:
             warmed = done.get(timeout=_POLL_S)
@@ -172,31 +210,22 @@ def _next(done: _Done) -> Warmed:
         return warmed
 
 
-def _work(
-    measurer: Measurer,
-    device: int | None,
-    target: Target,
-    tuning: Tuning,
-    again: bool,
-    todo: SimpleQueue[WarmJob],
-    done: _Done,
-    stopped: Event,
-) -> None:
+def _work(run: _Run, measurer: Measurer, device: int | None) -> None:
     """Does jobs until there are no more."""
     try:
         with measurer:
-            while not stopped.is_set():
+            while not run.stopped.is_set():
                 try:
-                    job = todo.get_nowait()
+                    job = run.todo.get_nowait()
                 except Empty:
                     return
                 begin = time.perf_counter()
                 where: Where = "none"
-                problem = ""
+                failure, problem = "", Problem(job.tree, job.shape, run.target)
                 try:
-                    where = tuned(Problem(job.tree, job.shape, target), tuning, again=again, measurer=measurer).where
+                    where = tuned(problem, run.tuning, again=run.again, measurer=measurer).where
                 except TreegenError as error:
-                    problem = str(error)
-                done.put(Warmed(job, where, problem, device, time.perf_counter() - begin))
+                    failure = str(error)
+                run.done.put(Warmed(job, where, failure, device, time.perf_counter() - begin))
     except BaseException as error:  # the caller's thread raises it
-        done.put(error)
+        run.done.put(error)

@@ -1,9 +1,9 @@
 """The measuring process: loads a meter, then measures the candidates that it is sent, one after another.
 
-`treegen.tuning.measurer` starts it and talks to it over one socket. It sends a job (a pickled Job), which is answered
-with a Reply without a time; then pickled strategies, each answered with a Reply; then the next job. The process ends
-when the other side closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that needs
-it does.
+`treegen.tuning.measuring_process` starts it and talks to it over one socket. It sends a job (a pickled Job), whose
+answer is a Reply without a time; then pickled strategies, each answered with a Reply; then the next job. The process
+ends when the other side closes the socket or is gone, whatever it is doing. Nothing here imports torch: a meter that
+needs it does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from treegen.strategies import Strategy
 from treegen.target.problem import Problem
 
 Meter: TypeAlias = Callable[[Problem, Strategy], tuple[float | None, float]]
-"""Microseconds of a candidate and its output's error; None where a wrong output was not worth timing."""
+"""Returns microseconds of a candidate, None where a wrong output was not worth timing, and its output's error."""
 
 LEAVING_S = 1.0
 """Seconds that the process takes for an orderly end once the other side is gone."""
@@ -29,14 +29,21 @@ _LONGEST_PROBLEM = 300
 
 
 class Job(NamedTuple):
-    """What all candidates have in common."""
+    """The part that all candidates have in common."""
 
     meter: Meter
     problem: Problem
 
 
 class Reply(NamedTuple):
-    """The answer to one message. lost: the device or its data cannot be trusted any more, and the process ends."""
+    """The answer to one message.
+
+    Attributes:
+        microseconds: The candidate's time; None with a problem.
+        out_error: The larger error of out and lse; None if nothing was computed.
+        problem: One line; None if there is none.
+        lost: Whether the device or its data cannot be trusted any more; the process then ends.
+    """
 
     microseconds: float | None = None
     out_error: float | None = None
@@ -78,7 +85,7 @@ def serve(handle: int) -> None:
 
 
 def _receive(connection: Connection, messages: SimpleQueue[bytes | None]) -> None:
-    """Queues messages; at their end gives the process a moment to finish, then ends it in the middle of its work."""
+    """Queues messages; at their end it gives the process a moment to finish, then ends it in the middle of its work."""
     try:
         while True:
             messages.put(connection.recv_bytes())
@@ -89,6 +96,7 @@ def _receive(connection: Connection, messages: SimpleQueue[bytes | None]) -> Non
 
 
 def _measured(job: Job, strategy: Strategy) -> Reply:
+    """Measures a candidate and returns the reply."""
     try:
         microseconds, out_error = job.meter(job.problem, strategy)
         return Reply(None if microseconds is None else float(microseconds), float(out_error))
@@ -97,8 +105,9 @@ def _measured(job: Job, strategy: Strategy) -> Reply:
 
 
 def problem_of(cause: Exception) -> str:
-    """An exception on one line: its type and text. Long ones lose their middle, as compilers say first where an error
-    is and last what it is.
+    """Returns an exception on one line: its type and text.
+
+    Long texts lose their middle, because compilers put the place of an error first and its kind last.
     """
     shown = cause.__cause__ if isinstance(cause, DeviceLostError) and cause.__cause__ else cause
     text = " ".join(f"{type(shown).__name__}: {shown}".split()).removesuffix(":")
