@@ -6,16 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+import treegen.ir.seat_checks as seat_checks
 from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, positive_int, ramp
 from treegen.ir.errors import TreeError
-from treegen.ir.seat_checks import (
-    checked_count,
-    free_row,
-    one_for_each,
-    reordered_rows,
-    running_seat,
-    running_seats,
-)
 from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
@@ -120,7 +113,7 @@ class LiveBatch:
         row: int | None = None,
         rows: int = 1,
     ) -> int:
-        """Starts a request in the lowest free seat.
+        """Starts a request in the lowest free seat, and returns the seat.
 
         Args:
             tokens: The request's tokens.
@@ -129,17 +122,14 @@ class LiveBatch:
             row: Its row of the batch; by default the lowest free one.
             rows: Its query rows in a step, as in `set_rows`.
 
-        Returns:
-            The seat.
-
         Raises:
             TreeError: The row is taken, no request is in the other seat, or one of both requests has fewer tokens.
         """
-        tokens, rows = checked_count("tokens", tokens), checked_count("rows", rows, 1)
+        tokens, rows = seat_checks.checked_count("tokens", tokens), seat_checks.checked_count("rows", rows, 1)
         above, shared = self._claim(shared_with, shared_tokens, tokens, None)
-        place = free_row(row, self.row, self._active)
+        place = seat_checks.free_row(row, self.row, self._active)
         if self._active == len(self.row):
-            self._add_seats()
+            self._take_seats(np.concatenate([self._seats, _free_seats(len(self.row))], axis=1))
         seat = int((self.row < 0).argmax())
         self.row[seat], self.tokens[seat], self.rows[seat] = place, tokens, rows
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
@@ -150,46 +140,37 @@ class LiveBatch:
         return seat
 
     def fork(self, seat: int, shared_tokens: int | None = None, row: int | None = None, rows: int = 1) -> int:
-        """Starts a request with the tokens of another one.
+        """Starts a request with the tokens of another one, and returns its seat.
 
         Args:
             seat: The seat of the other request.
             shared_tokens: The number of first tokens that both share; by default all full pages.
             row: Its row of the batch; by default the lowest free one.
             rows: Its query rows in a step, as in `set_rows`.
-
-        Returns:
-            The seat of the new request.
         """
-        tokens = int(self.tokens[running_seat("seat", seat, self.row)])
+        tokens = int(self.tokens[seat_checks.running_seat("seat", seat, self.row)])
         return self.add(tokens, seat, tokens if shared_tokens is None else shared_tokens, row, rows)
 
     def finish(self, seat: int) -> None:
-        """Ends a request and frees its seat and row.
+        """Ends the request in this seat, and frees the seat and the row.
 
         Other requests still share the same tokens with one another. Of those that share with the ended request, the one
         that shares most (of several the lowest seat) takes its place, and the others share with that one.
-
-        Args:
-            seat: The seat of the request.
         """
-        seat = running_seat("seat", seat, self.row)
+        seat = seat_checks.running_seat("seat", seat, self.row)
         self.changes += leave(self.shared_with, self.shared_tokens, seat)
         self.row[seat], self.tokens[seat], self.rows[seat] = -1, 0, 1
         self._active -= 1
         self.moves += 1
 
     def moved(self, seats: int | IntsLike) -> None:
-        """Records that requests have other pages than before, for instance because they were preempted or copied.
+        """Records that these requests have other pages than before, for instance because they were preempted or copied.
 
         Afterwards they share nothing, not even with one another; call `share` for what they share now. Other requests
         still share the same tokens with one another, as in `finish`. Plans that were made earlier are not used for the
         moved requests.
-
-        Args:
-            seats: A seat, or several.
         """
-        for seat in running_seats(seats, self.row).tolist():
+        for seat in seat_checks.running_seats(seats, self.row).tolist():
             self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat)
             self.epoch[seat] += 1
             self.moves += 1
@@ -208,7 +189,7 @@ class LiveBatch:
             TreeError: The other request shares with this one already, directly or through others, or one of both has
                 fewer tokens.
         """
-        seat = running_seat("seat", seat, self.row)
+        seat = seat_checks.running_seat("seat", seat, self.row)
         above, shared = self._claim(shared_with, shared_tokens, int(self.tokens[seat]), seat)
         self.shared_with[seat], self.shared_tokens[seat] = above, shared
         settle(self.shared_with, self.shared_tokens, seat)
@@ -230,10 +211,9 @@ class LiveBatch:
             shared_tokens: The number of these tokens.
         """
         seat = int32_array("seats", seats, low=0, high=len(self.row) - 1)
-        parts = {"epochs": epochs, "tokens": tokens, "shared_with": shared_with, "shared_tokens": shared_tokens}
-        for name, part in parts.items():
-            if len(part) != len(seat):
-                raise TreeError(name, f"{len(part)} entries", f"does not match {len(seat)} seats", "give one per seat")
+        seat_checks.check_lengths(
+            len(seat), epochs=epochs, tokens=tokens, shared_with=shared_with, shared_tokens=shared_tokens
+        )
         length = int32_array("tokens", tokens, low=0)
         above, shared = claimed_sharing(length, shared_with, shared_tokens, self.page_size)
         self.shared_with[:], self.shared_tokens[:] = -1, 0
@@ -251,7 +231,7 @@ class LiveBatch:
             rows: A mapping {seat: row}; seats that it leaves out keep their rows. Or an array with a row for every
                 seat; its entries for free seats are ignored.
         """
-        self.row[:] = reordered_rows(rows, self.row, self.seats)
+        self.row[:] = seat_checks.reordered_rows(rows, self.row, self.seats)
         self.moves += 1
 
     def grow(self, tokens: int | IntsLike = 1, seats: int | IntsLike | None = None) -> None:
@@ -261,8 +241,8 @@ class LiveBatch:
             tokens: The number of new tokens: one for all, or one for each seat.
             seats: The seats of the requests; by default all running requests.
         """
-        chosen = self.seats if seats is None else running_seats(seats, self.row)
-        longer = self.tokens.take(chosen) + one_for_each("tokens", tokens, len(chosen)).astype(np.int64)
+        chosen = self.seats if seats is None else seat_checks.running_seats(seats, self.row)
+        longer = self.tokens.take(chosen) + seat_checks.one_for_each("tokens", tokens, len(chosen)).astype(np.int64)
         if longer.max(initial=0) > INT32_MAX:
             seat = int(chosen[longer.argmax()])
             raise TreeError("tokens", tokens, f"makes seat {seat} longer than 2^31 - 1 tokens", "give fewer")
@@ -278,9 +258,9 @@ class LiveBatch:
             seats: A seat, or several.
             tokens: The length: one for all, or one for each seat.
         """
-        chosen = running_seats(seats, self.row)
+        chosen = seat_checks.running_seats(seats, self.row)
         after = self.tokens.copy()
-        after[chosen] = one_for_each("tokens", tokens, len(chosen))
+        after[chosen] = seat_checks.one_for_each("tokens", tokens, len(chosen))
         sharing = (self.shared_with >= 0).nonzero()[0]
         owner, shared = self.shared_with.take(sharing), self.shared_tokens.take(sharing)
         too_short = np.concatenate([sharing[shared > after.take(sharing)], owner[shared > after.take(owner)]])
@@ -298,8 +278,8 @@ class LiveBatch:
             seats: A seat, or several.
             rows: The number of query rows, at least 1: one for all, or one for each seat.
         """
-        chosen = running_seats(seats, self.row)
-        numbers = one_for_each("rows", rows, len(chosen), 1)
+        chosen = seat_checks.running_seats(seats, self.row)
+        numbers = seat_checks.one_for_each("rows", rows, len(chosen), 1)
         if np.count_nonzero(numbers != self.rows.take(chosen)):
             self.rows[chosen] = numbers
             self.changes += 1
@@ -307,22 +287,12 @@ class LiveBatch:
 
     def _claim(self, shared_with: int | None, shared_tokens: int, tokens: int, seat: int | None) -> tuple[int, int]:
         """Returns the owner and the number of a request's shared tokens, in whole pages; checks them."""
-        shared = checked_count("shared_tokens", shared_tokens)
-        if shared_with is None:
-            if shared:
-                raise TreeError("shared_tokens", shared, "are shared with no seat", "give shared_with, or 0")
+        above, shared = seat_checks.checked_claim(shared_with, shared_tokens, tokens, self.row, self.tokens)
+        if above < 0:
             return -1, 0
-        above = running_seat("shared_with", shared_with, self.row)
-        for whose, most in (("the request has", tokens), (f"seat {above} has", int(self.tokens[above]))):
-            if shared > most:
-                raise TreeError("shared_tokens", shared, f"is more than the {most} tokens that {whose}", "lower it")
         if seat is not None:
             check_shares_not(self.shared_with, above, seat)
         return owner_of(self.shared_with, self.shared_tokens, above, shared - shared % self.page_size)
-
-    def _add_seats(self) -> None:
-        """Doubles the number of seats."""
-        self._take_seats(np.concatenate([self._seats, _free_seats(len(self.row))], axis=1))
 
 
 def _free_seats(seats: int) -> Ints:

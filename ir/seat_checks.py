@@ -24,9 +24,15 @@ def one_for_each(argument: str, values: int | IntsLike, seats: int, low: int = 0
     if isinstance(values, (int, np.integer)):
         return np.full(seats, checked_count(argument, values, low), np.int32)
     numbers = int32_array(argument, values, low=low)
-    if len(numbers) != seats:
-        raise TreeError(argument, f"{len(numbers)} entries", f"does not match {seats} seats", "give one per seat")
+    check_lengths(seats, **{argument: numbers})
     return numbers
+
+
+def check_lengths(seats: int, **arrays: IntsLike) -> None:
+    """Raises TreeError unless each array has an entry for each of `seats` seats."""
+    for name, values in arrays.items():
+        if len(values) != seats:
+            raise TreeError(name, f"{len(values)} entries", f"does not match {seats} seats", "give one per seat")
 
 
 def running_seat(argument: str, seat: int, row: Ints) -> int:
@@ -50,6 +56,25 @@ def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
     if len(chosen) > 1 and (twice := np.bincount(chosen) > 1).any():
         raise TreeError("seats", chosen.tolist(), f"names seat {int(twice.argmax())} twice", "name every seat once")
     return chosen
+
+
+def checked_claim(
+    shared_with: int | None, shared_tokens: int, tokens: int, row: Ints, of_seats: Ints
+) -> tuple[int, int]:
+    """Returns the seat that a request shares its first tokens with, -1 for none, and their number.
+
+    tokens: those of the request. of_seats: those of all seats. Raises TreeError if one of both has fewer tokens.
+    """
+    shared = checked_count("shared_tokens", shared_tokens)
+    if shared_with is None:
+        if shared:
+            raise TreeError("shared_tokens", shared, "are shared with no seat", "give shared_with, or 0")
+        return -1, 0
+    above = running_seat("shared_with", shared_with, row)
+    for whose, most in (("the request has", tokens), (f"seat {above} has", int(of_seats[above]))):
+        if shared > most:
+            raise TreeError("shared_tokens", shared, f"is more than the {most} tokens that {whose}", "lower it")
+    return above, shared
 
 
 def free_row(place: int | None, row: Ints, active: int) -> int:

@@ -1,4 +1,4 @@
-"""Groupings: the first plans of strategies, each of which obeys the coverage law; passes then rewrite them."""
+"""Groupings: the first plans of strategies. They obey the coverage law; passes then rewrite them."""
 
 from __future__ import annotations
 
