@@ -32,5 +32,5 @@ Grammar
     WorkItem = rows, full tiles, packed tiles, [partial slots]
 
 Modules, in the order of the flow: errors, arrays, tree (a folder), live_batch, shape, keys, groups, plan, arena,
-schedule, request_schedule, request_room, request_tables, verify.
+schedule, request_schedule, request_tables, verify.
 """

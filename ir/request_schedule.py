@@ -69,8 +69,8 @@ class Queries(NamedTuple):
 class SharedChunks(NamedTuple):
     """The partial results of chunks that requests read together, in batch-invariant mode.
 
-    Chunk c of the request in seat s has its partial in slot `slots[first[s] + c]`, if `c < counts[s]` and that entry is
-    not -1. The request reads all its other chunks by itself.
+    Chunk c of the request in seat s has its partial in the partial slot `slots[first[s] + c]`, if `c < counts[s]` and
+    that entry is not -1. The request reads all its other chunks by itself.
     """
 
     first: Ints

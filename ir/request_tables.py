@@ -28,10 +28,10 @@ LONE_PARTS = 8
 class RequestRoom:
     """The entries that a kernel for running batches has room for; its grids and addresses follow from them.
 
-    Lone items serve requests alone, which the plan does not cover. They are the first items of a launch. Where few
+    Lone items serve requests alone that the plan does not cover. They are the first items of a launch. Where few
     requests are alone, several lone items share one. Each then has a partial slot after those of the plan, and
-    `lone_merges` rows are merged after those of the plan. In batch-invariant mode lone items read chunks, of
-    `lone_rows` requests each, and each item has a partial slot for each of them.
+    `lone_merges` rows are merged after those of the plan. In batch-invariant mode each lone item reads `lone_rows`
+    chunks, and has a partial slot for each of them.
 
     Attributes:
         seats: Requests at a time.
