@@ -215,9 +215,9 @@ def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: A
     base, scratch = program.workspace.data_ptr(), program.scratch(rows)
     expected |= {"part_lse": base, "part_out": base + scratch.out_at, "flags": base + scratch.flags_at}
     table, arena = program.tables.table.data_ptr(), schedule.pack()
-    for name in ("rows", "tiles", "blocks", "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "merge_slots"):
+    for name in ("rows", "tiles", "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "merge_slots"):
         expected[name] = table + 4 * getattr(arena, name)
-    expected["row_positions"] = table + 4 * arena.positions
+    expected |= {"runs": table + 4 * arena.blocks, "row_positions": table + 4 * arena.positions}
 
     assert len(launched) == schedule.launches
     assert asked.parameters <= {name for each in launched for name in each.arguments}
@@ -291,13 +291,13 @@ def test_another_tree_is_bound_anew(launched: list[Launched]) -> None:
     q, k, v = tensors(SINGLE)
     kernel(q, k, v)
     # The table of the tree before is kept, so that the next cannot take its address.
-    before = kernel._prepared.programs["triton", q.device].tables.table
+    before = kernel.calls.prepared.programs["triton", q.device].tables.table
     grown = Tree.parse("5*3")
     kernel.update(grown)
     with pytest.raises(InputError, match="2 rows"):
         kernel(q, k, v)
     kernel(*tensors(grown))
-    after = kernel._prepared.programs["triton", q.device].tables.table
+    after = kernel.calls.prepared.programs["triton", q.device].tables.table
     for each, table in zip(launched, (before, after), strict=True):
         assert 0 <= each.arguments["items"] - table.data_ptr() < table.numel() * table.element_size()
     assert before.data_ptr() != after.data_ptr()
@@ -310,7 +310,7 @@ def test_a_fixed_capacity_keeps_launches_and_addresses(launched: list[Launched],
     out, other = torch.empty_like(q), torch.empty_like(q)
     kernel(q, k, v, out=out)
     expected = list(launched)
-    tables = kernel._prepared.programs["triton", q.device].tables.table
+    tables = kernel.calls.prepared.programs["triton", q.device].tables.table
     for tree in (Tree.parse("1,9/200,30"), SINGLE, MERGED):
         launched.clear()
         before = tables.clone()
@@ -331,7 +331,7 @@ def test_few_forms_are_kept(launched: list[Launched]) -> None:
     for pages in range(200):
         more = torch.zeros(len(k) + pages, *k.shape[1:])
         kernel(q, more, more)
-    assert len(kernel._prepared.calls) <= 64
+    assert len(kernel.calls.prepared.calls) <= 64
 
 
 def test_a_compilation_warns_where_the_kernel_is_called(

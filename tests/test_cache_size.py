@@ -137,7 +137,7 @@ def capture(monkeypatch: pytest.MonkeyPatch) -> Callable[[treegen.Kernel, int], 
 
     def captured(kernel: treegen.Kernel, slots: int) -> None:
         with monkeypatch.context() as during:
-            during.setattr(treegen.runtime.kernel, "captures", lambda q: True)
+            during.setattr(treegen.runtime.prepared_calls, "captures", lambda q: True)
             kernel(*tensors(kernel.tree.num_rows, slots))
 
     return captured
@@ -174,7 +174,7 @@ def test_graphs_bound_the_page_ids_of_a_wrapper(monkeypatch: pytest.MonkeyPatch)
     wrapper = TreeAttentionWrapper(None, "NHD", True, False, torch.empty(3), torch.empty(8), torch.empty(2))
     q, cache, shape = torch.randn(2, 4, 16), torch.randn(9, 2, 4, 2, 16), (4, 2, 16, 4)
     wrapper.plan([0, 2, 4], [3, 1, 3, 7], [4, 2], *shape, q_data_type="float32")
-    monkeypatch.setattr(treegen.runtime.kernel, "captures", lambda q: True)
+    monkeypatch.setattr(treegen.runtime.prepared_calls, "captures", lambda q: True)
     expected = wrapper.run(q, cache[:8])
     with pytest.raises(InputError, match=r"tree = slot 33: .* a cache of 32 slots; capture another kernel or wrapper"):
         wrapper.plan([0, 2, 4], [3, 1, 3, 8], [4, 2], *shape, q_data_type="float32")

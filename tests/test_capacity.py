@@ -69,7 +69,7 @@ def check(kernel: treegen.Kernel, rows: int | None = None) -> None:
 
 def launches(kernel: treegen.Kernel) -> list[tuple[object, ...]]:
     """Modules, grids and arguments of the kernel's launches, tensors as addresses."""
-    ((_, program),) = kernel._prepared.programs.items()
+    ((_, program),) = kernel.calls.prepared.programs.items()
     assert isinstance(program, TritonProgram)
     q, k, v = tensors(FIRST, 16)
     made: list[tuple[object, ...]] = []
@@ -134,7 +134,7 @@ def assert_writes_every_row_once(schedule: Schedule, rows: int) -> None:
 @pytest.mark.parametrize("strategy", ["deft-node", "flashforge", cohort(apart=2, merge="final")], ids=str)
 def test_surplus_entries_are_zero_items_and_marked_merges(strategy: str | Strategy) -> None:
     kernel = compiled(strategy=strategy)
-    layout = kernel._prepared.layout
+    layout = kernel.calls.prepared.layout
     assert layout is not None
     for tree in (FIRST, BLIND):
         kernel.update(tree)
@@ -218,7 +218,7 @@ def test_what_runs_unfused_is_refused() -> None:
 
 def test_a_tree_with_more_levels_than_the_launches_of_cascade_is_refused() -> None:
     kernel = compiled(strategy="cascade")
-    with pytest.raises(PlanError, match="more than the 2 stages"):
+    with pytest.raises(PlanError, match="more than the 2 rounds"):
         kernel.update(Tree.parse("1,2,4/20,10,5"))
     check(kernel)
 

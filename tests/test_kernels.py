@@ -232,9 +232,9 @@ def test_graphs_find_the_tables_that_they_were_captured_with(backend: str, monke
     kernel, programs = treegen.compile(trees[0], strategy="deft-node", backend=backend), []
     for tree, captured in zip(trees, (True, False, False), strict=True):
         kernel.update(tree)
-        monkeypatch.setattr(treegen.runtime.kernel, "captures", lambda q, captured=captured: captured)
+        monkeypatch.setattr(treegen.runtime.prepared_calls, "captures", lambda q, captured=captured: captured)
         kernel(*tensors(tree, 87, 1, (2, 1), 64, torch.float32, pad_pages=False))
-        programs += map(weakref.ref, kernel._prepared.programs.values())
+        programs += map(weakref.ref, kernel.calls.prepared.programs.values())
         gc.collect()
     assert [program() is not None for program in programs] == [True, False, True]
 

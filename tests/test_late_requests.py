@@ -27,9 +27,16 @@ def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: i
 
 def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
-    assert kernel._made is not None
-    assert kernel._problem is not None
-    return late_cost(batch, kernel._made, kernel.form.room, kernel.form.tile, kernel._problem).late_us
+    assert kernel.planned is not None
+    problem, _, _, schedule = kernel.planned
+    return late_cost(batch, schedule, kernel.form.room, kernel.form.tile, problem).late_us
+
+
+def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
+    """The seats that are walked alone with the kernel's plan."""
+    assert kernel.planned is not None
+    seats: list[int] = walked_alone(batch, kernel.planned.schedule).nonzero()[0].tolist()
+    return seats
 
 
 def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> None:
@@ -43,10 +50,10 @@ def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> Non
     seat = batch.add(300)
     assert not kernel.prepare(batch)
     assert seated(kernel) == [*range(21)]
-    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [seat]  # type: ignore[arg-type]
+    assert alone(kernel, batch) == [seat]
     assert kernel.refresh(batch)  # 32 layers take longer than the plan
     assert not kernel.refresh(batch)
-    assert not walked_alone(batch, kernel._made).any()  # type: ignore[arg-type]
+    assert not alone(kernel, batch)
     batch.finish(seat)
     assert not kernel.prepare(batch)
     assert seated(kernel) == [*range(20)]
@@ -55,7 +62,7 @@ def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> Non
 
 def seated(kernel: BatchKernel) -> list[int]:
     """The rows of seats that are taken."""
-    rows: list[int] = kernel.program._seats[0].tolist()  # type: ignore[union-attr]
+    rows: list[int] = kernel.program.seats[0].tolist()
     return [row for row in rows if row >= 0]
 
 
@@ -65,18 +72,17 @@ def test_requests_of_other_query_rows_are_walked_alone() -> None:
     for _ in range(20):
         batch.add(1000)
     kernel.prepare(batch)
-    assert kernel._made is not None
     batch.set_rows(3, 2)
     assert not kernel.prepare(batch)
-    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [3]
+    assert alone(kernel, batch) == [3]
     batch.set_rows(5, 512)
     assert kernel.prepare(batch)
-    assert not walked_alone(batch, kernel._made).any()
-    assert kernel._rows == 18 + 2 + 512
+    assert not alone(kernel, batch)
+    assert kernel.rows == 18 + 2 + 512
     batch.set_rows(5, 1)
     assert not kernel.prepare(batch)
-    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [5]
-    assert kernel._rows == 19 + 2
+    assert alone(kernel, batch) == [5]
+    assert kernel.rows == 19 + 2
 
 
 def test_a_plan_waits_until_it_pays() -> None:
@@ -103,11 +109,11 @@ def test_layers_are_counted() -> None:
         kernel.step()
         for _ in range(layers):
             kernel(q, *caches)
-    assert kernel._layers == 3
+    assert kernel.replanning.layers == 3
     kernel.step()
-    assert kernel._layers == 5
+    assert kernel.replanning.layers == 5
     kernel.step()
-    assert kernel._layers == 5
+    assert kernel.replanning.layers == 5
     batch.add(10)
     assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(190)) == 0
     assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(20)) == 1
@@ -156,15 +162,15 @@ def test_an_owner_that_went() -> None:
     heir, other = batch.add(1000, owner, 800), batch.add(1000, owner, 640)
     apart = batch.add(50)
     kernel.update(batch)
-    made = kernel._made
-    assert made is not None
+    assert kernel.planned is not None
+    made = kernel.planned.schedule
     batch.finish(owner)
     assert walked_alone(batch, made).nonzero()[0].tolist() == [heir, other]
     assert batch.add(70) == owner
     assert walked_alone(batch, made).nonzero()[0].tolist() == [owner, heir, other]
     kernel.update(batch)
     batch.moved(apart)
-    assert walked_alone(batch, kernel._made).nonzero()[0].tolist() == [apart]  # type: ignore[arg-type]
+    assert alone(kernel, batch) == [apart]
 
 
 @given(st.data())
@@ -187,8 +193,8 @@ def test_who_is_walked_alone(data: st.DataObject) -> None:
 
     events(8)
     kernel.update(batch)
-    made = kernel._made
-    assert made is not None
+    assert kernel.planned is not None
+    made = kernel.planned.schedule
     events(6)
     known = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] == batch.epoch[seat]}
     expected = []

@@ -59,7 +59,7 @@ def attend(kernel: treegen.Kernel, slots: int) -> tuple[torch.Tensor, torch.Tens
 
 def check_tables(kernel: treegen.Kernel) -> None:
     """What is launched covers the tree, and the tables on the device are those of a program made for it now."""
-    served, tree = kernel._prepared, kernel.tree
+    served, tree = kernel.calls.prepared, kernel.tree
     slots = tree.kv.last_slot + 1
     assert (schedule_counts(served.schedule, tree.num_rows, slots) == visible_slot_counts(tree, slots)).all()
     for program in served.programs.values():
@@ -71,7 +71,7 @@ def check_tables(kernel: treegen.Kernel) -> None:
 
 def prepare(kernel: treegen.Kernel) -> None:
     """Makes the program that a call would make, and the tables on its device."""
-    kernel._options.program(kernel._prepared, CPU)
+    kernel.calls.options.program(kernel.calls.prepared, CPU)
 
 
 def grow(kernel: treegen.Kernel, tree: Tree, source: random.Random) -> Tree:
@@ -168,13 +168,13 @@ def test_slots_that_hold_tokens_are_refused_by_kernels_as_by_trees(
         behind = [int(tree.slots(row)[-1]) + 1 for row in chosen]
         begins = [slot if source.random() < 0.7 else source.randrange(150) for slot in behind]
         slots = source.choice([None, np.array(begins)[:, None] + np.arange(tokens)])
-        served = kernel._prepared
+        served = kernel.calls.prepared
         try:
             grown = tree.appended(rows, tokens, slots)
         except TreeError as error:
             with pytest.raises(TreeError, match=re.escape(str(error))):
                 kernel.append(rows, tokens, slots)
-            assert kernel._prepared is served
+            assert kernel.calls.prepared is served
         else:
             kernel.append(rows, tokens, slots)
             tree = grown
@@ -191,11 +191,11 @@ def test_rows_go_on_behind_their_last_slots_by_default() -> None:
     assert [int(kernel.tree.slots(row)[-1]) for row in (0, 2)] == [301, 401]
     attend(kernel, 402)
     kernel.append([1], slots=[302])
-    served = kernel._prepared
+    served = kernel.calls.prepared
     for taken in (lambda: kernel.step(), lambda: kernel.append([0], slots=[400]), lambda: kernel.step([9, 9, 9])):
         with pytest.raises(TreeError, match="slots = "):
             taken()
-        assert kernel._prepared is served
+        assert kernel.calls.prepared is served
     attend(kernel, 402)
 
 
@@ -290,13 +290,13 @@ def test_a_thousand_steps_take_no_more_memory_or_work_than_few() -> None:
 def test_the_tables_stay_where_they_are() -> None:
     kernel = compiled(spread("1,4/50,3"), max_rows=16)
     prepare(kernel)
-    (program,) = kernel._prepared.programs.values()
+    (program,) = kernel.calls.prepared.programs.values()
     assert isinstance(program, TritonProgram)
     place = program.tables.table.data_ptr()
     for _ in range(40):
         kernel.step()
     kernel.prune([1])
-    assert list(kernel._prepared.programs.values()) == [program]
+    assert list(kernel.calls.prepared.programs.values()) == [program]
     assert program.tables.table.data_ptr() == place
 
 
@@ -304,7 +304,7 @@ def test_refusals_leave_the_kernel_as_it_was() -> None:
     kernel = compiled(spread("1,4/50,3"), max_rows=5)
     prepare(kernel)
     kernel.step()
-    before, served = kernel.tree.to_json(), kernel._prepared
+    before, served = kernel.tree.to_json(), kernel.calls.prepared
     for wrong in (
         lambda: kernel.append([4]),
         lambda: kernel.append([1, 1]),
@@ -321,7 +321,7 @@ def test_refusals_leave_the_kernel_as_it_was() -> None:
             wrong()
     with pytest.raises(InputError, match="max_rows"):
         kernel.branch(0, 3)
-    assert kernel._prepared is served
+    assert kernel.calls.prepared is served
     assert kernel.tree.to_json() == before
     check_tables(kernel)
 

@@ -149,7 +149,7 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     kernel = treegen.compile(tree, strategy=LAST, shape=shape, backend="triton")
     report = kernel.verify(q, *caches)
     assert report.passed, report
-    (program,) = kernel._prepared.programs.values()
+    (program,) = kernel.calls.prepared.programs.values()
     assert isinstance(program, TritonProgram)
     assert waits(program.schedule)
 
@@ -164,7 +164,7 @@ def test_interpreted_with_other_heads(heads: tuple[int, int], head_dim: int, hea
     kernel = treegen.compile(tree, strategy=halves, shape=shape, backend="triton")
     report = kernel.verify(*tensors(tree, tree.kv.last_slot + 1, shape))
     assert report.passed, report
-    ((tile,),) = [program.schedule.classes for program in kernel._prepared.programs.values()]
+    ((tile,),) = [program.schedule.classes for program in kernel.calls.prepared.programs.values()]
     assert tile.waiting
 
 

@@ -90,19 +90,20 @@ def test_the_rows_of_a_graph_may_change() -> None:
 
 def test_operators_pass_pytorchs_checks() -> None:
     kernel, (q, k, v) = compiled_kernel(), tensors()
+    handle = kernel.calls.handle
     for return_lse in (False, True):
-        torch.library.opcheck(torch_op.attention, (q, k, v, kernel._handle, return_lse, "ln"))
-        torch.library.opcheck(torch_op.attention_out, (q, k, v, torch.empty_like(q), kernel._handle, return_lse, "ln"))
+        torch.library.opcheck(torch_op.attention, (q, k, v, handle, return_lse, "ln"))
+        torch.library.opcheck(torch_op.attention_out, (q, k, v, torch.empty_like(q), handle, return_lse, "ln"))
 
 
 def test_a_handle_keeps_no_kernel_alive() -> None:
     kernel, (q, k, v) = compiled_kernel(), tensors()
-    handle = kernel._handle
+    handle = kernel.calls.handle
     del kernel
     gc.collect()
     with pytest.raises(InputError, match="no longer alive"):
         torch_op.attention(q, k, v, handle, False, "ln")
-    assert compiled_kernel()._handle > handle
+    assert compiled_kernel().calls.handle > handle
 
 
 def test_wrong_tensors_are_refused_from_compiled_code() -> None:

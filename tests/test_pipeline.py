@@ -107,7 +107,7 @@ def test_the_schedule_of_a_kernel_is_what_its_program_has(backend: str, appends:
     q = torch.randn(40 if fixed else tree.num_rows, 4, 16)
     k, v = torch.randn(2, free + 32 * 8, 2, 16)
     kernel(q, k, v)
-    (program,) = kernel._prepared.programs.values()
+    (program,) = kernel.calls.prepared.programs.values()
     assert program.schedule.to_json() == kernel.schedule.to_json()
     if appends and fixed:
         kernel.step(np.arange(free + 1, free + 1 + 32 * 8, 8))

@@ -60,10 +60,10 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     """Compares a step with what the page table says, and with NumPy."""
     program, tile, window = kernel.program, kernel.form.tile, case.window
     assert isinstance(program, RequestProgram)
-    assert kernel._made is not None
+    assert kernel.planned is not None
     requests = running(kernel, server)
     step = step_of(program, tile, server.page_size, positions=positions)
-    assert step.states == states_of(kernel._made, requests).tolist()
+    assert step.states == states_of(kernel.planned.schedule, requests).tolist()
 
     written, queries = step.written(), server.seen(lengths)
     assert set(written) == set(queries)
@@ -89,7 +89,7 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
         assert not alone & set(item.rows)
 
     # NumPy's schedule gives each row the same tokens, but for those before its window.
-    schedule, _ = expanded(kernel._made, tile, requests, window, positions=positions)
+    schedule, _ = expanded(kernel.planned.schedule, tile, requests, window, positions=positions)
     parts: dict[int, list[int]] = {}
     finals: dict[int, list[int]] = {}
     for row0, _, _, _, block0, blocks, slot, _ in schedule.items.tolist():
@@ -107,11 +107,11 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
         assert shown == shown & set(finals[place]) == shown & {slot for slot, _ in written[place]}
 
     # Items write only to the room that they have.
-    plan = kernel._made.schedule
+    plan = kernel.planned.schedule.schedule
     count = len(plan.items)
     assert len(step.planned) == count
-    tile_ends = [*plan.items[1:, 2].tolist(), kernel._made.tile_room][:count]
-    block_ends = [*plan.items[1:, 4].tolist(), kernel._made.block_room][:count]
+    tile_ends = [*plan.items[1:, 2].tolist(), kernel.planned.schedule.tile_room][:count]
+    block_ends = [*plan.items[1:, 4].tolist(), kernel.planned.schedule.block_room][:count]
     for item, tile_end, block_end in zip(step.planned, tile_ends, block_ends, strict=True):
         assert item.tiles.stop <= tile_end
         assert item.blocks.stop <= block_end
@@ -232,9 +232,9 @@ def test_lengths_of_a_request_of_several_query_rows(
         server.of_seat[seat] = [*own, *(server.take() for _ in range(server.room(512) - len(own)))]
         server.length[seat], server.queries[seat] = 300, 39 * number + 1
     kernel.update(server.batch)
-    assert kernel._made is not None
-    assert kernel._made.queries is not None
-    least = int(kernel._made.queries.least[1])
+    assert kernel.planned is not None
+    assert kernel.planned.schedule.queries is not None
+    least = int(kernel.planned.schedule.queries.least[1])
     assert (least == 128 + 40) == (strategy == cohort(32))
     for length in (301, 364, least, least - 1, 20, 0):
         server.length[1] = length
@@ -375,9 +375,9 @@ def test_every_page_of_a_long_request_is_checked() -> None:
         kernel.step()
         program = kernel.program
         assert isinstance(program, RequestProgram)
-        assert kernel._made is not None
+        assert kernel.planned is not None
         found = step_of(program, kernel.form.tile, 1, positions=False).states
-        assert found == states_of(kernel._made, running(kernel, server)).tolist(), (change, length)
+        assert found == states_of(kernel.planned.schedule, running(kernel, server)).tolist(), (change, length)
         return found
 
     assert states(None, shared + 20) == [PLANNED, PLANNED]
@@ -396,8 +396,8 @@ def test_regions_follow_one_another() -> None:
     for _ in range(30):
         server.event()
     kernel.update(server.batch)
-    assert kernel._made is not None
-    items, made_plan = kernel._made.schedule.items, kernel._made
+    assert kernel.planned is not None
+    items, made_plan = kernel.planned.schedule.schedule.items, kernel.planned.schedule
     for column, room in ((2, made_plan.tile_room), (4, made_plan.block_room)):
         starts = [*items[:, column].tolist(), room]
         assert starts[0] == 0

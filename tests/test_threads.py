@@ -86,7 +86,7 @@ def test_forms_beyond_those_that_are_kept_from_several_threads() -> None:
             assert torch.equal(kernel(q, caches[0, :size], caches[1, :size]), expected)
 
     together(work)
-    assert len(kernel._prepared.calls) <= 64
+    assert len(kernel.calls.prepared.calls) <= 64
 
 
 def test_calls_during_an_update_serve_either_tree() -> None:

@@ -85,7 +85,7 @@ test_many_random_page_tables = pytest.mark.full(examples(500)(BATCHES(serve)))
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_kernels_take_the_layouts(dtype: torch.dtype, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: Requests = [([3, 5, 1], 40), ([3, 5, 2, 9], 60), ([3, 5], 30), ([], 0), ([7], 1)]
-    monkeypatch.setattr("treegen.runtime.kernel.backend_for", lambda device, wanted: "triton")
+    monkeypatch.setattr("treegen.runtime.prepared_calls.backend_for", lambda device, wanted: "triton")
     wrapper = planned(made, 16, layout, q_data_type=dtype)
     k, v = pages(16, dtype=dtype)
     q = queries(made, dtype=dtype)

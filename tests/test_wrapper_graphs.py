@@ -92,7 +92,7 @@ def test_launches_find_the_latest_batch_where_the_first_one_was(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the interpreter: the tables stay where a captured graph reads them."""
-    for module in ("kernel", "call_options"):
+    for module in ("prepared_calls", "call_options"):
         monkeypatch.setattr(f"treegen.runtime.{module}.backend_for", lambda device, wanted: "triton")
     made = batches(3, 3, 6, 16, 4, 0.8)
     wrapper = graphed(6, max(map(total, made)), strategy)
@@ -102,7 +102,7 @@ def test_launches_find_the_latest_batch_where_the_first_one_was(
         plan(wrapper, batch, 16)
         q = queries(batch)
         check(batch, 16, q, k, v, *wrapper.run_return_lse(q, (k, v)))
-        ((_, program),) = wrapper.kernel._prepared.programs.items()
+        ((_, program),) = wrapper.kernel.calls.prepared.programs.items()
         assert isinstance(program, TritonProgram)
         places.add((program.tables.table.data_ptr(), len(program.tables.table)))
     assert len(places) == 1

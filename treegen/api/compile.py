@@ -18,6 +18,7 @@ from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
 from treegen.runtime.prepared import prepare
+from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.batch_invariant import invariant_strategy
@@ -129,7 +130,7 @@ def compile(
 
     calls, planner = CallOptions(backend, sm_scale, scales, scoring), Planner(chosen, autotune=autotune)
     prepared = prepare(problem, planner, scoring, wanted, shape_is_assumed=assumed)  # choice, plan, schedule
-    return Kernel(prepared, planner, calls, wanted, shape_is_assumed=assumed)
+    return Kernel(PreparedCalls(prepared, planner, calls, wanted, shape_is_assumed=assumed))
 
 
 def _check(tree: Tree, shape: Shape | None, sm_scale: float | None, **modes: bool) -> None:

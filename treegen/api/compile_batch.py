@@ -14,7 +14,8 @@ from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
-from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.call_options import BatchOptions
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.batch_invariant import BatchInvariant, chunk_for, invariant_strategy

@@ -11,6 +11,7 @@ from treegen.ir.tree import Tree
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.prepared import prepare
+from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.scoring.options import Scoring
 from treegen.strategies import strategy_from
 from treegen.target.problem import Problem
@@ -36,4 +37,4 @@ def host_kernel(tree: Tree, settings: Settings, options: WrapperOptions) -> Kern
         chosen, scoring = in_isolation(chosen, scoring)
     planner, problem = Planner(chosen), Problem(tree, shape, resolve_target(None))
     prepared = prepare(problem, planner, scoring, limits)
-    return Kernel(prepared, planner, CallOptions(sm_scale=sm_scale, scoring=scoring), limits)
+    return Kernel(PreparedCalls(prepared, planner, CallOptions(sm_scale=sm_scale, scoring=scoring), limits))

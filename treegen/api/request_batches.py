@@ -18,7 +18,8 @@ from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
-from treegen.runtime.batch_kernel import GROWN, BatchKernel
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.replanning import GROWN
 from treegen.strategies import Strategy
 
 READ_EVERY, READ_EVERY_UNNAMED = 64, 16

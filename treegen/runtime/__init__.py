@@ -1,1 +1,1 @@
-"""The kernel that callers hold, and its life: calls, updates, capacity, running batches."""
+"""Kernels that callers hold: their calls, updates, fixed capacity, copies, and running batches."""

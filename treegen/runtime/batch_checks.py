@@ -1,4 +1,4 @@
-"""What kernels for batches that live check of their arguments, before any work on a device."""
+"""Checks of the tensors and batches that kernels for running batches get, before any work on a device."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def check_tensors(
     out: torch.Tensor | None,
     read: Iterable[tuple[str, torch.Tensor]],
 ) -> None:
-    """Raises InputError unless tensors fit the shape, the page table and one another. read: tensors that launches read
-    besides, by their names.
+    """Raises InputError unless the tensors of a call fit the kernel's shape, its page table and one another.
+
+    read: further tensors that launches read, by their names.
     """
     shape, pages = form.shape, form.pages
     found = check_inputs.shape_of(q, k_cache, v_cache, shape.kv_layout)
     if shape.shared_kv and not in_same_place(k_cache, v_cache):
         fix = f"give k_cache[..., :{shape.head_dim_v}], or a shape without shared_kv"
         raise InputError("v_cache", str(found), "is not the beginning of k_cache, as shared_kv says", fix)
-    # Tensors do not show these two.
+    # Tensors do not show these two fields.
     found = replace(found, partial_dtype=shape.partial_dtype, shared_kv=shape.shared_kv)
     check_inputs.check_shape(shape, found)
     if q.device != pages.table.device:
@@ -56,11 +57,11 @@ def check_tensors(
 
 
 def check_batch(batch: LiveBatch, pages: PageTable, page_size: int, room: RequestRoom) -> int:
-    """Returns the number of rows that calls for a batch compute.
+    """Checks a batch; returns the number of rows that calls for it compute.
 
     Raises:
-        InputError: if it is no LiveBatch, has pages of another size than `page_size`, or more requests or query rows
-            than there is room for; or if a request has several query rows and the page table no qo_indptr.
+        InputError: It is no LiveBatch, has pages of another size than `page_size`, or more requests or query rows than
+            there is room for, or a request has several query rows and the page table no qo_indptr.
     """
     if not isinstance(batch, LiveBatch):
         raise InputError("batch", type(batch).__name__, "is not a LiveBatch", "give treegen.LiveBatch")

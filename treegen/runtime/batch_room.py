@@ -1,4 +1,4 @@
-"""What kernels for batches that live have room for, and which plans go into it."""
+"""Batch room: sizes the tables of kernels for running batches, and says which plans fit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from treegen.backends.batch_form import BatchForm
+from treegen.backends.page_table import PageTable
 from treegen.codegen.tile_context import tile_form
+from treegen.ir.arrays import INT32_MAX
+from treegen.ir.errors import InputError
 from treegen.ir.plan import Plan
-from treegen.ir.request_tables import RequestRoom
+from treegen.ir.request_tables import RequestRoom, RequestTables
 from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
+from treegen.runtime.call_options import BatchOptions
 from treegen.schedule.by_request import block_of
 from treegen.strategies import Strategy
 from treegen.strategies.baselines import query
@@ -21,24 +26,25 @@ from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class
 
 RESERVE = 2048
-"""Tokens that every request may gain until it is walked alone, if there is no new plan."""
+"""Tokens that a request may gain until it is walked alone, without a new plan."""
 _WAVES = 1.5
-"""Times that the work items of a plan fill the GPU, at most, besides one for every request. On an H200 no batch of the
-suite gains from more, and thread blocks without work take 1.1 us a thousand.
+"""The most times that a plan's work items fill the GPU, besides one item for each request.
+
+On an H200 no batch of the suite gains from more, and a thousand thread blocks without work take 1.1 us.
 """
 _PARTS_PER_ROW = 3
-"""Partial results of every row, on average at most, besides those of the items that fill the GPU."""
+"""The most partial results of a row on average, besides those of the items that fill the GPU."""
 CLAIMS_PER_ROW = 8
-"""Requests that a request has pages of, on average at most; where there are more, each shares with so many."""
+"""The most requests that a request shares pages with, on average; where there are more, each keeps this number."""
 
 
 def tile_of(shape: Shape, target: Target) -> TileClass:
-    """The one tile class of all plans: the large one, with masks."""
+    """Returns the one tile class of all plans: the large one, with masks."""
     return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block_of(shape.page_size))
 
 
 def reserve_of(most_tokens: int) -> int:
-    """Tokens that a plan leaves each request to gain, where one has `most_tokens` at most."""
+    """Returns the tokens that requests of up to `most_tokens` may gain before the next plan."""
     return min(RESERVE, most_tokens)
 
 
@@ -52,8 +58,16 @@ def room_of(
     *,
     positions: bool = False,
 ) -> RequestRoom:
-    """What any plan for so many requests of so many tokens may take, which follows from nothing else. max_rows: query
-    rows of all requests together, where these may have several; None where each has one.
+    """Sizes tables for every plan of `requests` requests of up to `most_tokens` tokens.
+
+    Args:
+        shape: The attention shape.
+        tile: The tile class of all plans.
+        requests: The most requests at a time.
+        most_tokens: The most tokens of a request.
+        sms: The SMs of the device.
+        max_rows: The most query rows of all requests; None where each request has one.
+        positions: Whether kernels need positions of rows and tokens.
     """
     rows = requests if max_rows is None else max_rows
     lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
@@ -89,14 +103,15 @@ def room_of(
 def chunk_room_of(
     shape: Shape, tile: TileClass, requests: int, most_tokens: int, chunk: int, sms: int, *, positions: bool = False
 ) -> RequestRoom:
-    """`room_of` in batch-invariant mode, with chunks of `chunk` tokens: lone items have room for all of each request's
-    chunks, as any of them may be walked alone.
+    """Sizes tables as room_of does, for batch-invariant mode with chunks of `chunk` tokens.
+
+    Lone items have room for all chunks of each request, because any of them may be walked alone.
     """
     lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
     filling = math.ceil(_WAVES * 2 * sms / lanes)
     chunks = requests * -(-most_tokens // chunk)
     lone_items = max(-(-chunks // per_tile), min(chunks, filling))
-    lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes: step kernels are compiled for it
+    lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes, as step kernels are compiled for it
     items, packed = requests + filling, tile.tokens // block_of(shape.page_size)
     _, tile_width = tile_form(tile.tokens, shape.page_size, positions=positions)
     return RequestRoom(
@@ -119,14 +134,42 @@ def chunk_room_of(
     )
 
 
+def form_for(
+    shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int, most_rows: int | None
+) -> BatchForm:
+    """Collects the sizes and options of a kernel for running batches. Raises InputError for tables of 8 GiB or more.
+
+    Args:
+        shape: The attention shape.
+        pages: The engine's page table.
+        target: The device to plan for.
+        options: The options of plans and calls.
+        most_tokens: The most tokens of a request.
+        most_rows: The most query rows of all requests, where the page table has a qo_indptr; by default one for each.
+    """
+    tile = tile_of(shape, target)
+    positions = options.scoring is not None and options.scoring.positions
+    requests = len(pages.seq_lens)
+    if most_rows is None and pages.qo_indptr is not None:
+        most_rows = requests
+    if options.chunk:
+        room = chunk_room_of(shape, tile, requests, most_tokens, options.chunk, target.sms, positions=positions)
+    else:
+        room = room_of(shape, tile, requests, most_tokens, target.sms, most_rows, positions=positions)
+    if RequestTables.of(room).words > INT32_MAX:
+        found = f"{most_tokens} for {room.rows} rows"
+        raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
+    return BatchForm(tile, room, shape, pages, most_tokens, options.scales, options.scoring)
+
+
 def is_served(plan: Plan) -> bool:
-    """Whether a plan is of the form that the tables of kernels for batches have room for."""
+    """Says whether the tables of kernels for running batches can hold a plan of this form."""
     plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block
     return plain and not np.count_nonzero(plan.stage)
 
 
 def in_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:
-    """The strategy, then with longer and longer parts, and at last one item for every request, which always fits."""
+    """Yields the strategy, the same with longer parts, and last one item for each request, which always fits."""
     yield strategy
     split = strategy.options.get("split")
     if isinstance(split, int):

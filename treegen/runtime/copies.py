@@ -1,4 +1,4 @@
-"""Copies: `copy`, `deepcopy` and `pickle` of what holds locks, and tables on a device, that no copy can share."""
+"""Copies: `copy`, `deepcopy` and `pickle` of objects with locks and device tables, which copies cannot share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Copied = TypeVar("Copied", bound="Copyable")
 
 
 class Copyable(ABC):
-    """Makes copies of itself from a state without locks and tables, which copies make anew."""
+    """An object that makes copies of itself from a state without locks and tables, which each copy makes anew."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
-        """What a copy is made of, by name."""
+        """Returns the values that a copy is made of, by name."""
 
     @abstractmethod
     def _restore(self, state: dict[str, Any]) -> None:
-        """Takes a state, which may be changed, in a new object whose `__init__` was not called."""
+        """Sets up a new object, whose `__init__` was not called, from a state. May change the state."""
 
     @abstractmethod
     def _given(self) -> dict[str, object]:
-        """What callers gave that may not be picklable, by the names of their arguments."""
+        """Returns what callers gave and pickle may refuse, by the names of arguments."""
 
     def __copy__(self: Copied) -> Copied:
         return _restored(type(self), self._state())

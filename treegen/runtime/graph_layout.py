@@ -1,7 +1,7 @@
-"""Plans of a declared capacity: one launch sequence and one layout of tables, which serve every tree that fits.
+"""Layouts of a fixed capacity: one sequence of launches and one set of tables, which serve every tree that fits.
 
-A captured CUDA graph holds grids and addresses. What these follow from is settled once, by the first tree and the
-declared limits; another tree then only changes what the tables hold.
+A captured CUDA graph holds grids and addresses. The first tree and the declared limits fix both, and later trees change
+only the contents of tables.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from treegen.strategies import Choice, Strategy
 from treegen.target.tile_config import lanes_of
 
 _HEADROOM = 2
-"""What a limit that is not given leaves room for: so many times what the first tree needs."""
+"""Default headroom: each unspecified limit is 2x what the first tree needs."""
 _TABLE_HEADROOM = 4
-"""Room of tables of runs over what the first tree needs, at least."""
+"""The least room of a table of runs, as a multiple of what the first tree needs."""
 _FEWEST = 16
-"""Rows and items that a limit which is not given allows, at least."""
+"""The least rows and items of an unspecified limit."""
 _LEAST_RUNS = 1024
-"""Entries of a table of runs, at least."""
+"""The least entries of a table of runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Demand:
-    """What the first tree's schedule takes of tables that have no limit of their own, for `items` items in its largest
-    launch: full tiles, packed runs, and rows listed for groups of several intervals. Runs count twice: each may grow to
-    a tile, or to one more block.
+    """The first tree's use of tables without a limit of their own.
+
+    items: work items of its largest launch. tiles: full tiles. blocks: packed runs. listed: rows listed for groups of
+    several intervals. A KV run counts twice, because it may grow to a full tile, or by a packed run.
     """
 
     items: int
@@ -49,24 +50,23 @@ class _Demand:
     listed: int
 
     def room(self, needed: int, max_items: int) -> int:
-        """Room of a table of which the first tree takes `needed`, for so many items."""
+        """Sizes a table for `max_items` items, where the first tree needs `needed` entries."""
         return math.ceil(needed * max(_TABLE_HEADROOM, _HEADROOM * max_items / self.items))
 
     def items_for(self, wanted: int, needed: int) -> int:
-        """The least `max_items` that give such a table room for `wanted`."""
+        """Returns the least `max_items` that give such a table room for `wanted` entries."""
         return math.ceil(wanted * self.items / (_HEADROOM * max(needed, 1)))
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a kernel of fixed capacity keeps for all its trees: the choice of a strategy, the tile classes of its
-    launches, and the room of every table.
+    """The choice of a strategy, the tile classes and the room of all tables, which serve every tree of a kernel.
 
-    Room that no limit names: every tile class takes `max_items` items, every merge `max_rows` rows. Full tiles, packed
-    runs and listed rows: twice what `max_items` items like the first tree's would take (a run counted twice, so that it
-    can grow), at least four times what the first tree takes, and at least 1,024 runs and `max_rows` rows. Lists of
-    slots have room for all slots, twice where results are merged between stages. Where page tables are bounded
-    (limits.PageBounds), there is also room for all tiles and runs that these may hold.
+    Limits fix some sizes: each tile class has room for `max_items` items, and each merge for `max_rows` rows. Full
+    tiles, packed runs and listed rows have twice the room that `max_items` items like the first tree's would take (a
+    run counted twice, so that it can grow), at least four times what the first tree takes, and at least 1,024 runs and
+    `max_rows` rows. Lists of partial slots have room for all slots, and twice that where results are merged between
+    rounds. With bounded page tables (limits.PageBounds) there is also room for all their tiles and runs.
     """
 
     choice: Choice
@@ -79,10 +79,10 @@ class Layout:
     _demand: _Demand
 
     def lowered(self, view: View) -> Lowering:
-        """The plan of another tree, and its schedule in this layout.
+        """Plans for another tree, and lowers the plan in this layout.
 
-        Raises InputError that names the limit which the tree exceeds, and PlanError for a tree that calls for launches
-        which are not there.
+        Raises InputError, which names the limit to raise, for a tree that exceeds a limit, and PlanError for a tree
+        that needs other launches.
         """
         rows = view.tree.num_rows
         if rows > self.limits.max_rows:
@@ -113,17 +113,25 @@ class Layout:
                 raise _exceeded("max_items", limits.max_items, f"{wanted} {what}, with room for {there}", enough)
         for stage, (wanted, there) in enumerate(zip(size.merges, room.merges, strict=True)):
             if wanted > there:
-                reason = f"merges {wanted} rows behind stage {stage}, where the first tree merged none"
+                reason = f"merges {wanted} rows after round {stage}, where the first tree merged none"
                 raise PlanError("tree", f"{wanted} merges", reason, "compile a kernel for such trees")
 
 
 def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
-    """The layout that follows from the first tree and the limits that are declared.
+    """Makes the layout for a first tree and the declared limits.
 
-    Of limits that are not given, rows are twice the tree's, items and slots twice what it needs, and more in proportion
-    where max_rows is; there are at least 16 rows and items, and a slot per row. Where page tables are bounded, limits
-    follow from these bounds instead. Raises StrategyError for a strategy that runs unfused; the first tree has to fit,
-    as all others (Layout.lowered).
+    Default headroom: each unspecified limit is 2x what the first tree needs, and more in proportion where `max_rows` is
+    more than 2x. There are at least 16 rows and items, and a partial slot for each row. With bounded page tables,
+    unspecified limits follow from the bounds instead.
+
+    Args:
+        wanted: The declared limits.
+        choice: The strategy for all trees.
+        view: The first tree, which has to fit like all others.
+
+    Raises:
+        StrategyError: The strategy runs unfused.
+        InputError, PlanError: As of Layout.lowered.
     """
     tree, shape, plan = view.tree, view.problem.shape, view.planned(choice.strategy)
     exact = lower(plan, view.problem, positions=view.positions)
@@ -161,13 +169,15 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
 
 
 def _merges(strategy: Strategy) -> bool:
-    """Whether some tree's plan may have partial results."""
+    """Says whether the strategy's plan of some tree may have partial results."""
     return not strategy.proven or strategy.traffic is None or strategy.traffic.partials != "none"
 
 
 def _frame(plan: Plan, exact: Schedule) -> Frame:
-    """The classes of the plan's own schedule, each as general as it can be: with masks, with packed runs as short as
-    some stage calls for, and merging wherever the policy merges last.
+    """Makes the tile classes of the plan's own schedule general enough for every tree.
+
+    They have masks, the shortest packed runs of all rounds, and an epilogue that merges in the last round under "final"
+    merge.
     """
     count = len(exact.classes) // exact.num_stages
     stages = max(int(plan.stage.max(initial=0)) + 1, 2 if plan.merge == "final" else 1)
@@ -181,11 +191,11 @@ def _frame(plan: Plan, exact: Schedule) -> Frame:
 
 
 def _framed(plan: Plan, view: View, frame: Frame, blocks: int) -> Lowering:
-    """The plan and its schedule in a frame. Under "final" merge the plan's last stage is the frame's."""
+    """Lowers a plan in a frame. Under "final" merge the plan's last round becomes the frame's last one."""
     latest = int(plan.stage.max(initial=0))
     if latest >= frame.stages:
-        reason = f"needs more than the {frame.stages} stages of launches that the first tree had"
-        raise PlanError("tree", f"{latest + 1} stages", reason, "compile a kernel for such trees")
+        reason = f"needs more than the {frame.stages} rounds of launches that the first tree had"
+        raise PlanError("tree", f"{latest + 1} rounds", reason, "compile a kernel for such trees")
     if plan.merge == "final" and len(plan) and latest != frame.stages - 1:
         plan = replace(plan, stage=frozen(np.where(plan.stage == latest, frame.stages - 1, plan.stage)))
     if plan.blocks > blocks:
@@ -194,9 +204,9 @@ def _framed(plan: Plan, view: View, frame: Frame, blocks: int) -> Lowering:
 
 
 def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> Capacity:
-    """See Layout."""
+    """Sizes all tables. See Layout."""
     stages, final = first.num_stages, plan.merge == "final"
-    # Between stages rows merge behind every one but the first, and there if the first tree's do.
+    # Rows are merged after each round but the first, and after that if the first tree's rows are.
     there = [s > 0 or first.size.merges[0] > 0 for s in range(stages)]
     there = [merges and (s == stages - 1 or (there[s] and not final)) for s in range(stages)]
     slots = limits.max_slots if merges else 0

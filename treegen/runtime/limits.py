@@ -1,4 +1,4 @@
-"""Limits of kernels of fixed capacity: what their trees may need at most, declared or derived from page tables."""
+"""Limits of kernels of fixed capacity, declared by callers or derived from page tables."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from treegen.target.tile_config import rows_per_tile
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the trees of a kernel of fixed capacity may need at most. max_rows: query rows; max_items: work items of one
-    launch; max_slots: slots of partial results (each `num_qo_heads * (head_dim_v + 1)` floats of device memory).
+    """The most that trees of a kernel of fixed capacity may need.
+
+    max_rows: query rows. max_items: work items of one launch. max_slots: partial slots, each of `num_qo_heads *
+    (head_dim_v + 1)` floats of device memory.
     """
 
     max_rows: int
@@ -25,8 +27,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class PageBounds:
-    """Page tables of so many requests at most, with so many pages of `page_size` tokens in all: a page that several
-    requests share counts for each of them.
+    """The most requests and pages of a page table, with pages of `page_size` tokens.
+
+    A page that several requests share counts once for each of them.
     """
 
     requests: int
@@ -35,19 +38,17 @@ class PageBounds:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all requests: what all work items of a launch read, if every token they read is seen by some row
-        of theirs.
-        """
+        """The most tokens of all requests, which work items that read only visible tokens cannot exceed either."""
         return self.pages * self.page_size
 
     def limits(self, strategy: Strategy, classes: tuple[TileClass, ...], shape: Shape) -> Limits:
-        """What a strategy's plans of such page tables need in these tile classes.
+        """Derives the limits of a strategy's plans of such page tables, in these tile classes.
 
-        `cohort` has a group for every so many requests, with `apart` another for each at most, and with `split` one
-        more for every so many of all tokens, since no group reads what none of its rows sees; `query` has one for each
-        request in place of the first. A group is cut into tiles of rows, and has a partial for every row. Of other
-        strategies without partial results, every item has rows of its own. Of the rest it is expected that an item's
-        row sees at least a page there: pieces that are shorter may exceed these limits.
+        `cohort` has one group for each `head_rows` query head rows; with `apart` at most one more for each request; and
+        with `split` one more for each `split` of all tokens, because no group reads tokens that none of its rows sees.
+        `query` has one group for each request instead of the first kind. A group is cut into tiles of rows, and has a
+        partial for each row. Other strategies without partial results have items with rows of their own. For all other
+        strategies a row of an item is expected to see at least a page there; shorter pieces may exceed these limits.
         """
         alone = strategy.traffic is not None and strategy.traffic.partials == "none"
         if strategy.name not in ("cohort", "query"):
@@ -62,10 +63,10 @@ class PageBounds:
         return Limits(self.requests, items, self.requests + further + pieces * rows)
 
     def entries(self, classes: tuple[TileClass, ...], max_items: int) -> tuple[int, int]:
-        """Full tiles, and entries of packed runs, that so many items of these classes need for such page tables.
+        """Counts the full tiles and packed runs that `max_items` items need, in these tile classes.
 
-        Every item may cut a run of pages in two, and every request's end in the middle of a page the runs of all items
-        that read this page; an item's last tile of packed runs is filled up.
+        Each item may cut a run of pages in two. The end of a request in the middle of a page may cut the runs of all
+        items that read this page. The last tile of an item's packed runs is filled up.
         """
         runs = min(self.pages + self.requests * min(self.requests, max_items), self.tokens) + max_items
         filling = max(tile.blocks_per_tile for tile in classes)
@@ -75,9 +76,7 @@ class PageBounds:
 
 @dataclass(frozen=True, slots=True)
 class WantedLimits:
-    """The limits that a caller declares; None for what follows from the page tables' bounds, or without these from the
-    first tree.
-    """
+    """The limits that a caller declares; None for limits that follow from page tables, or else from the first tree."""
 
     max_rows: int | None
     max_items: int | None
@@ -91,5 +90,5 @@ class WantedLimits:
 
     @property
     def any(self) -> bool:
-        """Whether the caller declares any."""
+        """Whether the caller declares any of them."""
         return any(getattr(self, name) is not None for name in self.__slots__)

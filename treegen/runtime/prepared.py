@@ -1,4 +1,4 @@
-"""What a kernel serves: a tree with its plan and schedule, the programs that run it, and calls bound to them."""
+"""Prepared trees: a tree with its plan and schedule, the programs that run it, and calls that are bound to them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import torch
 
 from treegen.backends.bound_call import Call
 from treegen.backends.kv_scales import Scales
+from treegen.backends.scratch import workspace_bytes
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
+from treegen.cost.estimate import Estimate, account
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.runtime.graph_layout import Layout, layout_of
-from treegen.runtime.limits import WantedLimits
+from treegen.runtime.kept_calls import KeptCalls
+from treegen.runtime.limits import Limits, WantedLimits
 from treegen.runtime.window import View
 from treegen.schedule.pipeline import Lowering, launched, lowered
 from treegen.scoring.options import Scoring
@@ -26,21 +29,18 @@ from treegen.tuning.planner import Planner
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 KeptCall: TypeAlias = "tuple[Call, int]"
-"""A bound call, and the number of slots of the caches that it serves."""
-
-_MOST_FORMS = 64
-"""Forms of tensors for which calls are kept."""
+"""A bound call, and the KV slots of the caches that it serves."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A problem, the choice of a strategy, its plan and schedule, and what serves them. Calls read it without a lock:
-    another tree is another Prepared, in the kernel's place for this one.
+    """A tree with everything that serves it. It never changes, so calls read it without a lock.
 
-    problem: with the caller's whole tree; view: what the plan is of; counted: the schedule that accounts count;
-    scoring: what is done to scores. layout: of a kernel of fixed capacity, whose programs and calls go from tree to
-    tree; else they are of this tree alone. programs: by backend and device; calls: by the form of tensors and the base
-    of the lse. last_slot: the highest slot of the tree, -1 without tokens.
+    problem: the caller's whole tree, the attention shape and the target. view: the tree that the plan is made for.
+    choice: the strategy, and the reason for it. plan: its plan. counted: the schedule that accounts count. scoring: the
+    score options. layout: that of a kernel of fixed capacity, whose programs and calls serve one tree after another;
+    None for programs and calls of this tree alone. programs: by backend and device. calls: by the form of tensors and
+    the base of the lse. last_slot: the tree's highest KV slot, -1 without tokens.
     """
 
     problem: Problem
@@ -51,7 +51,7 @@ class Prepared:
     scoring: Scoring | None = None
     layout: Layout | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
-    calls: dict[tuple[object, str], KeptCall] = field(default_factory=dict)
+    calls: KeptCalls[KeptCall] = field(default_factory=KeptCalls)
     last_slot: int = field(init=False)
     _launched: Schedule | None = field(init=False, default=None)
 
@@ -60,7 +60,7 @@ class Prepared:
 
     @classmethod
     def of(cls, problem: Problem, view: View, choice: Choice, scoring: Scoring | None) -> Prepared:
-        """A problem with the plan that the choice makes of it."""
+        """Plans for a problem with the chosen strategy."""
         with stage("plan"):
             plan = view.planned(choice.strategy)
         with stage("lower"):
@@ -71,8 +71,9 @@ class Prepared:
     def in_layout(
         cls, problem: Problem, view: View, layout: Layout, scoring: Scoring | None, **served: Any
     ) -> Prepared:
-        """A problem in a layout that holds more. served: `programs` and `calls` that the layout has already. Raises
-        InputError or PlanError for a problem that exceeds it.
+        """Plans for a problem in a layout. served: the layout's present `programs` and `calls`.
+
+        Raises InputError or PlanError for a problem that exceeds the layout.
         """
         with stage("plan and lower"):
             made = layout.lowered(view)
@@ -80,14 +81,14 @@ class Prepared:
 
     @classmethod
     def again(cls, problem: Problem, choice: Choice, layout: Layout | None, scoring: Scoring | None) -> Prepared:
-        """A problem for which the choice, and in a fixed capacity the layout, were made before."""
+        """Plans for a problem whose choice, and in a fixed capacity whose layout, was made before."""
         view = View.of(problem, scoring)
         if layout is None:
             return cls.of(problem, view, choice, scoring)
         return cls.in_layout(problem, view, layout, scoring)
 
     def successor(self, problem: Problem) -> Prepared:
-        """Another tree in this one's layout, programs and calls. Raises before anything on a device changes."""
+        """Plans for another tree in the same layout, programs and calls. Errors come before any change on a device."""
         assert self.layout is not None
         view, programs, calls = View.of(problem, self.scoring), self.programs, self.calls
         made = self.in_layout(problem, view, self.layout, self.scoring, programs=programs, calls=calls)
@@ -97,12 +98,12 @@ class Prepared:
 
     @property
     def tree(self) -> Tree:
-        """The caller's tree."""
+        """The caller's whole tree."""
         return self.problem.tree
 
     @property
     def schedule(self) -> Schedule:
-        """What is launched. Made when it is first asked for."""
+        """The schedule that is launched, made at the first use."""
         if self.layout is not None:
             return self.counted
         if self._launched is None:
@@ -113,13 +114,30 @@ class Prepared:
 
     @property
     def neighbours(self) -> int:
-        """Tokens whose places kernels count from that of the first, at most: those of a full tile, if there are any."""
+        """The most tokens whose offsets kernels compute from that of the first: those of a full tile, if any."""
         if self.layout is None and not self.counted.column("tiles").any():
             return 1
         return max((tile.tokens for tile in self.counted.classes), default=1)
 
+    @property
+    def limits(self) -> Limits | None:
+        """The limits of a fixed capacity; None without one."""
+        return None if self.layout is None else self.layout.limits
+
+    @property
+    def estimate(self) -> Estimate:
+        """The account of the plan."""
+        return account(self.plan, self.counted, self.view.problem, fixed=self.layout is not None)
+
+    def workspace_size(self) -> int:
+        """Counts the bytes of tables and scratch memory. See Kernel.workspace_size."""
+        shape = self.problem.shape
+        if self.layout is None:
+            return workspace_bytes(self.schedule, shape, self.tree.num_rows)
+        return workspace_bytes(self.schedule, shape, self.layout.limits.max_rows, self.layout.room)
+
     def make_program(self, backend: str, device: torch.device, scales: Scales | None = None) -> Program:
-        """A new program for the schedule, with the scales of keys and values."""
+        """Makes a program for the schedule."""
         shape = self.problem.shape
         if backend != "triton":
             return TorchProgram(self.schedule, shape, device, scales, self.scoring)
@@ -127,12 +145,6 @@ class Prepared:
             return TritonProgram(self.schedule, shape, device, scales=scales, scoring=self.scoring)
         room = ProgramRoom(self.layout.room, self.layout.limits.max_rows)
         return TritonProgram(self.schedule, shape, device, room, scales, self.scoring)
-
-    def keep_call(self, form: tuple[object, ...], lse_base: str, call: KeptCall) -> None:
-        """Keeps a call for tensors of its form; of too many the oldest goes."""
-        self.calls[form, lse_base] = call
-        if len(self.calls) > _MOST_FORMS:
-            del self.calls[next(iter(self.calls))]
 
 
 def prepare(
@@ -143,9 +155,10 @@ def prepare(
     *,
     shape_is_assumed: bool = False,
 ) -> Prepared:
-    """A problem with the planner's choice for it; with `wanted` limits in the layout of all trees that follow.
+    """Plans for a problem with the planner's choice.
 
-    Raises what strategies, lowering and graph_layout.layout_of raise.
+    With `wanted` limits the plan is made in a layout, which serves all later trees. Errors are those of strategies,
+    lowering and graph_layout.layout_of.
     """
     view = View.of(problem, scoring)
     if wanted is None:

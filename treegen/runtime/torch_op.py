@@ -1,7 +1,7 @@
-"""Kernels as operators of torch.compile: `treegen::attention` and `treegen::attention_out`.
+"""Operators of torch.compile: `treegen::attention` and `treegen::attention_out` call kernels.
 
-A kernel is no tensor, so compiled code holds its handle, a number. The handle is looked up at run time: an update of
-the kernel between calls shows in the next call, without compiling anew.
+A kernel is no tensor, so compiled code holds its handle, which is a number. The handle is looked up at run time, so the
+next call finds an updated kernel without compiling anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from treegen.ir.errors import InputError
 
 
 class Attention(Protocol):
-    """What a handle stands for: Kernel.attend."""
+    """The calls that a handle stands for (prepared_calls.PreparedCalls)."""
 
     def attend(
         self,
@@ -28,7 +28,7 @@ class Attention(Protocol):
         return_lse: bool,
         lse_base: str,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """out, and the lse if asked for."""
+        """Returns out, and the lse or None."""
 
 
 _KERNELS: WeakValueDictionary[int, Attention] = WeakValueDictionary()
@@ -36,7 +36,7 @@ _numbers = itertools.count(1)
 
 
 def handle_of(kernel: Attention) -> int:
-    """A new handle of a kernel, which it does not keep alive. No handle is given twice."""
+    """Makes a new handle of a kernel's calls, which it does not keep alive. No handle is used twice."""
     handle = next(_numbers)
     _KERNELS[handle] = kernel
     return handle
@@ -44,17 +44,22 @@ def handle_of(kernel: Attention) -> int:
 
 def call(
     handle: int,
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    out: torch.Tensor | None,
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None],
     return_lse: bool,
     lse_base: str,
     gradients: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A kernel's attention as one operator; arguments as of Kernel.__call__. gradients: the name of a tensor that
-    requires them, or "": compiled code then raises InputError when it runs, which it could not do while it is traced.
+    """Calls a kernel as one operator.
+
+    Args:
+        handle: The kernel's handle.
+        tensors: q, k_cache, v_cache and out, as of Kernel.__call__.
+        return_lse: Whether to return the lse as well.
+        lse_base: The base of the lse.
+        gradients: The name of a tensor that requires gradients, or "". With a name, compiled code raises InputError
+            when it runs, because it cannot raise while it is traced.
     """
+    q, k_cache, v_cache, out = tensors
     if gradients:
         q, k_cache, v_cache = q.detach(), k_cache.detach(), v_cache.detach()
         out = None if out is None else out.detach()
@@ -75,7 +80,7 @@ def attention(
     lse_base: str,
     gradients: str = "",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out like q, and lse [rows, heads], or an empty one unless return_lse, of the kernel with this handle."""
+    """Calls the kernel with this handle; returns out like q, and lse [rows, heads], empty unless return_lse."""
     refuse_gradients(gradients)
     out, lse = _alive(kernel).attend(q, k_cache, v_cache, None, return_lse, lse_base)
     return out, _no_lse(q) if lse is None else lse
@@ -92,7 +97,7 @@ def attention_out(
     lse_base: str,
     gradients: str = "",
 ) -> torch.Tensor:
-    """As `attention`, into `out`; returns the lse."""
+    """Calls the kernel as `attention` does, with its result in `out`; returns the lse."""
     refuse_gradients(gradients)
     _, lse = _alive(kernel).attend(q, k_cache, v_cache, out, return_lse, lse_base)
     return _no_lse(q) if lse is None else lse

@@ -1,4 +1,4 @@
-"""Warming for servers: every kernel that batches of a shape can launch, compiled by serving a small batch once."""
+"""Warming for servers: compiles all kernels that batches of a shape can launch, by serving small batches once."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from treegen.backends.page_table import PageTable
 from treegen.codegen.compile_counter import expected_compiles, kernel_counts
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
-from treegen.runtime.batch_kernel import BatchKernel, BatchOptions
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.call_options import BatchOptions
 from treegen.strategies.baselines import query
 from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.targets import Target
 
 _PAGES = 4
 _ROWS = (1, 16, 48, 256, 1024)
-"""Rows of batches, so that each form of the merge kernel is there for any number of heads."""
+"""Rows of the small batches, which cover each form of the merge kernel for any number of heads."""
 
 
 def warm_batches(shapes: Sequence[Shape], target: Target, device: torch.device) -> Iterator[tuple[Shape, int]]:
-    """Each shape and how many kernels were compiled for it: those of compile_batch with plain scores, for page tables
-    in all three forms, with and without a qo_indptr, in batch-invariant mode or not, and for any number of requests. A
-    process that serves them afterwards compiles nothing.
+    """Compiles the kernels of compile_batch with plain scores; yields each shape and its number of compiled kernels.
+
+    These serve page tables in all three forms, with and without a qo_indptr, in batch-invariant mode or not, and any
+    number of requests. A process that serves them later compiles nothing.
     """
     with expected_compiles():
         for shape in dict.fromkeys(shapes):
@@ -35,7 +37,7 @@ def warm_batches(shapes: Sequence[Shape], target: Target, device: torch.device) 
 
 
 def _serve(shape: Shape, rows: int, target: Target, device: torch.device) -> None:
-    """Serves one request in a kernel for so many, with each form of page table."""
+    """Serves one request with kernels for `rows` requests, one for each form of page table."""
     k_size, v_size = shape.cache_sizes(_PAGES)
     kv_dtype = KV_TORCH_DTYPES[shape.kv_dtype]
     k_cache = torch.zeros(k_size, device=device).to(kv_dtype)
@@ -54,7 +56,7 @@ def _serve(shape: Shape, rows: int, target: Target, device: torch.device) -> Non
 
 
 def _tables(rows: int, device: torch.device, *, queries: bool = False) -> Iterator[PageTable]:
-    """Page tables of empty requests: a block table, a pool of rows, and ragged. queries: with a qo_indptr."""
+    """Yields page tables of empty requests: a block table, a pool of rows, a ragged one. queries: with a qo_indptr."""
 
     def zeros(*size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=device)

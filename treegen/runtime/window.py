@@ -1,4 +1,4 @@
-"""View: a tree as its kernel sees it: without what no row's window reaches, with positions where scores need them."""
+"""View: a tree without the tokens that no row's window reaches, and with positions where scores need them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from treegen.target.problem import Problem
 
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """What plans are made of. problem: its tree has the tokens that some row may see; positions: None where nothing
-    depends on them.
+    """The problem that plans are made for.
+
+    problem: the problem, whose tree has only tokens that some row may see. positions: the positions of rows and tokens,
+    None where scores do not depend on them. window_left: tokens before its own that a row sees, -1 for all.
     """
 
     problem: Problem
@@ -25,7 +27,7 @@ class View:
 
     @classmethod
     def of(cls, problem: Problem, scoring: Scoring | None) -> View:
-        """A problem under a scoring."""
+        """Views a problem under score options."""
         if scoring is None or not scoring.positions:
             return cls(problem)
         tree, window_left = problem.tree, scoring.options.window_left
@@ -36,12 +38,13 @@ class View:
 
     @property
     def tree(self) -> Tree:
-        """The tokens that some row may see."""
+        """The tree with only tokens that some row may see."""
         return self.problem.tree
 
     def planned(self, strategy: Strategy) -> Plan:
-        """A strategy's plan, verified unless treegen's own tests hold the strategy to the law, and then without what is
-        outside of the rows' windows.
+        """Plans with a strategy, and drops tokens outside of the rows' windows.
+
+        Plans are verified first, unless treegen's own tests verify the strategy.
         """
         plan = strategy.plan(self.problem)
         if not strategy.proven:

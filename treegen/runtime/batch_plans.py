@@ -1,0 +1,75 @@
+"""Batch plans: plans of running batches that fit the room of their kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from treegen.backends.batch_form import BatchForm
+from treegen.ir.errors import PlanError, StrategyError
+from treegen.ir.plan import Plan
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.tree import Tree
+from treegen.ir.tree.requests import shallow
+from treegen.ir.verify import verify
+from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
+from treegen.schedule.by_request import ItemRoom
+from treegen.schedule.chunk_items import lower_chunks
+from treegen.schedule.query_runs import lower_requests
+from treegen.search.batch_choices import BatchChoices
+from treegen.strategies import Choice, Strategy
+from treegen.target.problem import Problem
+
+
+class BatchPlan(NamedTuple):
+    """A plan of a running batch.
+
+    problem: the batch's tree by request, the attention shape and the target. choice: the strategy, and the reason for
+    it. schedule: the plan's schedule by request, which the kernel's tables hold.
+    """
+
+    problem: Problem
+    choice: Choice
+    plan: Plan
+    schedule: RequestSchedule
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of K and V of one layer that sharing saves, compared with each request reading its own."""
+        tree, spans = self.problem.tree, self.problem.tree.topology.spans
+        read = int(np.dot(spans.lengths, (spans.hi - spans.lo).astype(np.int64)))
+        return (read - tree.unique_tokens) * self.problem.shape.kv_token_bytes
+
+
+def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> BatchPlan:
+    """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
+
+    Args:
+        problem: The batch's tree by request, the attention shape and the target.
+        wanted: The strategy to plan with.
+        choices: Chooses among strategies, where the wanted one is `auto`.
+        form: The sizes of the kernel's tables.
+
+    Raises:
+        StrategyError: The strategy makes plans that need launches of their own.
+        PlanError: No plan has room.
+    """
+    room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens))
+    choice = choices.choose(problem) if wanted.automatic else wanted.choose(problem)
+    for strategy in in_fewer_parts(choice.strategy):
+        plan = strategy.plan(problem)
+        if not strategy.proven:
+            verify(plan, problem.tree)
+        if not is_served(plan):
+            fix = "use query or cohort, or a strategy whose plans have one round and row intervals"
+            raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
+        chunked = form.room.chunk > 0
+        made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
+        if form.room.holds(made):
+            reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
+            return BatchPlan(problem, Choice(strategy, reason), plan, made)
+        if len(made.claims) > form.room.claims and problem.tree.requests is not None:
+            parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
+            return plan_batch(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
+    raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")

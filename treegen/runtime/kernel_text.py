@@ -1,0 +1,57 @@
+"""Kernel texts: explanations of plans, and the source of emitted kernels."""
+
+from __future__ import annotations
+
+from treegen.backends.triton_program import kernel_options
+from treegen.codegen.emit import emit
+from treegen.report.explain import Explanation, explain
+from treegen.report.explained_plan import ExplainedPlan
+from treegen.runtime.batch_plans import BatchPlan
+from treegen.runtime.prepared_calls import PreparedCalls
+from treegen.schedule.pipeline import lowered
+from treegen.strategies import Choice
+
+
+def describe(calls: PreparedCalls) -> str:
+    """Names a kernel's strategy, tree, shape, target, backend and capacity on one line."""
+    prepared = calls.prepared
+    _, shape, target = prepared.problem
+    limits = "" if prepared.limits is None else f", at most {prepared.limits.max_rows} rows"
+    assumed = " (assumed)" if calls.shape_is_assumed else ""
+    made_for = f"{shape}{assumed}, {target.name}, {calls.backend}{limits}"
+    return f"{prepared.choice.strategy}: {prepared.tree.size_text}; {made_for}"
+
+
+def explain_kernel(calls: PreparedCalls, groups: int, formulas: bool) -> str:
+    """Describes a kernel's tree, plan and account. See Kernel.explain."""
+    prepared, scoring = calls.prepared, calls.options.scoring
+    problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
+    entry = ExplainedPlan.from_plan(
+        choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed
+    )
+    tree, shape, target = problem
+    beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.fixed_block else ()
+    best = Choice(beside[0].strategy, beside[0].reason) if beside else choice
+    text = Explanation(tree, shape, calls.shape_is_assumed, target, (entry, *beside), best).text(groups, formulas)
+    if scoring is None:
+        return text
+    return f"{scoring.options.text(prepared.tree.unique_tokens, tree.unique_tokens)}\n{text}"
+
+
+def explain_batch(planned: BatchPlan, groups: int, formulas: bool) -> str:
+    """Describes a running batch, its plan and the plan's account. See BatchKernel.explain."""
+    problem, choice, plan, _ = planned
+    counted = lowered(plan, problem).schedule
+    entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, counted, problem, fixed=True)
+    tree, shape, target = problem
+    return Explanation(tree, shape, False, target, (entry,), choice).text(groups, formulas)
+
+
+def kernel_source(calls: PreparedCalls) -> str:
+    """Joins the texts of a kernel's Triton modules, for a cache addressed by slot."""
+    prepared, options = calls.prepared, calls.options
+    _, shape, target = prepared.problem
+    capacity = None if prepared.layout is None else prepared.layout.room
+    wanted = kernel_options(shape, target.capability, options.scales, options.scoring)
+    emitted = emit(prepared.schedule, shape, capacity=capacity, options=wanted)
+    return "\n\n".join(source.text for source in emitted)
