@@ -21,9 +21,9 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 from scipy.stats import spearmanr
-from strategies import label, measured_strategies
 
 import treegen
+from strategies import label, measured_strategies
 from treegen.cost.analytic import ScheduleLaunches, times
 from treegen.cost.estimate import account
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches

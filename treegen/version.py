@@ -8,7 +8,8 @@ KERNEL_VERSION = 1
 
 Raise it when a change of kernels, tile classes, tables or merges makes some policies faster or slower than others by
 more than the scatter of measurements; then measure the shipped policies again. Renamed variables, comments and
-formatting do not count. tests/test_kernel_version.py fails when an emitted kernel changes, and asks this question.
+formatting do not count. tests/codegen/test_kernel_version.py fails when an emitted kernel changes, and asks this
+question.
 """
 
 SPACE_VERSION = 3

@@ -1,0 +1,221 @@
+"""Choices for running batches: policies that fit any length, the policy cache, and tuning over the suite."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.h200 import H200
+from support.small_batches import BATCH, CPU
+from support.weighed_problems import problems, weights
+from treegen import LiveBatch, PageTable, Shape, Tree, cli, compile_batch
+from treegen.autotune_cache.entry import Entry
+from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
+from treegen.bench.batch_case import BatchShapes
+from treegen.bench.batch_runs import BatchSettings
+from treegen.bench.suite_tuning import (
+    MeasuredBatch,
+    MeasuredPolicy,
+    measure_suite,
+    save_suite,
+    suite_entries,
+    suite_table,
+)
+from treegen.runtime.batch_room import tile_of
+from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at
+from treegen.search.weigh import weighed, weights_of
+from treegen.strategies import query
+from treegen.target.problem import Problem
+from treegen.target.targets import target_from
+
+SHAPE = Shape(32, 8, 128, page_size=16)
+TILE = tile_of(SHAPE, H200)
+pytestmark = pytest.mark.usefixtures("policies_folder")
+
+
+def prefix(rows: int, shared: int, own: int) -> Problem:
+    """Requests that share a prefix."""
+    return Problem(Tree.from_parents([-1] + [0] * rows, [shared] + [own] * rows), SHAPE, H200)
+
+
+def kept(problem: Problem, **policy: object) -> None:
+    """Keeps a policy for the bucket of a batch."""
+    POLICY_CACHE.store(Entry(batch_key(problem), {"strategy": "cohort", **policy}, 10.0, (), "a test"))  # type: ignore[dict-item]
+
+
+def test_policies_name_their_places() -> None:
+    for problem in problems(18, 3):
+        found = weights(problem._replace(shape=SHAPE))
+        for place in found.order():
+            policy = policy_at(found, place)
+            assert accepts_for_batches(policy)
+            again = place_of(found, policy)
+            assert again is not None
+            assert found.policy(again) == found.policy(place) or found.walks[place[1]].tile is not None
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{}, {"strategy": "query"}, {"strategy": "cohort"}, {"strategy": "cohort", "head_rows": "64"},
+     {"strategy": "cohort", "head_rows": 64, "split": 128}, {"strategy": "cohort", "head_rows": 64, "waves": "3"},
+     {"strategy": "cohort", "head_rows": 64, "cut": "middle"}],
+)  # fmt: skip
+def test_what_is_no_policy_for_batches(policy: dict[str, object]) -> None:
+    assert not accepts_for_batches(policy)
+
+
+def test_buckets_are_coarse() -> None:
+    """Growth, a request more or less and other page sizes stay in the bucket of most batches."""
+    usual = batch_key(prefix(60, 4096, 600))
+    assert usual == batch_key(prefix(63, 4096, 900)) == batch_key(prefix(50, 4500, 800))
+    for other in (replace(SHAPE, page_size=64), replace(SHAPE, dtype="fp16", kv_dtype="fp16")):
+        assert batch_key(prefix(60, 4096, 600)._replace(shape=other)) == usual
+    assert len({usual, batch_key(prefix(60, 256, 4000)), batch_key(prefix(8, 4096, 500))}) == 3
+    assert batch_key(prefix(60, 4096, 600)._replace(shape=Shape(8, 1, 128))) != usual
+
+
+def test_what_was_measured_is_taken_at_any_length() -> None:
+    problem, longer = prefix(60, 4096, 600), prefix(62, 4500, 900)
+    kept(problem, head_rows=32, waves="4")
+    choices = BatchChoices(TILE, 10_000)
+    chosen, other = choices.choose(problem), BatchChoices(TILE, 10_000).choose(longer)
+    assert chosen.reason == "measured as the fastest for such batches: a test"
+    assert chosen.strategy.options["head_rows"] == other.strategy.options["head_rows"] == 32
+    found = weights_of(longer, TILE)
+    assert found is not None
+    place = place_of(found, {"strategy": "cohort", "head_rows": 32, "waves": "4"})
+    assert place is not None
+    assert other.strategy.options["split"] == int(found.splits[place])
+
+
+@pytest.mark.parametrize("policy", [{"head_rows": 48}, {"head_rows": 64, "cut": "lowest"}], ids=str)
+def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
+    problem = Problem(Tree.from_parents([-1] * 64, [1000] * 64), SHAPE, H200)
+    kept(problem, **policy)
+    assert BatchChoices(TILE, 10_000).choose(problem) == weighed(problem, most_items=10_000, tile=TILE)
+
+
+def test_plans_with_too_many_items_are_not_taken() -> None:
+    problem = prefix(60, 4096, 500)
+    kept(problem, head_rows=1, waves="8")
+    assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
+    assert BatchChoices(TILE, 30).choose(problem) == weighed(problem, most_items=30, tile=TILE)
+
+
+def test_files_are_read_once_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not there is an entry, and however often policies are weighed anew."""
+    reads: list[object] = []
+    lookup = PolicyCache.lookup
+
+    def counted(self: PolicyCache, *arguments: object) -> object:
+        reads.append(arguments)
+        return lookup(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PolicyCache, "lookup", counted)
+    choices = BatchChoices(TILE, 10_000)
+    for own in (560, 700, 900, 560, 900):
+        choices.choose(prefix(60, 4096, own))
+    assert len(reads) == 1
+    choices.choose(prefix(8, 4096, 400))
+    assert len(reads) == 2
+
+
+def test_a_kernel_for_batches_takes_what_was_measured() -> None:
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=4)
+    table = torch.arange(4 * 16, dtype=torch.int32).reshape(4, 16)
+    kernel = compile_batch(shape, PageTable(table, torch.full((4,), 40, dtype=torch.int32), 64), max_tokens=64)
+    batch = LiveBatch(4, 4)
+    for _ in range(4):
+        batch.add(40)
+    problem = Problem(batch.tree(), shape, target_from(None))
+    POLICY_CACHE.store(Entry(batch_key(problem), {"strategy": "cohort", "head_rows": 1}, 9.0, (), "a test"))
+    kernel.update(batch)
+    assert kernel.choice is not None
+    assert kernel.choice.reason == "measured as the fastest for such batches: a test"
+    kernel.update(batch, query(16))
+    assert kernel.choice.strategy == query(16)
+
+
+# Tuning over the suite
+
+
+def called(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+    """In place of a capture: the call itself, which fills the same tensor again."""
+
+    def again() -> None:
+        call()
+
+    return again, call()
+
+
+SETTINGS = BatchSettings(capture=called, timer=lambda call, repeats: 1.0)
+
+
+def of_us(*times: float, name: str = "a", own: int = 500) -> MeasuredBatch:
+    """A batch whose policies take these times, the weighed one first."""
+    policies = ({"strategy": "cohort", "head_rows": rows} for rows in (64, 32, 16, 4))
+    named = enumerate(zip(policies, times, strict=False))
+    measured = tuple(MeasuredPolicy(each, 1.0 + place, us) for place, (each, us) in named)
+    return MeasuredBatch(name, "groups", batch_key(prefix(60, 4096, own)), measured)
+
+
+def test_the_fastest_of_a_bucket_is_kept() -> None:
+    """By the geometric mean over its batches, of policies that were measured in all of them."""
+    (entry,) = suite_entries([of_us(100, 80, 99, 10), of_us(200, 210, 150, name="b")], "medians")
+    assert entry.policy == {"strategy": "cohort", "head_rows": 16}
+    assert entry.measured_us == pytest.approx((99 * 150) ** 0.5)
+    assert entry.measured_us == min(time for _, time, _ in entry.candidates if time is not None)
+    assert entry.source == "medians: a, b, 1.16x the weighed choice"
+    POLICY_CACHE.store(entry)
+    assert "measured" in BatchChoices(TILE, 10_000).choose(prefix(60, 4096, 500)).reason
+
+
+def test_nothing_is_kept_where_the_weighed_choice_is_good() -> None:
+    assert suite_entries([of_us(100, 99, 105)], "medians") == []
+    assert len(suite_entries([of_us(100, 97), of_us(100, 90, own=4000, name="b")], "medians")) == 2
+
+
+def test_the_table_has_a_line_for_each_family() -> None:
+    measured = [of_us(100, 80, 120), replace_family(of_us(100, 110, 120, own=4000))]
+    table = suite_table(measured, suite_entries(measured, "medians"))
+    assert table[1:] == [
+        ("groups", "1", "3", "1.250", "1.250", "0.50", "0.50", "1"),
+        ("agents", "1", "3", "1.000", "1.000", "1.00", "1.00", "0"),
+    ]
+
+
+def replace_family(batch: MeasuredBatch) -> MeasuredBatch:
+    return replace(batch, family="agents")
+
+
+def test_the_suite_is_measured_on_any_device(tmp_path: Path) -> None:
+    """A tiny batch on the torch backend: outputs are checked, and all is written."""
+    told: list[None] = []
+    shapes = BatchShapes(["4:2", "4:1"], 16, "fp32")
+    found = list(
+        measure_suite([BATCH], shapes, target_from(None), SETTINGS, CPU, most=3, on_batch=lambda: told.append(None))
+    )
+    assert len(found) == len(told) == 2
+    assert [len(batch.policies) for batch in found] == [3, 3]
+    assert all(each.measured_us == 1.0 for batch in found for each in batch.policies)
+    assert all(accepts_for_batches(each.policy) for batch in found for each in batch.policies)
+    save_suite(tmp_path / "suite.json", {"device": "none"}, found, suite_entries(found, "medians"))
+    written = json.loads((tmp_path / "suite.json").read_text())
+    assert [batch["batch"] for batch in written["batches"]] == ["tiny", "tiny"]
+    assert written["entries"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["1,4/5,5", "--suite"], "excludes TREE"), ([], "name trees, or give --suite"),
+     (["--suite", "--heads", "32:8,8"], "heads"), (["--suite", "--family", "nobody"], "has no batches"),
+     (["--suite", "--family", "drafts-8"], "has no batches that can be tuned")],
+)  # fmt: skip
+def test_wrong_commands(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["tune", *arguments]) == 2
+    assert said in capsys.readouterr().err
