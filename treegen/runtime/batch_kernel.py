@@ -259,15 +259,13 @@ class BatchKernel:
     def counters(self) -> dict[str, int]:
         """Counts steps, plans, and requests by the way in which they were served. Waits for the device.
 
-        Returns:
-            - steps: calls of `step`, and replays of graphs that captured one.
-            - planned, new, refuted, outgrown, invalid: requests, summed over all steps. The plan served the planned
-              ones. The others were walked alone: the plan did not know the new ones, a claim about the pages of the
-              refuted ones failed, and the outgrown ones had more tokens than the plan has room for. The invalid ones
-              had an impossible length, page id or number of query rows.
-            - plans: calls of `update`, also those by `prepare` and `refresh`.
-            - saved_bytes: bytes of K and V of one layer that the present plan saves, compared with each request reading
-              its own.
+        - steps: calls of `step`, and replays of graphs that captured one.
+        - planned, new, refuted, outgrown, invalid: requests, summed over all steps. The plan served the planned ones.
+          The others were walked alone: the plan did not know the new ones, a claim about the pages of the refuted ones
+          failed, and the outgrown ones had more tokens than the plan has room for. The invalid ones had an impossible
+          length, page id or number of query rows.
+        - plans: calls of `update`, also those by `prepare` and `refresh`.
+        - saved_bytes: bytes of K and V of a layer that the plan saves, compared with each request reading its own.
         """
         names = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
         counts = dict(zip(names, self.program.counters.tolist(), strict=True))
