@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from support.canonical_kernels import canonical_kernels
+from support.paths import ROOT
 from treegen.codegen.emit import Source, emit_merge, emit_partial
 from treegen.codegen.key_table import key_table
 from treegen.codegen.line_breaks import MOST_COLUMNS
 from treegen.ir.keys import KernelKey, MergeKey
 
-TEMPLATES = Path(__file__).parent.parent / "templates"
+TEMPLATES = ROOT / "templates"
 SHARED = [TEMPLATES / "kernel_functions.py", TEMPLATES / "ptx_functions.py"]
 MOST_LINES = 120
 NAMES = list(canonical_kernels())
