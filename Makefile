@@ -15,10 +15,16 @@ ready := .venv/ready
 docs_ready := .venv/docs-ready
 endif
 
-.PHONY: demo test test-full aot lint docs clean
+.PHONY: demo check test test-full aot lint docs clean
 
 demo: $(ready)
 	$(python) examples/demo.py
+
+# What a change most often breaks, in less than a minute.
+check: $(ready)
+	$(python) -m ruff check
+	$(python) -m pytest -n 2 -m "not full and not aot_all" \
+		tests/project/test_layers.py tests/project/test_sizes.py tests/ir tests/target tests/report
 
 test: $(ready)
 	$(python) -m pytest -n 2 -m "not full and not aot_all"
