@@ -22,7 +22,7 @@ demo: $(ready)
 
 # What a change most often breaks, in less than a minute.
 check: $(ready)
-	$(python) -m ruff check
+	$(python) -m ruff check --no-cache
 	$(python) -m pytest -n 2 -m "not full and not aot_all" \
 		tests/project/test_layers.py tests/project/test_sizes.py tests/ir tests/target tests/report
 
@@ -37,7 +37,7 @@ aot: $(ready)
 
 # mypy reads the installed layout, laid out with links under build/types.
 lint: $(ready)
-	$(python) -m ruff check
+	$(python) -m ruff check --no-cache
 	$(python) -m ruff format --check
 	rm -rf build/types
 	mkdir -p build/types/treegen

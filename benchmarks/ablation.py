@@ -23,9 +23,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from optimisations import OPTIMISATIONS, Optimisation, taken_away
 
 import treegen
+from optimisations import OPTIMISATIONS, Optimisation, taken_away
 from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram

@@ -3,10 +3,10 @@
     python benchmarks/choices.py                                                  # host times, without a GPU
     python benchmarks/choices.py fasttree_kernel_bench.json --json result.json    # choices, on the current CUDA device
 
-For every tree of a table (see strategies.py) the model's best candidates, all named strategies and `auto` are measured
-in two rounds. Each output is checked against the float64 oracle on up to 64 rows. "chosen" is the model's choice,
-"tuned" the fastest of the model's first candidates in the first round. Both are compared with the fastest of all by
-their times in the second round. Times are medians on a cold L2 cache (treegen.tuning.timing).
+For every tree of a table (see measured_cases.py) the model's best candidates, all named strategies and `auto` are
+measured in two rounds. Each output is checked against the float64 oracle on up to 64 rows. "chosen" is the model's
+choice, "tuned" the fastest of the model's first candidates in the first round. Both are compared with the fastest of
+all by their times in the second round. Times are medians on a cold L2 cache (treegen.tuning.timing).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from strategies import Case, cases
 
+from measured_cases import Case, cases
 from treegen import Shape, Tree
 from treegen.search.auto import by_estimate
 from treegen.search.policies import policy_of

@@ -1,7 +1,7 @@
 """Fits the constants of the cost model to measured times, and reports how well both cost models agree with them.
 
     treegen profile -o gpu.json                                                        # on the GPU
-    python benchmarks/strategies.py fasttree_kernel_bench.json --json result.json      # on the GPU
+    python benchmarks/measured_cases.py fasttree_kernel_bench.json --json result.json      # on the GPU
     python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
 
 Results of benchmarks/choices.py can be given as well, to fit them or to see how the model does on other policies.
@@ -23,7 +23,7 @@ from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
 import treegen
-from strategies import label, measured_strategies
+from measured_cases import label, measured_strategies
 from treegen.cost.analytic import ScheduleLaunches, times
 from treegen.cost.estimate import account
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches
@@ -61,13 +61,13 @@ class Sample:
 
 
 def samples(paths: list[Path], target: Target) -> list[Sample]:
-    """Reads the results of fused strategies from files of strategies.py or choices.py. Raises FormatError."""
+    """Reads the results of fused strategies from files of measured_cases.py or choices.py. Raises FormatError."""
     results = []
     for path in paths:
         try:
             results += json.loads(path.read_text())["results"]
         except (OSError, ValueError, KeyError, TypeError) as cause:
-            fix = "write it with strategies.py or choices.py"
+            fix = "write it with measured_cases.py or choices.py"
             raise FormatError("results", str(path), f"cannot be read ({cause})", fix) from cause
     made = {label(strategy): strategy for strategy in measured_strategies()}
     trees: dict[str, treegen.Tree] = {}
@@ -170,7 +170,7 @@ def text_of(value: object, indent: str = "") -> str:
 def main() -> None:
     """Fits constants, reports on them, and writes them with --ship."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", type=Path, help="JSON files of strategies.py or choices.py")
+    parser.add_argument("results", nargs="+", type=Path, help="JSON files of measured_cases.py or choices.py")
     parser.add_argument("--target", default="h200", help="the measured target: a name or a file (default: %(default)s)")
     parser.add_argument(
         "--ship", type=Path, metavar="FOLDER", help="update targets.json and grids.json there (default: only report)"

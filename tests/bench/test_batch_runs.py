@@ -108,6 +108,15 @@ def test_exact_kernels_agree_with_the_reference(batch: ServedBatch) -> None:
     assert outcome.first_plan_ms is not None
 
 
+def test_batch_invariant_kernels_agree_with_the_reference() -> None:
+    """They serve steps too, but no chunks."""
+    provider = TreegenBatches(batch_invariant=True)
+    outcome = measure_batch(provider, case_of(BATCH), settings())
+    assert (provider.name, outcome.status, outcome.detail) == ("batch-invariant", "right", "")
+    assert outcome.step is not None
+    assert measure_batch(provider, case_of(CHUNKS), settings()).status == "unavailable"
+
+
 def test_latent_caches() -> None:
     batch = replace(BATCH, mla=True)
     shape = Shape(4, 1, 24, 16, dtype="fp32", page_size=4, shared_kv=True)
@@ -207,12 +216,12 @@ RESULTS = [
 
 def test_the_table() -> None:
     rows = batch_results.batch_table(RESULTS)
-    assert rows[0][:7] == ["batch", "heads", "floor", "exact", "run us", "FI", "x"]
+    assert rows[0][:8] == ["batch", "heads", "floor", "exact", "invariant", "run us", "FI", "x"]
     assert rows[1] == [
-        *("one", "32:8", "12.0", "-", "10.0", "15.0", "1.50", "0.25", "0.25"),
+        *("one", "32:8", "12.0", "-", "-", "10.0", "15.0", "1.50", "0.25", "0.25"),
         *("1.00", "2.00", "2.00", "2.00", "4.00", "2.00"),
     ]
-    assert rows[2][4:7] == ["10.0", "5.0", "0.50"]
+    assert rows[2][5:8] == ["10.0", "5.0", "0.50"]
     summary = {row[0]: row[1:] for row in batch_results.batch_summary(RESULTS)}
     assert summary["all"] == ["2", "0.87", "0.50", "2.00", "2.00", "2.00", "2.00"]
     assert summary["traces"][:3] == ["1", "1.50", "1.50"]

@@ -68,12 +68,12 @@ def results(kernel: BatchKernel, server: Server, case: Case, q: torch.Tensor) ->
     return bits(out), bits(lse)
 
 
-def check_bits(case: Case, seed: int, steps: int, backend: str) -> int:
+def check_bits(case: Case, seed: int, steps: int, backend: str, device: str = "cpu") -> int:
     """Serves random events with plans that are late, with fresh ones, and each request alone: all have the same bits.
     Returns how many rows were compared.
     """
     source = random.Random(seed)
-    server, late = made(case, seed, backend)
+    server, late = made(case, seed, backend, device)
     fresh, alone = (
         treegen.compile_batch(
             case.shape, server.pages, max_tokens=case.most_tokens, strategy=case.strategy, backend=backend,
@@ -91,7 +91,7 @@ def check_bits(case: Case, seed: int, steps: int, backend: str) -> int:
         fresh.update(server.batch)
         lengths = server.write()
         q = torch.randn(server.rows, case.shape.num_qo_heads, case.shape.head_dim, generator=generator)
-        q = q.to(TORCH[case.shape.dtype])
+        q = q.to(TORCH[case.shape.dtype]).to(device)
         found, wanted = results(late, server, case, q), results(fresh, server, case, q)
         for row in lengths:
             assert all(torch.equal(a[row], b[row]) for a, b in zip(found, wanted, strict=True)), f"row {row}"

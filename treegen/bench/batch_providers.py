@@ -68,16 +68,27 @@ class BatchProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TreegenBatches:
-    """treegen's kernel for running batches, which reads the page table and lengths on the device."""
+    """treegen's kernel for running batches, which reads the page table and lengths on the device.
 
-    name: str = OWN
+    Args:
+        batch_invariant: Whether a row's results depend on its own request alone.
+    """
+
+    batch_invariant: bool = False
     replans: bool = True
+
+    @property
+    def name(self) -> str:
+        """`treegen`, or `batch-invariant` for that mode."""
+        return "batch-invariant" if self.batch_invariant else OWN
 
     def prepare(self, case: BatchCase) -> BatchServer:
         """Makes the kernel for the case's page table."""
         if case.draft:
             raise UnavailableError("drafts that are trees go through treegen.compile or TreeAttentionWrapper, by slots")
-        return LiveServer(case)
+        if self.batch_invariant and case.many_queries:
+            raise UnavailableError("batch-invariant mode takes one query row per request")
+        return LiveServer(case, self.batch_invariant)
 
 
 class LiveServer:
@@ -85,7 +96,7 @@ class LiveServer:
 
     order = None
 
-    def __init__(self, case: BatchCase) -> None:
+    def __init__(self, case: BatchCase, batch_invariant: bool = False) -> None:
         self._case, self._out = case, case.new_out()
         rows, width = case.page_table.shape
         self.live = LiveBatch(page_size=case.shape.page_size, max_seats=rows)
@@ -94,7 +105,9 @@ class LiveServer:
         pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]), qo_indptr=case.qo_indptr)
         most_rows = case.query_rows if case.many_queries else None
         most_tokens = width * case.shape.page_size
-        self.kernel = compile_batch(case.shape, pages, max_tokens=most_tokens, max_rows=most_rows)
+        self.kernel = compile_batch(
+            case.shape, pages, max_tokens=most_tokens, max_rows=most_rows, batch_invariant=batch_invariant
+        )
 
     def plan(self, pages: BatchPages) -> None:
         if pages is not self._pages:

@@ -160,12 +160,13 @@ def _outcome(entry: dict[str, Any]) -> BatchOutcome:
 
 def batch_table(results: Sequence[BatchResult]) -> list[list[str]]:
     """Makes a table, a row per batch: treegen's figures, FlashInfer's best, and treegen's speed-ups over it."""
-    titles = ["batch", "heads", "floor", "exact"]
+    titles = ["batch", "heads", "floor", "exact", "invariant"]
     for title, _, _ in FIGURES:
         titles += [title, "FI", *(["x"] if title in _COMPARED else [])]
     rows = [titles]
     for result in results:
-        cells = [result.batch, result.heads, f"{result.floor_us:.1f}", _number(result.best(run_us, "exact"), 1)]
+        cells = [result.batch, result.heads, f"{result.floor_us:.1f}"]
+        cells += [_number(result.best(run_us, provider), 1) for provider in ("exact", "batch-invariant")]
         for title, figure, decimals in FIGURES:
             own, peer = result.best(figure, OWN), result.best(figure, _PEER)
             cells += [_number(own, decimals), _number(peer, decimals)]

@@ -28,6 +28,7 @@ from treegen.workloads.served_batch import ServedBatch
 _PROVIDERS: tuple[BatchProvider, ...] = (
     TreegenBatches(),
     TreegenExact(),
+    TreegenBatches(batch_invariant=True),
     FlashInferBatchDecode(tensor_cores=False),
     FlashInferBatchDecode(tensor_cores=True),
     FlashInferBatchDecode(tensor_cores=False, exact=True),

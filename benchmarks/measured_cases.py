@@ -1,6 +1,6 @@
 """Measures every strategy on every tree of a table on the current CUDA device: errors and times.
 
-    python benchmarks/strategies.py fasttree_kernel_bench.json reasoning_*.json --json result.json
+    python benchmarks/measured_cases.py fasttree_kernel_bench.json reasoning_*.json --json result.json
 
 Arguments are tables of level trees (`{"trees": [{"nodes_per_level", "tokens_per_node"}], "heads": [[qo, kv], ...]}`),
 speculative token trees (`{"paths": [...]}`), or files of reasoning templates. Of templates, some are measured in the
