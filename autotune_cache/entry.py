@@ -87,7 +87,7 @@ class Entry:
             "made_with": dict(self.made_with),
             "candidates": [list(candidate) for candidate in self.candidates],
         }
-        return {**value, "checksum": _checksum(value)}
+        return {**value, "checksum": checksum(value)}
 
     def to_json(self) -> str:
         """Returns the text of the entry's file; equal entries have equal texts."""
@@ -133,7 +133,7 @@ def entry_from(value: Any) -> Entry:
         raise _wrong("policy, made_with", "a value", "is not an object")
     if not isinstance(candidates, list) or not all(isinstance(each, list) and len(each) == 3 for each in candidates):
         raise _wrong("candidates", "a value", "are not a list of policies, times and outcomes")
-    if value["checksum"] != _checksum({name: part for name, part in value.items() if name != "checksum"}):
+    if value["checksum"] != checksum({name: part for name, part in value.items() if name != "checksum"}):
         raise _wrong("checksum", value["checksum"], "does not match the entry")
     entry = own_entry(PolicyKey(**key), value)
     if entry.to_object() != value:
@@ -151,7 +151,7 @@ _NAMES = frozenset({"kind", "checksum", *(each.name for each in fields(Entry))})
 _KEY_NAMES = frozenset(each.name for each in fields(PolicyKey))
 
 
-def _checksum(value: Mapping[str, Any]) -> str:
+def checksum(value: Mapping[str, Any]) -> str:
     """Returns 32 hexadecimal digits that change with any part of a JSON object."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -14,7 +14,7 @@ from treegen.environment import cache_root
 from treegen.ir.errors import CacheWarning, warn
 
 OWN_FOLDER = "set TREEGEN_CACHE_DIR to a folder that only you may write"
-_warned: set[str] = set()
+warned: set[str] = set()
 
 
 def cache_folder(name: str) -> Path:
@@ -81,6 +81,6 @@ def make_folder(folder: Path) -> None:
 
 def warn_once(place: object, reason: str, fix: str) -> None:
     """Warns of a file or folder of the cache that cannot be used, once per process."""
-    if str(place) not in _warned:
-        _warned.add(str(place))
+    if str(place) not in warned:
+        warned.add(str(place))
         warn(CacheWarning, f"cache: {place} {reason}; {fix}")

@@ -35,7 +35,7 @@ from treegen.codegen import kernel_signature as signatures
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.errors import TreegenError
 from treegen.ir.schedule import Schedule
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
@@ -79,7 +79,7 @@ def made_without(
     with taken_away(optimisation):
         for strategy, own_shape in optimisation.plans(chosen, shape) if optimisation else [(chosen, shape)]:
             try:
-                schedule = launch_schedule(
+                schedule = planned_device_schedule(
                     strategy.plan(Problem(tree, own_shape, target)), Problem(tree, own_shape, target)
                 )
             except TreegenError:

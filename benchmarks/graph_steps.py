@@ -78,7 +78,7 @@ def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
     most = 2 * ROWS
     q, k, v = tensors(shape, most, slots, device)
     equal, worst = 0, 0.0
-    for strategy in ("auto", "deft-node", "cascade", treegen.strategies.cohort(apart=2, merge="final")):
+    for strategy in ("auto", "deft-node", "cascade", treegen.strategies.cohort(split_shared_rows=2, merge="final")):
         kernel = treegen.compile(trees[0], strategy=strategy, shape=shape, max_rows=most, **ROOM)
         fixed_out = torch.full_like(q, 7)
         kernel(q, k, v, out=fixed_out)  # allocates, compiles
@@ -95,7 +95,7 @@ def check_graph(shape: Shape, device: torch.device, steps: int) -> str:
             exact = treegen.compile(tree, strategy=kernel.choice.strategy, shape=shape)(q[:ROWS], k, v)
             error = oracle.error(fixed_out[:ROWS], exact)
             require(error < oracle.TOLERANCE[shape.dtype], f"{strategy}: step {step}: error {error:.1e}")
-            same_classes = again.schedule.classes == kernel.schedule.classes
+            same_classes = again.schedule.configs == kernel.schedule.configs
             require(same or not same_classes, f"{strategy}: step {step}: replay differs from an eager call")
             require(bool((fixed_out[ROWS:] == 7).all()), f"{strategy}: step {step}: surplus rows were written")
             equal, worst = equal + same, max(worst, error)

@@ -38,7 +38,7 @@ def split(head_rows: int, *tokens: int) -> list[Strategy]:
 
 def apart(head_rows: int, *rows: int) -> list[Strategy]:
     """Returns a strategy for each number of rows: nodes seen by at least this number get items of their own."""
-    return [cohort(head_rows=head_rows, apart=least, merge="final") for least in rows]
+    return [cohort(head_rows=head_rows, split_shared_rows=least, merge="final") for least in rows]
 
 
 CASES: tuple[tuple[int, int, str, list[Strategy]], ...] = (
@@ -63,7 +63,7 @@ def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]
     Raises AssertionError when the output is wrong.
     """
     target, device = current_target(), default_device()
-    with patch.object(pipeline, "in_one_launch", way), expected_compiles():
+    with patch.object(pipeline, "with_fused_merge", way), expected_compiles():
         program = prepare(Problem(case.tree, case.shape, target), strategy, device)
         error = case.check(program)
     assert error <= oracle.TOLERANCE[case.shape.dtype], (str(case.tree), str(strategy), error)
@@ -79,7 +79,7 @@ def measured(case: Case, strategy: Strategy, way: Callable[[Schedule], Schedule]
 def any_in_one_launch(schedule: Schedule) -> Schedule:
     """Makes one launch wherever there is a kernel for it."""
     with patch.multiple(fuse_merge, MOST_PARTS=3, MOST_LONGER=99.0):
-        return fuse_merge.in_one_launch(schedule)
+        return fuse_merge.with_fused_merge(schedule)
 
 
 def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> None:
@@ -89,12 +89,12 @@ def compare(heads: tuple[int, int], text: str, strategies: list[Strategy]) -> No
     for strategy in strategies:
         schedule = lower(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
         made = any_in_one_launch(schedule)
-        assert fuse_merge.waits(made), (text, str(strategy))
+        assert fuse_merge.has_fused_merge(made), (text, str(strategy))
         ways = [measured(case, strategy, way) for way in (lambda two: two, any_in_one_launch)]
         rounds = [[way() for way in ways] for _ in range(ROUNDS)]
         two, one = (statistics.median(times) for times in zip(*rounds, strict=True))
-        tiles, border = schedule.column("tiles") + schedule.column("block_tiles"), schedule.class_indptr[1]
-        left = "" if fuse_merge.waits(fuse_merge.in_one_launch(schedule)) else ", left as two"
+        tiles, border = schedule.column("tiles") + schedule.column("packed_tiles"), schedule.config_indptr[1]
+        left = "" if fuse_merge.has_fused_merge(fuse_merge.with_fused_merge(schedule)) else ", left as two"
         print(
             f"{heads[0]}/{heads[1]} {text:32} {strategy!s:46} {fuse_merge.parts_of(made)} partials, tiles "
             f"{tiles[:border].max():3} and {tiles[border:].max():3}: two {two:6.1f} us, one {one:6.1f} us, ratio "

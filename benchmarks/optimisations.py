@@ -91,7 +91,8 @@ def without(option: str) -> Plans:
     """Returns plans without an option of their strategy."""
 
     def plans(strategy: Strategy, shape: treegen.Shape) -> list[tuple[Strategy, treegen.Shape]]:
-        emptied = {name: () if name == "cut" else None for name in (option, "cut", "apart") if hasattr(strategy, name)}
+        cuts = (option, "cut_nodes", "split_shared_rows")
+        emptied = {name: () if name == "cut_nodes" else None for name in cuts if hasattr(strategy, name)}
         return [(replace(strategy, **emptied), shape)] if hasattr(strategy, option) else []
 
     return plans
@@ -104,11 +105,11 @@ OPTIMISATIONS = (
     ),
     Optimisation("work items split", 3.0, plans=without("split")),
     Optimisation(
-        "two resident blocks, against one with four stages", 1.35,
+        "two resident blocks, against one with four rounds", 1.35,
         ((tile_config, "_LARGE", ((64, 64, 4, 4),)),),
     ),
     Optimisation(
-        "three stages, against two", 1.25, ((tile_config, "_LARGE", ((64, 64, 4, 2),)),),
+        "three rounds, against two", 1.25, ((tile_config, "_LARGE", ((64, 64, 4, 2),)),),
     ),
     Optimisation(
         "short runs packed into tiles", 1.6,
@@ -129,7 +130,7 @@ OPTIMISATIONS = (
     ),
     Optimisation(
         "final merges in one launch, against two", 1.07,
-        ((pipeline, "in_one_launch", lambda schedule: schedule),),
+        ((pipeline, "with_fused_merge", lambda schedule: schedule),),
     ),
     Optimisation(
         "a block per head where few rows merge", 1.05,
@@ -170,8 +171,8 @@ OPTIMISATIONS = (
 def taken_away(optimisation: Optimisation | None) -> Iterator[None]:
     """Plans and emits everything inside the block without the optimisation."""
     caches = (
-        tile_config.tile_class,
-        tile_config.wanted_class,
+        tile_config.kernel_config,
+        tile_config.wanted_config,
         tile_config.tile_sizes,
         emit.emit_partial,
         emit.emit_merge,

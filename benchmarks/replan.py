@@ -143,7 +143,7 @@ def timings() -> Iterable[Timing]:
     target = target_from("h200")
     found = {text: weighed(Problem(Tree.parse(text), SHAPE, target)).strategy for text in TREES}
     for text in TREES:
-        usual = [cohort(), cohort(split=128), cohort(apart=64), cohort(apart=64, merge="final")]
+        usual = [cohort(), cohort(split=128), cohort(split_shared_rows=64), cohort(split_shared_rows=64, merge="final")]
         for strategy in dict.fromkeys([found[text], *usual]):
             yield of_tree(text, strategy, target)
     for text in TREES:

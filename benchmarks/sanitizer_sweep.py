@@ -23,8 +23,9 @@ from treegen.strategies import cohort
 TREES = ("40(5,7*3)", "600(40*6,9(3*5))")
 STRATEGIES = (
     "query", "cascade", "deft-node-chunk", "deft-flatten", "fasttree", "flashforge", "specinfer",
-    cohort(), cohort(head_rows=16), cohort(split=64), cohort(apart=2), cohort(apart=2, merge="final"),
-    cohort(head_rows=16, split=128, apart=2, merge="final"), cohort(split=512, merge="final"),
+    cohort(), cohort(head_rows=16), cohort(split=64), cohort(split_shared_rows=2),
+    cohort(split_shared_rows=2, merge="final"),
+    cohort(head_rows=16, split=128, split_shared_rows=2, merge="final"), cohort(split=512, merge="final"),
 )  # fmt: skip
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -28,7 +28,7 @@ Grammar
     Plan     = strategy, {Group}, [tiles], mask, merge, thread blocks
     Group    = {lo:hi} of ranks, {Segment}, round
     Segment  = node, start:stop of its tokens, lo:hi of the group's rows
-    Schedule = {TileClass}, {WorkItem}, row table, tiles, blocks, merge lists, rounds
+    Schedule = {KernelConfig}, {WorkItem}, row table, tiles, packed runs, merge lists, rounds
     WorkItem = rows, full tiles, packed tiles, [partial slots]
 
 Modules, in the order of the flow: errors, arrays, tree (a folder), live_batch, shape, keys, groups, plan, arena,

@@ -1,10 +1,10 @@
 """Arena: a schedule laid out as one int32 array, so that it goes to the device in one copy.
 
-    ┌──────┬───────┬────────┬─   ─┬────────────────┬────────────────┬─────────────────────┬─
-    │ rows │ tiles │ blocks │ ... │ items, class 0 │ items, class 1 │ merge_rows, round 0 │ ...
-    └──────┴───────┴────────┴─   ─┴────────────────┴────────────────┴─────────────────────┴─
-    ▲      ▲       ▲              ▲                ▲                ▲
-    rows   tiles   blocks         items[0]         items[1]         merge_rows[0]     places, by field of Arena
+    ┌──────┬───────┬─────────────┬─   ─┬─────────────────┬─────────────────┬─────────────────────┬─
+    │ rows │ tiles │ packed_runs │ ... │ items, config 0 │ items, config 1 │ merge_rows, round 0 │ ...
+    └──────┴───────┴─────────────┴─   ─┴─────────────────┴─────────────────┴─────────────────────┴─
+    ▲      ▲       ▲                   ▲                 ▲                 ▲
+    rows   tiles   packed_runs         items[0]          items[1]          merge_rows[0]     places, by field of Arena
 
 Each section begins at a multiple of ALIGNMENT words. SECTIONS lists them.
 """
@@ -34,43 +34,43 @@ SURPLUS_MERGE = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class ArenaSizes:
     """The number of entries that each section of an arena has room for.
 
     Attributes:
-        items: Work items of each tile class.
+        items: Work items of each kernel config.
         rows: Entries of the row table.
         tiles: Full tiles.
-        blocks: Blocks, which are packed into tiles.
+        packed_runs: Runs that are packed into tiles.
         merges: Merged rows of each round.
-        merge_slots: Entries of the merge lists.
+        merge_partials: Entries of the merge lists.
         slots: Partial slots of the partial buffer.
         workers: Thread blocks that have lists of work.
         work: Entries of these lists.
         epilogue_rows: Entries of the row table whose partials are joined in epilogues.
-        epilogue_slots: Partial slots that epilogues join.
+        epilogue_partials: Partial slots that epilogues join.
         positions: Rows whose positions are listed.
     """
 
     items: tuple[int, ...]
     rows: int
     tiles: int
-    blocks: int
+    packed_runs: int
     merges: tuple[int, ...]
-    merge_slots: int
+    merge_partials: int
     slots: int
     workers: int = 0
     work: int = 0
     epilogue_rows: int = 0
-    epilogue_slots: int = 0
+    epilogue_partials: int = 0
     positions: int = 0
 
 
 class Arena(NamedTuple):
     """A schedule as one int32 array, and the place where each of its sections begins.
 
-    A place is an index into `array`: one for a whole table, or one for each tile class or each round of a divided table
-    (see SECTIONS).
+    A place is an index into `array`: one for a whole table, or one for each kernel config or each round of a divided
+    table (see SECTIONS).
 
     Kernels launch on the capacity. Surplus items are zeros, so they have no rows; surplus merges are SURPLUS_MERGE. The
     last column of items holds the item's first row in the caller's order if its rows follow one another from there,
@@ -80,12 +80,12 @@ class Arena(NamedTuple):
     array: Ints
     rows: int
     tiles: int
-    blocks: int
-    merge_slots: int
+    packed_runs: int
+    merge_partials: int
     work_indptr: int
     work: int
     epilogue_indptr: int
-    epilogue_slots: int
+    epilogue_partials: int
     positions: int
     items: tuple[int, ...]
     merge_rows: tuple[int, ...]
@@ -93,7 +93,7 @@ class Arena(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table of a schedule in the arena: whole, or divided into a part for each tile class or each round.
+    """A table of a schedule in the arena: whole, or divided into a part for each kernel config or each round.
 
     Attributes:
         name: The field of Arena that holds the place of the table, or the places of its parts.
@@ -109,34 +109,34 @@ class Section(NamedTuple):
     room: str
     closing: int = 0
     ahead: Literal["", "slot", "run", "tile"] = ""
-    bounds: Literal["", "class_indptr", "merge_stage_indptr"] = ""
+    bounds: Literal["", "config_indptr", "merge_round_indptr"] = ""
 
 
 SECTIONS = (
     Section("rows", "rows", "rows"),
     Section("tiles", "tiles", "tiles", ahead="run"),
-    Section("blocks", "blocks", "blocks", ahead="tile"),
-    Section("merge_slots", "merge_slots", "merge_slots", ahead="slot"),
+    Section("packed_runs", "packed_runs", "packed_runs", ahead="tile"),
+    Section("merge_partials", "merge_partials", "merge_partials", ahead="slot"),
     Section("work_indptr", "work_indptr", "workers", closing=1),
     Section("work", "work", "work"),
     Section("epilogue_indptr", "epilogue_indptr", "epilogue_rows", closing=1),
-    Section("epilogue_slots", "epilogue_slots", "epilogue_slots", ahead="slot"),
+    Section("epilogue_partials", "epilogue_partials", "epilogue_partials", ahead="slot"),
     Section("positions", "row_positions", "positions"),
-    Section("items", "items", "items", bounds="class_indptr"),
-    Section("merge_rows", "merge_rows", "merges", bounds="merge_stage_indptr"),
-    Section("merge_indptr", "merge_indptr", "merges", closing=1, bounds="merge_stage_indptr"),
+    Section("items", "items", "items", bounds="config_indptr"),
+    Section("merge_rows", "merge_rows", "merges", bounds="merge_round_indptr"),
+    Section("merge_indptr", "merge_indptr", "merges", closing=1, bounds="merge_round_indptr"),
 )
 """The sections of an arena in order, which is also the order of Arena's fields. Divided tables come last."""
 
 _WHOLE = tuple(section for section in SECTIONS if not section.bounds)
 _DIVIDED = SECTIONS[len(_WHOLE) :]
 _LOADED_AHEAD = tuple((index, section.ahead) for index, section in enumerate(SECTIONS) if section.ahead)
-_ROOMS = tuple(field.name for field in fields(Capacity))
+_ROOMS = tuple(field.name for field in fields(ArenaSizes))
 _whole_tables = attrgetter(*(section.table for section in _WHOLE))
 _Spans: TypeAlias = "dict[str, list[tuple[int, int]]]"  # the begin and the end of each part, by the name of the bounds
 
 
-def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
+def pack(schedule: Schedule, capacity: ArenaSizes | None = None) -> Arena:
     """Lays a schedule out as an arena.
 
     Args:
@@ -148,8 +148,8 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
         InputError: The capacity needs more than 1 GiB.
     """
     spans = {
-        "class_indptr": list(pairwise(schedule.class_indptr.tolist())),
-        "merge_stage_indptr": list(pairwise(schedule.merge_stage_indptr.tolist())),
+        "config_indptr": list(pairwise(schedule.config_indptr.tolist())),
+        "merge_round_indptr": list(pairwise(schedule.merge_round_indptr.tolist())),
     }
     parts = _parts(schedule, spans)
     sizes = [part.size for part in parts]
@@ -168,7 +168,7 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
             array[place : place + size] = part.ravel()
     arena = _arena(array, places, spans)
     first_rows, width = _first_rows(schedule.items, schedule.rows), schedule.items.shape[1]
-    for place, (begin, end) in zip(arena.items, spans["class_indptr"], strict=True):
+    for place, (begin, end) in zip(arena.items, spans["config_indptr"], strict=True):
         array[place + width - 1 : place + (end - begin) * width : width] = first_rows[begin:end]
     if capacity is not None:
         _write_surplus(arena, schedule, capacity)
@@ -176,15 +176,15 @@ def pack(schedule: Schedule, capacity: Capacity | None = None) -> Arena:
     return arena
 
 
-def size_of(schedule: Schedule) -> Capacity:
+def size_of(schedule: Schedule) -> ArenaSizes:
     """Counts the entries that a schedule has in each section."""
-    counts: dict[str, Any] = {"slots": schedule.num_slots}
+    counts: dict[str, Any] = {"slots": schedule.num_partials}
     for section, table in zip(_WHOLE, _whole_tables(schedule), strict=True):
         counts[section.room] = len(table) - section.closing
     for section in _DIVIDED:
         ends = getattr(schedule, section.bounds).tolist()
         counts[section.room] = tuple(map(sub, ends[1:], ends))
-    return Capacity(**counts)
+    return ArenaSizes(**counts)
 
 
 def _parts(schedule: Schedule, spans: _Spans) -> list[Ints]:
@@ -197,7 +197,7 @@ def _parts(schedule: Schedule, spans: _Spans) -> list[Ints]:
     return parts
 
 
-def _room(schedule: Schedule, capacity: Capacity) -> list[int]:
+def _room(schedule: Schedule, capacity: ArenaSizes) -> list[int]:
     """Counts the words that each part takes at this capacity, without spare words."""
     room = []
     for section in SECTIONS:
@@ -211,8 +211,8 @@ def _room(schedule: Schedule, capacity: Capacity) -> list[int]:
 def _places(room: list[int], schedule: Schedule) -> tuple[list[int], int]:
     """Adds spare words to each part and lines the parts up. Returns their places, and the end of the last one."""
     run_width, most_runs = schedule.tiles.shape[1], 1
-    for tile in schedule.classes:
-        most_runs = max(most_runs, tile.tokens // tile.block)
+    for tile in schedule.configs:
+        most_runs = max(most_runs, tile.tokens // tile.run_tokens)
     words = {"slot": 1, "run": run_width, "tile": run_width * most_runs}
     for index, ahead in _LOADED_AHEAD:
         room[index] += words[ahead]
@@ -246,16 +246,16 @@ def _first_rows(items: Ints, rows: Ints) -> Ints:
     return found
 
 
-def _write_surplus(arena: Arena, schedule: Schedule, capacity: Capacity) -> None:
+def _write_surplus(arena: Arena, schedule: Schedule, capacity: ArenaSizes) -> None:
     """Marks surplus merges, and gives surplus thread blocks empty lists of work."""
-    bounds = pairwise(schedule.merge_stage_indptr.tolist())
+    bounds = pairwise(schedule.merge_round_indptr.tolist())
     for place, (begin, end), most in zip(arena.merge_rows, bounds, capacity.merges, strict=True):
         arena.array[place + end - begin : place + most] = SURPLUS_MERGE
     begin, workers = arena.work_indptr, len(schedule.work_indptr)
     arena.array[begin + workers : begin + capacity.workers + 1] = len(schedule.work)
 
 
-def _check_fits(size: Capacity, capacity: Capacity) -> None:
+def _check_fits(size: ArenaSizes, capacity: ArenaSizes) -> None:
     """Raises PlanError if a section has more entries than the capacity has room for."""
     for name in _ROOMS:
         needed, room = getattr(size, name), getattr(capacity, name)

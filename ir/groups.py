@@ -14,7 +14,7 @@ ROW_ARRAYS = ("row_lo", "row_hi")
 """Columns of rank intervals."""
 SEGMENT_ARRAYS = ("node", "start", "stop", "seen_lo", "seen_hi")
 """Columns of segments."""
-ARRAYS = ("row_indptr", *ROW_ARRAYS, "segment_indptr", *SEGMENT_ARRAYS, "stage")
+ARRAYS = ("row_indptr", *ROW_ARRAYS, "segment_indptr", *SEGMENT_ARRAYS, "round")
 """All arrays of a plan."""
 
 
@@ -35,12 +35,12 @@ class Group:
     Attributes:
         rows: Ascending disjoint intervals (lo, hi) of ranks.
         segments: The segments that the group reads.
-        stage: The round in which the group is launched, after the groups of earlier rounds have been merged.
+        round: The round in which the group is launched, after the groups of earlier rounds have been merged.
     """
 
     rows: tuple[tuple[int, int], ...]
     segments: tuple[Segment, ...]
-    stage: int = 0
+    round: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -54,8 +54,8 @@ class Group:
 
     def __str__(self) -> str:
         rows = ",".join(f"{lo}-{hi - 1}" for lo, hi in self.rows)
-        stage = f"stage {self.stage} | " if self.stage else ""
-        return f"{stage}rows {rows} | " + ", ".join(self._segment_text(segment) for segment in self.segments)
+        round = f"round {self.round} | " if self.round else ""
+        return f"{round}rows {rows} | " + ", ".join(self._segment_text(segment) for segment in self.segments)
 
     def _segment_text(self, segment: Segment) -> str:
         text = f"n{segment.node}[{segment.start}:{segment.stop}]"
@@ -72,7 +72,7 @@ def arrays_of(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "row_indptr": frozen(offsets(np.array([len(group.rows) for group in groups], np.int64))),
         "segment_indptr": frozen(offsets(np.array([len(group.segments) for group in groups], np.int64))),
-        "stage": frozen(np.array([group.stage for group in groups], np.int64)),
+        "round": frozen(np.array([group.round for group in groups], np.int64)),
         **_columns(ROW_ARRAYS, intervals),
         **_columns(SEGMENT_ARRAYS, segments),
     }

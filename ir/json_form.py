@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from treegen.ir.arrays import INT32_MAX, Ints, int32_array
 from treegen.ir.errors import FormatError, PlanError
 
 FORMAT = 1
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
-def read_object(text: str, kind: str, fields: frozenset[str], required: frozenset[str]) -> dict[str, Any]:
+def read_object(
+    text: str, kind: str, fields: frozenset[str], required: frozenset[str], earlier: Mapping[str, str] = _NONE
+) -> dict[str, Any]:
     """Returns the fields of a JSON object of this kind.
 
     Args:
@@ -19,6 +24,7 @@ def read_object(text: str, kind: str, fields: frozenset[str], required: frozense
         kind: The kind that the object has to be, as `write_object` wrote it.
         fields: The names of all known fields.
         required: The names of the fields that must be there.
+        earlier: The present names of fields that had other names, by these.
 
     Raises:
         FormatError: The text is no such object, or a newer version of treegen wrote it.
@@ -40,6 +46,7 @@ def read_object(text: str, kind: str, fields: frozenset[str], required: frozense
         raise FormatError(f"{kind}.format", version, f"is newer than {FORMAT}", "upgrade treegen")
     if value.pop("kind", kind) != kind:
         raise FormatError(f"{kind}.kind", text[:40], f"is another kind than {kind!r}", f"give a {kind}")
+    value = renamed(value, earlier)
     unknown = sorted(value.keys() - fields)
     if unknown:
         raise FormatError(f"{kind}.{unknown[0]}", value[unknown[0]], "is an unknown field", f"use {sorted(fields)}")
@@ -47,6 +54,13 @@ def read_object(text: str, kind: str, fields: frozenset[str], required: frozense
     if missing:
         raise FormatError(f"{kind}.{missing[0]}", None, "is missing", "write the whole form")
     return value
+
+
+def renamed(value: Mapping[str, Any], earlier: Mapping[str, str]) -> dict[str, Any]:
+    """Returns an object with the present names of its fields; a present name wins over an earlier one."""
+    return {
+        earlier.get(name, name): entry for name, entry in sorted(value.items(), key=lambda each: each[0] not in earlier)
+    }
 
 
 def write_object(kind: str, fields: dict[str, Any]) -> str:

@@ -40,19 +40,19 @@ class KernelKey:
         mask: How rows see runs: "none", "interval" or "bits".
         tile_rows: Query head rows of a thread block.
         tile_tokens: KV tokens of a tile.
-        block_tokens: Tokens of the blocks that are packed into a tile.
-        dealt: Whether thread blocks work off lists of items.
-        merging: Whether items join partials of earlier rounds before they write.
-        full: Whether full tiles have a loop of their own.
-        warps: Triton's num_warps.
-        stages: Triton's num_stages.
+        run_tokens: Tokens of the runs that are packed into a tile.
+        work_list: Whether thread blocks work off lists of items.
+        epilogue_merge: Whether items join partials of earlier rounds before they write.
+        has_full_tiles: Whether full tiles have a loop of their own.
+        num_warps: Triton's num_warps.
+        num_stages: Triton's num_stages.
         shared_kv: Whether values are the first elements of keys.
         scaled: Whether keys and values have a scale for each KV head.
-        by_bits: Whether e4m3 is read as bytes and converted by bit operations.
-        words: Whether four elements of a cache are read as one word.
+        emulate_e4m3: Whether e4m3 is read as bytes and converted by bit operations.
+        packed_fp8: Whether four elements of a cache are read as one word.
         scoring: The code that changes or masks scores.
         sinks: Whether each head has a sink, which takes its share of the softmax.
-        waiting: Whether some items wait for the partials of others in the same launch.
+        fused_merge: Whether some items wait for the partials of others in the same launch.
         guarded: Whether values that are not finite are kept from rows whose score hides the token.
         request_page: The page size of the engine's tables, from which step kernels list runs
             (treegen.backends.step_kernels); 0 where the schedule lists runs of slots.
@@ -67,19 +67,19 @@ class KernelKey:
     mask: str
     tile_rows: int
     tile_tokens: int
-    block_tokens: int
-    dealt: bool
-    merging: bool
-    full: bool
-    warps: int
-    stages: int
+    run_tokens: int
+    work_list: bool
+    epilogue_merge: bool
+    has_full_tiles: bool
+    num_warps: int
+    num_stages: int
     shared_kv: bool = False
     scaled: bool = False
-    by_bits: bool = False
-    words: bool = False
+    emulate_e4m3: bool = False
+    packed_fp8: bool = False
     scoring: ScoreCode | None = None
     sinks: bool = False
-    waiting: bool = False
+    fused_merge: bool = False
     guarded: bool = False
     request_page: int = 0
 
@@ -93,8 +93,8 @@ class MergeKey:
         head_dim_v: Elements of an output row.
         heads: Heads of a thread block, a power of two.
         parts: Partials of each head that are loaded at a time, a power of two.
-        staged: Whether the kernel also merges into partial slots, which a later round reads.
-        warps: Triton's num_warps.
+        several_rounds: Whether the kernel also merges into partial slots, which a later round reads.
+        num_warps: Triton's num_warps.
         sinks: See KernelKey.
     """
 
@@ -102,6 +102,6 @@ class MergeKey:
     head_dim_v: int
     heads: int
     parts: int
-    staged: bool
-    warps: int
+    several_rounds: bool
+    num_warps: int
     sinks: bool = False

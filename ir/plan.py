@@ -69,11 +69,11 @@ class Plan:
             takes the last one that holds it. Without any, lowering chooses.
         mask: See Mask.
         blocks: Thread blocks that work items are dealt to beforehand, the costliest first; 0 leaves it to the device.
-        stage: `[groups]`; the round of each group. By default all groups are in round 0.
+        round: `[groups]`; the round of each group. By default all groups are in round 0.
         merge: See Merge.
-        fixed_block: Not 0 in batch-invariant plans, where a row's bits follow from its own tokens alone. Lowering then
-            packs tiles of blocks of this many tokens, with each token at its place along the path. All such plans have
-            one tile class and one form of merges.
+        invariant_block: Not 0 in batch-invariant plans, where a row's bits follow from its own tokens alone. Lowering
+            then packs tiles of runs of this many tokens, with each token at its place along the path. All such plans
+            have one kernel config and one form of merges.
         group_rows: `[groups]`; rows of each group.
         segments: `[5, segments]`; the columns from `node` to `seen_hi` as one table, so that they can be gathered in
             one operation.
@@ -95,15 +95,15 @@ class Plan:
     tiles: tuple[tuple[int, int], ...] = ()
     mask: Mask = "interval"
     blocks: int = 0
-    stage: Ints = field(default_factory=lambda: frozen(np.empty(0)))
+    round: Ints = field(default_factory=lambda: frozen(np.empty(0)))
     merge: Merge = "reduce"
-    fixed_block: int = 0
+    invariant_block: int = 0
     group_rows: Ints = field(init=False, repr=False)
     segments: Ints = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.stage) == 0:
-            object.__setattr__(self, "stage", np.zeros(max(len(self.row_indptr) - 1, 0)))
+        if len(self.round) == 0:
+            object.__setattr__(self, "round", np.zeros(max(len(self.row_indptr) - 1, 0)))
         for name in ARRAYS:
             object.__setattr__(self, name, frozen(getattr(self, name)))
         check_offsets(self)
@@ -121,12 +121,12 @@ class Plan:
             raise PlanError("merge", self.merge, "is unknown", f"use one of {', '.join(get_args(Merge))}")
         if type(self.blocks) is not int or self.blocks < 0:
             raise PlanError("blocks", self.blocks, "is not a count", "give 0 or a number of thread blocks")
-        if type(self.fixed_block) is not int or self.fixed_block not in (0, 1, 16):
-            raise PlanError("fixed_block", self.fixed_block, "is unknown", "use 0, 1 or 16")
+        if type(self.invariant_block) is not int or self.invariant_block not in (0, 1, 16):
+            raise PlanError("invariant_block", self.invariant_block, "is unknown", "use 0, 1 or 16")
         plain = (self.tiles, self.mask, self.blocks, self.merge) == ((), "interval", 0, "reduce")
-        if self.fixed_block and not (plain and not self.stage.any()):
-            reason = "goes with no tiles, other masks, thread blocks, stages or merges"
-            raise PlanError("fixed_block", self.fixed_block, reason, "leave these at their defaults, or use 0")
+        if self.invariant_block and not (plain and not self.round.any()):
+            reason = "goes with no tiles, other masks, thread blocks, rounds or merges"
+            raise PlanError("invariant_block", self.invariant_block, reason, "leave these at their defaults, or use 0")
         for tile in self.tiles:
             if len(tile) != 2 or not all(type(size) is int and size >= 16 and size & (size - 1) == 0 for size in tile):
                 raise PlanError("tiles", self.tiles, "has a size that is no power of two from 16", "give powers of two")
@@ -167,14 +167,14 @@ class Plan:
             **_DEFAULTS,
             **options,
         }
-        if "stage" not in options:
-            values["stage"] = _first_stage(len(group_rows))
+        if "round" not in options:
+            values["round"] = _first_round(len(group_rows))
         return unchecked(cls, values)
 
     def changed(self, **options: Any) -> Plan:
         """Returns the same groups with other options, unchecked.
 
-        options: any of strategy, tiles, mask, blocks, stage, merge and fixed_block.
+        options: any of strategy, tiles, mask, blocks, round, merge and invariant_block.
         """
         return unchecked(Plan, {**self.__dict__, **options})
 
@@ -211,7 +211,7 @@ class Plan:
         intervals = zip(self.row_lo[rows].tolist(), self.row_hi[rows].tolist(), strict=True)
         columns = (getattr(self, name)[segments].tolist() for name in SEGMENT_ARRAYS)
         read = tuple(Segment(v, a, b, (lo, hi)) for v, a, b, lo, hi in zip(*columns, strict=True))
-        return Group(tuple(intervals), read, int(self.stage[index]))
+        return Group(tuple(intervals), read, int(self.round[index]))
 
     @property
     def row_interval_group(self) -> Longs:
@@ -269,7 +269,7 @@ class Plan:
         """Returns a heading and a line for each group, of at most `most_groups` groups."""
         shown = len(self) if most_groups is None else min(most_groups, len(self))
         merge = "" if self.merge == "reduce" else f", {self.merge} merge"
-        merge += f", fixed blocks of {self.fixed_block}" if self.fixed_block else ""
+        merge += f", packed runs of {self.invariant_block}" if self.invariant_block else ""
         lines = [f"plan {self.strategy}: {len(self)} groups, {len(self.node)} segments{merge}"]
         lines += [f"  group {index}: {self.groups[index]}" for index in range(shown)]
         if shown < len(self):
@@ -293,6 +293,6 @@ _DEFAULTS = {field.name: field.default for field in fields(Plan) if field.defaul
 
 
 @lru_cache(64)
-def _first_stage(groups: int) -> Ints:
+def _first_round(groups: int) -> Ints:
     """Returns the rounds of this many groups that are all in round 0."""
     return frozen(np.zeros(groups))

@@ -23,9 +23,9 @@ def check_offsets(plan: Plan) -> None:
     if len(plan.row_indptr) != len(plan.segment_indptr):
         reason = f"does not match {len(plan.segment_indptr) - 1} groups of segments"
         raise PlanError("row_indptr", f"{groups} groups", reason, "give both for every group")
-    if len(plan.stage) != groups or (plan.stage < 0).any():
-        reason = f"does not number the stages of {groups} groups from 0"
-        raise PlanError("stage", f"{len(plan.stage)} entries", reason, "give one stage per group")
+    if len(plan.round) != groups or (plan.round < 0).any():
+        reason = f"does not number the rounds of {groups} groups from 0"
+        raise PlanError("round", f"{len(plan.round)} entries", reason, "give one round per group")
 
 
 def check_intervals(plan: Plan) -> None:

@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("mask", "blocks", "merge")
 _REQUIRED = frozenset({"strategy", "tiles", *_OPTIONS, *ARRAYS})
-_FIELDS = _REQUIRED | {"fixed_block"}
+_FIELDS = _REQUIRED | {"invariant_block"}
+_EARLIER = {"stage": "round", "fixed_block": "invariant_block"}
 
 
 def read(text: str) -> dict[str, Any]:
     """Returns the arguments of Plan by name. Raises FormatError or PlanError."""
-    value = read_object(text, "plan", _FIELDS, _REQUIRED)
+    value = read_object(text, "plan", _FIELDS, _REQUIRED, _EARLIER)
     arrays = {name: checked_ints(f"plan.{name}", value[name]) for name in ARRAYS}
     if not isinstance(value["tiles"], list) or not all(isinstance(tile, list) for tile in value["tiles"]):
         raise PlanError("plan.tiles", value["tiles"], "is not a list of tiles", "give [rows, tokens] per tile")
     return {
         "strategy": str(value["strategy"]),
         "tiles": tuple(tuple(tile) for tile in value["tiles"]),
-        "fixed_block": value.get("fixed_block", 0),
+        "invariant_block": value.get("invariant_block", 0),
         **{name: value[name] for name in _OPTIONS},
         **arrays,
     }
@@ -33,7 +34,7 @@ def read(text: str) -> dict[str, Any]:
 
 def write(plan: Plan) -> str:
     """Returns the JSON text of a plan."""
-    fixed = {"fixed_block": plan.fixed_block} if plan.fixed_block else {}
+    fixed = {"invariant_block": plan.invariant_block} if plan.invariant_block else {}
     options = {name: getattr(plan, name) for name in _OPTIONS}
     arrays = {name: getattr(plan, name).tolist() for name in ARRAYS}
     return write_object("plan", {"strategy": plan.strategy, "tiles": plan.tiles, **options, **fixed, **arrays})

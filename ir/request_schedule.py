@@ -2,7 +2,7 @@
 
 A step kernel looks up on the device, before every step, in which pages these tokens are and how long the requests are.
 
-    entries ──▶ step kernel ──▶ tiles and blocks, rows, merged rows ──▶ attention kernels
+    entries ──▶ step kernel ──▶ tiles and packed runs, rows, merged rows ──▶ attention kernels
     of a plan   page table,     of this step
                 lengths
 """
@@ -83,12 +83,12 @@ class RequestSchedule:
     """Work items over requests, whatever their lengths are.
 
     Attributes:
-        schedule: Items, merge lists and the row table, with seats in place of rows. It has no tiles and blocks: the
-            columns `tile0` and `block0` say where the item's room for them begins, and `tiles` and `block_tiles` are 0.
-        entries: `[entries, ENTRY_FIELDS]`; item i reads `entries[entry_indptr[i]:entry_indptr[i + 1]]`.
+        schedule: Items, merge lists and the row table, with seats in place of rows. It has no tiles and packed runs:
+            the columns `tile0` and `run0` say where the item's room for them begins, and `tiles` and `packed_tiles` are
+        0. entries: `[entries, ENTRY_FIELDS]`; item i reads `entries[entry_indptr[i]:entry_indptr[i + 1]]`.
         entry_indptr: `[items + 1]`; offsets of entries.
         tile_room: Entries of the table of tiles that all items together have room for.
-        block_room: Entries of the table of blocks that all items together have room for.
+        run_room: Entries of the table of packed runs that all items together have room for.
         seats: `[SEAT_FIELDS, seats]`; UNKNOWN where the plan knows no request.
         claims: `[claims, CLAIM_FIELDS]`; the plan's assumptions, which a step kernel checks. The claims of a seat are
             neighbours.
@@ -101,7 +101,7 @@ class RequestSchedule:
     entries: Ints
     entry_indptr: Ints
     tile_room: int
-    block_room: int
+    run_room: int
     seats: Ints
     claims: Ints
     queries: Queries | None = None

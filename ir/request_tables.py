@@ -18,7 +18,7 @@ from treegen.ir.request_schedule import (
     RequestSchedule,
     SharedChunks,
 )
-from treegen.ir.schedule import ITEM_FIELDS
+from treegen.ir.work_items import ITEM_FIELDS
 
 LONE_PARTS = 8
 """The most work items that share a request that is served alone."""
@@ -40,15 +40,15 @@ class RequestRoom:
         entries: Entries of its items, as in RequestSchedule.
         claims: Claims, as in RequestSchedule.
         slots: Partial slots.
-        merge_slots: Entries of its merge lists.
+        merge_partials: Entries of its merge lists.
         tiles: Entries of the table of tiles for the plan's items.
-        blocks: Entries of the table of blocks for the plan's items.
+        packed_runs: Entries of the table of packed runs for the plan's items.
         lone_items: Items for requests that are served alone.
         lone_rows: Rows of each of these items.
         lone_tiles: Tiles of each of these items.
-        lone_blocks: Blocks of each of these items.
+        lone_runs: Packed runs of each of these items.
         tile_width: int32 words of an entry of the table of tiles.
-        run_width: int32 words of an entry of the table of blocks.
+        run_width: int32 words of an entry of the table of packed runs.
         queries: Whether requests may have several query rows.
         chunk: Tokens of a chunk in batch-invariant mode, else 0.
     """
@@ -59,13 +59,13 @@ class RequestRoom:
     entries: int
     claims: int
     slots: int
-    merge_slots: int
+    merge_partials: int
     tiles: int
-    blocks: int
+    packed_runs: int
     lone_items: int
     lone_rows: int
     lone_tiles: int
-    lone_blocks: int
+    lone_runs: int
     tile_width: int
     run_width: int
     queries: bool = False
@@ -77,7 +77,7 @@ class RequestRoom:
         return 0 if self.chunk else self.lone_items // 2
 
     @property
-    def lone_slots(self) -> int:
+    def lone_partials(self) -> int:
         """Partial slots of all lone items."""
         return self.lone_items * (self.lone_rows if self.chunk else 1)
 
@@ -102,30 +102,30 @@ class RequestRoom:
             and len(schedule.rows) <= self.rows
             and len(made.entries) <= self.entries
             and len(made.claims) <= self.claims
-            and schedule.num_slots <= self.slots
-            and len(schedule.merge_slots) <= self.merge_slots
+            and schedule.num_partials <= self.slots
+            and len(schedule.merge_partials) <= self.merge_partials
             and made.tile_room <= self.tiles
-            and made.block_room <= self.blocks
+            and made.run_room <= self.packed_runs
         )
 
 
 class RequestTables(NamedTuple):
     """The places of the tables of a kernel for running batches, in int32 words of one array.
 
-        ┌────────────┬─────────────┬──────────────────────┬──────────────┬───────────────┬──────────────────┐
-        │ lone items │ items of    │ entries, seats, ..., │ merge_indptr │ merge_indptr  │ rows, merge_rows │
-        │            │ the plan    │ claims, merge_slots  │ of the plan  │ of lone items │ ..., blocks      │
-        └────────────┴─────────────┴──────────────────────┴──────────────┴───────────────┴──────────────────┘
-        ▲            ▲                                                   ▲
-        items        planned                                             copied
+        ┌────────────┬─────────────┬────────────────────────┬──────────────┬───────────────┬──────────────────┐
+        │ lone items │ items of    │ entries, seats, ...,   │ merge_indptr │ merge_indptr  │ rows, merge_rows │
+        │            │ the plan    │ claims, merge_partials │ of the plan  │ of lone items │ ..., packed_runs │
+        └────────────┴─────────────┴────────────────────────┴──────────────┴───────────────┴──────────────────┘
+        ▲            ▲                                                     ▲
+        items        planned                                               copied
                      └────── the host writes these once per plan ────────┘
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
     read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
-    each request has one row. counts: the number of rows that the plan merges. lone_slots: the lone items' lists of
-    partial slots, as in merge_slots; in batch-invariant mode those of all rows. shared (first and counts, by seat) and
-    shared_slots: see SharedChunks; empty in other modes.
+    each request has one row. counts: the number of rows that the plan merges. lone_partials: the lone items' lists of
+    partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts, by seat)
+    and shared_partials: see SharedChunks; empty in other modes.
     """
 
     items: int
@@ -139,20 +139,20 @@ class RequestTables(NamedTuple):
     row_number: int
     merge_number: int
     shared: int
-    shared_slots: int
+    shared_partials: int
     counts: int
-    merge_slots: int
+    merge_partials: int
     merge_indptr: int
     copied: int
     rows: int
     merge_rows: int
-    lone_slots: int
+    lone_partials: int
     states: int
     counters: int
     flags: int
     positions: int
     tiles: int
-    blocks: int
+    packed_runs: int
     words: int
 
     @classmethod
@@ -171,9 +171,9 @@ class RequestTables(NamedTuple):
             "row_number": room.queries * room.rows,
             "merge_number": room.queries * room.rows,
             "shared": 2 * room.seats if room.chunk else 0,
-            "shared_slots": room.lone_slots if room.chunk else 0,
+            "shared_partials": room.lone_partials if room.chunk else 0,
             "counts": 1,
-            "merge_slots": room.merge_slots + 1,
+            "merge_partials": room.merge_partials + 1,
         }
         for name, count in words.items():
             places[name], end = end, _aligned(end + count)
@@ -182,13 +182,13 @@ class RequestTables(NamedTuple):
         on_device = {
             "rows": room.rows + room.lone_items * room.lone_rows,
             "merge_rows": room.merges,
-            "lone_slots": room.lone_slots,
+            "lone_partials": room.lone_partials,
             "states": room.seats * (1 + room.queries),
             "counters": 2 * 6,
             "flags": 3,
             "positions": room.rows,
             "tiles": (room.tiles + room.lone_items * room.lone_tiles + 1) * room.tile_width,
-            "blocks": (room.blocks + room.lone_items * room.lone_blocks) * room.run_width + most_runs,
+            "packed_runs": (room.packed_runs + room.lone_items * room.lone_runs) * room.run_width + most_runs,
         }
         for name, count in on_device.items():
             places[name], end = end, _aligned(end + count)
@@ -212,7 +212,7 @@ class RequestTables(NamedTuple):
             (self.entry_indptr, made.entry_indptr),
             (self.read_rows, schedule.rows),
             (self.claims, made.claims.ravel()),
-            (self.merge_slots, schedule.merge_slots),
+            (self.merge_partials, schedule.merge_partials),
             (self.merge_indptr, schedule.merge_indptr),
         ):
             head[place - begin : place - begin + len(table)] = table
@@ -238,7 +238,7 @@ class RequestTables(NamedTuple):
         begin, seats = self.planned, len(chunks.first)
         lines = head[self.shared - begin :][: 2 * room.seats].reshape(room.seats, 2)
         lines[:seats, 0], lines[:seats, 1], lines[seats:] = chunks.first, chunks.counts, 0
-        head[self.shared_slots - begin :][: len(chunks.slots)] = chunks.slots
+        head[self.shared_partials - begin :][: len(chunks.slots)] = chunks.slots
 
 
 def _aligned(words: int) -> int:

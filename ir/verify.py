@@ -112,9 +112,9 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
 
     Items that are dealt to thread blocks are dealt once each. Then, round by round: an item writes empty partial slots;
     a merge reads partial slots that hold partials of its row, and leaves at most one of them full. In the last round,
-    which alone has merging classes, their final items read partial slots that hold partials of their rows. At the end
-    all partial slots are empty. Final items of a waiting class read partial slots of earlier items of the class, which
-    is the only class of its round.
+    which alone has configs with epilogue_merge, their final items read partial slots that hold partials of their rows.
+    At the end all partial slots are empty. Final items of a config with fused_merge read partial slots of earlier items
+    of the config, which is the only class of its round.
 
     Raises:
         PlanError: The schedule breaks one of these rules.
@@ -123,8 +123,8 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     rows = _rows_of_items(schedule)
     _check_written_rows(schedule, rows, num_rows)
     _check_slots(schedule, rows)
-    _check_classes(schedule, rows)
-    _check_stages(schedule, rows)
+    _check_configs(schedule, rows)
+    _check_rounds(schedule, rows)
 
 
 class _ItemRows(NamedTuple):
@@ -146,10 +146,10 @@ class _ItemRows(NamedTuple):
 
 
 def _rows_of_items(schedule: Schedule) -> _ItemRows:
-    counts, first, slot0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "slot0"))
+    counts, first, partial0 = (schedule.column(name).astype(np.int64) for name in ("rows", "row0", "partial0"))
     item, position = ragged(counts)
     entry = first[item] + position
-    return _ItemRows(item, entry, schedule.rows[entry], slot0[item] >= 0, slot0[item] + position)
+    return _ItemRows(item, entry, schedule.rows[entry], partial0[item] >= 0, partial0[item] + position)
 
 
 def _check_work(schedule: Schedule) -> None:
@@ -177,43 +177,44 @@ def _check_written_rows(schedule: Schedule, rows: _ItemRows, num_rows: int) -> N
 def _check_slots(schedule: Schedule, rows: _ItemRows) -> None:
     """Raises PlanError unless partial items write each partial slot once, and merge lists name no negative slot."""
     slot = rows.slot[rows.partial]
-    if (slot >= schedule.num_slots).any() or len(np.unique(slot)) != schedule.num_slots:
-        reason = f"do not fill {schedule.num_slots} slots once"
-        raise PlanError("slot0", f"{len(slot)} rows", reason, "renumber slots")
-    if (schedule.merge_slots < 0).any():
+    if (slot >= schedule.num_partials).any() or len(np.unique(slot)) != schedule.num_partials:
+        reason = f"do not fill {schedule.num_partials} slots once"
+        raise PlanError("partial0", f"{len(slot)} rows", reason, "renumber slots")
+    if (schedule.merge_partials < 0).any():
         raise _wrong_merge()
 
 
-def _check_classes(schedule: Schedule, rows: _ItemRows) -> None:
-    """Checks that merging classes are in the last round, and that a waiting class is alone, its final items last."""
-    merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
-    if merging[: schedule.stage_indptr[-2:][0]].any():
-        reason = "merge before the last stage"
-        raise PlanError("classes", f"{merging.sum()} merging", reason, "let only classes of the last stage merge")
+def _check_configs(schedule: Schedule, rows: _ItemRows) -> None:
+    """Checks that epilogue_merge is only in the last round, and fused_merge in the only config, final items last."""
+    merging = np.array([tile.epilogue_merge for tile in schedule.configs], np.bool_)
+    if merging[: schedule.round_indptr[-2:][0]].any():
+        reason = "merge before the last round"
+        fix = "let only configs of the last round merge"
+        raise PlanError("configs", f"{merging.sum()} with epilogue_merge", reason, fix)
     partial_items = rows.partial[np.diff(rows.item, prepend=-1) > 0].astype(int)
-    if _waits(schedule) and (len(schedule.classes) > 1 or (np.diff(partial_items) > 0).any()):
+    if _waits(schedule) and (len(schedule.configs) > 1 or (np.diff(partial_items) > 0).any()):
         raise PlanError(
-            "classes", "waiting", "has others, or final items before partial ones", "let final items be last"
+            "configs", "fused_merge", "has others, or final items before partial ones", "let final items be last"
         )
 
 
-def _check_stages(schedule: Schedule, rows: _ItemRows) -> None:
+def _check_rounds(schedule: Schedule, rows: _ItemRows) -> None:
     """Follows the contents of the partial slots through all rounds.
 
     Raises PlanError unless merges and epilogues read partials of their own rows, and all of them.
     """
-    waits = _waits(schedule)
-    merging = np.array([tile.merging for tile in schedule.classes], np.bool_)
-    joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.class_indptr))[rows.item] | waits)
+    has_fused_merge = _waits(schedule)
+    merging = np.array([tile.epilogue_merge for tile in schedule.configs], np.bool_)
+    joining = ~rows.partial & (np.repeat(merging, np.diff(schedule.config_indptr))[rows.item] | has_fused_merge)
     joined = rows.entry[joining]
-    holds = np.full(schedule.num_slots, -1, np.int64)
-    for stage, (classes, merges) in enumerate(schedule.stages):
-        if stage == schedule.num_stages - 1 and not waits:
+    holds = np.full(schedule.num_partials, -1, np.int64)
+    for round, (configs, merges) in enumerate(schedule.rounds):
+        if round == schedule.num_rounds - 1 and not has_fused_merge:
             _check_epilogues(schedule, joined, holds)
-        launched = slice(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop])
+        launched = slice(schedule.config_indptr[configs.start], schedule.config_indptr[configs.stop])
         new = rows.partial & (rows.item >= launched.start) & (rows.item < launched.stop)
         holds[rows.slot[new]] = rows.row[new]
-        if waits:
+        if has_fused_merge:
             _check_epilogues(schedule, joined, holds)
         _check_merges(schedule, merges, holds)
     if (holds >= 0).any():
@@ -226,7 +227,7 @@ def _check_merges(schedule: Schedule, merges: slice, holds: Longs) -> None:
     Raises PlanError unless each merge reads partials of its row.
     """
     bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
-    read, target = schedule.merge_slots[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
+    read, target = schedule.merge_partials[bounds[0] : bounds[-1]], schedule.merge_rows[merges]
     lengths = np.diff(bounds)
     begins = np.minimum(bounds[:-1] - bounds[0], max(len(read) - 1, 0))
     owner = np.where(target >= 0, target, holds[read[begins]] if len(read) else -1)
@@ -235,9 +236,9 @@ def _check_merges(schedule: Schedule, merges: slice, holds: Longs) -> None:
     # A running result goes to a slot that its own merge reads: any other may hold a partial that is still needed.
     kept = np.flatnonzero(target < 0)
     running = -1 - target[kept].astype(np.int64)
-    reader = np.full(schedule.num_slots, -1, np.int64)
+    reader = np.full(schedule.num_partials, -1, np.int64)
     reader[read] = np.repeat(np.arange(len(lengths)), lengths)
-    if (owner[kept] < 0).any() or (running >= schedule.num_slots).any() or (reader[running] != kept).any():
+    if (owner[kept] < 0).any() or (running >= schedule.num_partials).any() or (reader[running] != kept).any():
         raise _wrong_merge()
     holds[read] = -1
     holds[running] = owner[kept]
@@ -248,20 +249,20 @@ def _check_epilogues(schedule: Schedule, entries: Longs, holds: Longs) -> None:
 
     Raises PlanError unless these are all listed slots, each once, and they hold partials of the entries' rows.
     """
-    read, lengths = schedule.epilogue_slots, np.zeros(len(entries), np.int64)
+    read, lengths = schedule.epilogue_partials, np.zeros(len(entries), np.int64)
     if len(read):
         lengths = np.diff(schedule.epilogue_indptr)[entries].astype(np.int64)
         read = read[ragged_ranges(schedule.epilogue_indptr[entries], lengths)]
-    complete = len(read) == len(np.unique(read)) == len(schedule.epilogue_slots) and (read >= 0).all()
+    complete = len(read) == len(np.unique(read)) == len(schedule.epilogue_partials) and (read >= 0).all()
     if not complete or not np.array_equal(holds[read], np.repeat(schedule.rows[entries], lengths)):
-        reason = "do not name every row's own slots of earlier stages once"
-        raise PlanError("epilogue_slots", "lists", reason, "correct the lists by row entry")
+        reason = "do not name every row's own slots of earlier rounds once"
+        raise PlanError("epilogue_partials", "lists", reason, "correct the lists by row entry")
     holds[read] = -1
 
 
 def _waits(schedule: Schedule) -> bool:
-    return any(tile.waiting for tile in schedule.classes)
+    return any(tile.fused_merge for tile in schedule.configs)
 
 
 def _wrong_merge() -> PlanError:
-    return PlanError("merge_slots", "lists", "do not name every row's own slots once", "correct the merge lists")
+    return PlanError("merge_partials", "lists", "do not name every row's own slots once", "correct the merge lists")

@@ -37,6 +37,6 @@ def shares() -> bool:
     return os.environ.get("TREEGEN_SHARING") != "off"
 
 
-def traces_stages() -> bool:
+def traces_phases() -> bool:
     """Returns whether `TREEGEN_TRACE=1`: the time of every step (plan, lower, emit, load, launch) goes to stderr."""
     return os.environ.get("TREEGEN_TRACE") == "1"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 import time
 
-from treegen.environment import traces_stages
+from treegen.environment import traces_phases
 
 
-class stage:  # noqa: N801 (used like a function)
+class phase:  # noqa: N801 (used like a function)
     """Prints the time of the body in milliseconds if TREEGEN_TRACE=1."""
 
     __slots__ = ("_begin", "_name")
@@ -17,7 +17,7 @@ class stage:  # noqa: N801 (used like a function)
         self._name = name
 
     def __enter__(self) -> None:
-        self._begin = time.perf_counter() if traces_stages() else None
+        self._begin = time.perf_counter() if traces_phases() else None
 
     def __exit__(self, kind: object, *_: object) -> None:
         if self._begin is not None and kind is None:

@@ -6,7 +6,7 @@ VERSION = "0.1.0"
 KERNEL_VERSION = 1
 """The version of the emitted kernels, where they decide which policy is the fastest.
 
-Raise it when a change of kernels, tile classes, tables or merges makes some policies faster or slower than others by
+Raise it when a change of kernels, kernel configs, tables or merges makes some policies faster or slower than others by
 more than the scatter of measurements; then measure the shipped policies again. Renamed variables, comments and
 formatting do not count. tests/codegen/test_kernel_version.py fails when an emitted kernel changes, and asks this
 question.

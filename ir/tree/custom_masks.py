@@ -38,7 +38,7 @@ from treegen.ir.tree.page_tables import TreeParts, check_table, last_page, tree_
 from treegen.ir.tree.queries import QueryPieces, grafted
 
 # Most entries, at a time, of the table [sets, rows] that shows the smallest set around each set.
-_MOST_ENTRIES = 1 << 22
+MOST_ENTRIES = 1 << 22
 
 
 class _Seen(NamedTuple):
@@ -242,7 +242,7 @@ def _nested(sets: Bools, token: Longs, request: int) -> tuple[Longs, Longs]:
     """
     count, rows = sets.shape
     parent, around = np.empty(count, np.int64), np.full(rows, -1)
-    step = max(1, _MOST_ENTRIES // rows)
+    step = max(1, MOST_ENTRIES // rows)
     for begin in range(0, count, step):
         block = sets[begin : begin + step]
         last = np.vstack((around, np.where(block, np.arange(begin, begin + len(block))[:, None], -1)))

@@ -8,8 +8,8 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, largest, ramp
 
-# A window has at most _ENTRIES entries, but is not narrowed below _NARROWEST pages for that.
-_ENTRIES, _NARROWEST = 1 << 17, 8
+# A window has at most ENTRIES entries, but is not narrowed below NARROWEST pages for that.
+ENTRIES, NARROWEST = 1 << 17, 8
 # Attempts at sorting rows by the columns in which neighbours differ, before all columns are used.
 _ATTEMPTS = 3
 
@@ -55,7 +55,7 @@ def _width(left: Longs, total: int) -> tuple[int, bool]:
     left: the pages that each request has left, `total` in all.
     """
     longest = largest(left)
-    width = min(longest, 2 * (total // len(left)) + 1, max(_NARROWEST, _ENTRIES // len(left)))
+    width = min(longest, 2 * (total // len(left)) + 1, max(NARROWEST, ENTRIES // len(left)))
     return width, width == longest
 
 

@@ -147,11 +147,6 @@ def check(wrapper: TreeAttentionWrapper, engine: Engine, seed: int = 0, window_l
     torch.testing.assert_close(lse.double(), expected_lse, rtol=1e-4, atol=1e-4)
 
 
-def live(wrapper: TreeAttentionWrapper) -> LiveBatch:
-    assert wrapper._requests is not None
-    return wrapper._requests.live
-
-
 def buffers(rows: int, pages: int) -> tuple[torch.Tensor, ...]:
     return tuple(torch.full((count,), 12345, dtype=torch.int32) for count in (rows + 1, pages, rows))
 
@@ -260,15 +255,15 @@ def test_what_is_shared_is_found_and_planned_for() -> None:
     engine, wrapper = shared(), TreeAttentionWrapper(by_request=True)
     plan(wrapper, engine.requests, request_ids=list(engine.batch))
     check(wrapper, engine)
-    assert live(wrapper).shared_tokens[:4].tolist() == [0, 40, 40, 0]
-    assert live(wrapper).shared_with[:4].tolist() == [-1, 0, 0, -1]
+    assert wrapper.live_batch.shared_tokens[:4].tolist() == [0, 40, 40, 0]
+    assert wrapper.live_batch.shared_with[:4].tolist() == [-1, 0, 0, -1]
     counted = wrapper.batch_kernel.counters()
     assert [counted[name] for name in ("planned", "new", "refuted", "outgrown", "invalid")] == [4, 0, 0, 0, 0]
     assert counted["saved_bytes"] > 0
     engine.finish(0)  # the owner: what the others share stays shared, in the same step
     plan(wrapper, engine.requests, request_ids=list(engine.batch))
     check(wrapper, engine)
-    assert sorted(live(wrapper).shared_tokens.tolist())[-2:] == [0, 40]
+    assert sorted(wrapper.live_batch.shared_tokens.tolist())[-2:] == [0, 40]
     assert wrapper.batch_kernel.counters()["planned"] == 7
     wrapper_without = TreeAttentionWrapper(by_request=True)
     plan(wrapper_without, engine.requests)
@@ -305,11 +300,11 @@ def test_rows_are_looked_at_every_so_many_plans(monkeypatch: pytest.MonkeyPatch)
 def test_growth_beyond_what_a_plan_has_room_for_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.runtime.batch_room.RESERVE", 256)
     engine, wrapper = shared(), TreeAttentionWrapper(None, "NHD", True, False, *buffers(4, 800), by_request=True)
-    for _ in range(request_batches.READ_EVERY):
+    for step in range(request_batches.READ_EVERY):
         for name in engine.batch:
             engine.grow(name, 5)
         plan(wrapper, engine.requests, request_ids=list(engine.batch))
-        if wrapper._requests is not None and wrapper._requests.kernel is None:
+        if step == 0:  # the first run makes the kernel
             check(wrapper, engine)
     check(wrapper, engine)
     before = wrapper.batch_kernel.counters()
@@ -456,7 +451,7 @@ def test_what_is_not_served_by_request(
     made: Requests = [([1, 2], 6), ([1, 3], 5)]
     page_size = changed.get("page_size", PAGE)
     if "pages" in changed:
-        monkeypatch.setattr("treegen.api.request_room._MOST_TABLES", 1 << 8)
+        monkeypatch.setattr("treegen.api.request_room.MOST_TABLES", 1 << 8)
         reason = "1 GB"
     with pytest.raises(InputError, match=reason) as caught:
         plan(TreeAttentionWrapper(*arguments, by_request=True, **options), made, page_size)

@@ -21,8 +21,9 @@ from treegen.strategies import Strategy, cohort
 
 BOUNDED: tuple[Strategy | str, ...] = (
     "auto", "query", cohort(), cohort(head_rows=4), cohort(head_rows=16, tile=(16, 16)),
-    cohort(head_rows=32, tile=(16, 32), split=24), cohort(split=16), cohort(apart=2), cohort(apart=3, split=7),
-    cohort(apart=2, merge="final"), strategies.query(split=20),
+    cohort(head_rows=32, tile=(16, 32), split=24), cohort(split=16), cohort(split_shared_rows=2),
+    cohort(split_shared_rows=3, split=7),
+    cohort(split_shared_rows=2, merge="final"), strategies.query(split=20),
 )  # fmt: skip
 """Strategies whose plans of all page tables that fit the buffers fit the capacity."""
 
@@ -71,9 +72,9 @@ def test_every_batch_that_fits_the_buffers_is_served_as_by_a_wrapper_of_its_own(
     for batch in made:
         plan(wrapper, batch, page_size)
         size = kernel.schedule.size
-        tiles, blocks = bounds.entries(kernel.schedule.classes, capacity.max_items)
+        tiles, blocks = bounds.entries(kernel.schedule.configs, capacity.max_items)
         assert size.tiles <= tiles
-        assert size.blocks <= blocks
+        assert size.packed_runs <= blocks
         assert wrapper.kernel is kernel
         assert wrapper.kernel.capacity is capacity
         q = queries(batch, seed)
@@ -86,7 +87,7 @@ def test_every_batch_that_fits_the_buffers_is_served_as_by_a_wrapper_of_its_own(
 
 
 @pytest.mark.parametrize(
-    "strategy", [cohort(), pytest.param(cohort(apart=2, split=32), marks=pytest.mark.full)], ids=str
+    "strategy", [cohort(), pytest.param(cohort(split_shared_rows=2, split=32), marks=pytest.mark.full)], ids=str
 )
 def test_launches_find_the_latest_batch_where_the_first_one_was(
     strategy: Strategy, monkeypatch: pytest.MonkeyPatch

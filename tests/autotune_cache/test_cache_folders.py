@@ -29,7 +29,7 @@ FEW = "1,4/100,10"
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The root of a cache whose folders exist, in a process that has warned of nothing yet."""
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(folders, "warned", set())
     folders.private_folder.cache_clear()
     for name in ("kernels", "policies"):
         (tmp_path / "cache" / name).mkdir(parents=True)
@@ -170,7 +170,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "USERPROFILE", "HOMEPATH", "XDG_CACHE_HOME", "TREEGEN_CACHE_DIR", "TRITON_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(folders, "warned", set())
     folders.private_folder.cache_clear()
     if os.name == "posix":
         monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])

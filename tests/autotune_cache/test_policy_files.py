@@ -24,7 +24,7 @@ def changed(**change: Any) -> bytes:
     """The entry with other parts; its checksum fits unless it is given."""
     value = {**ENTRY.to_object(), **change}
     if "checksum" not in change:
-        value["checksum"] = entry_module._checksum({name: part for name, part in value.items() if name != "checksum"})
+        value["checksum"] = entry_module.checksum({name: part for name, part in value.items() if name != "checksum"})
     return json.dumps(value).encode()
 
 

@@ -178,8 +178,8 @@ def test_programs_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """With more rows, and more pages, than a program compares at a time."""
     source = random.Random(5)
     rows = random_rows(source, 70, 1, 90, 3)
-    monkeypatch.setattr("treegen.backends.find_sharing._ROWS", 16)
-    monkeypatch.setattr("treegen.backends.find_sharing._BLOCK", 8)
+    monkeypatch.setattr("treegen.backends.find_sharing.ROWS", 16)
+    monkeypatch.setattr("treegen.backends.find_sharing.BLOCK", 8)
     check(find(table_of(rows, "ragged", 3, source), 1, "triton"), rows, 1, 3)
 
 

@@ -22,11 +22,11 @@ from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_scales import Scales
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial
-from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
+from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.errors import InputError, ShapeError
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy
-from treegen.target.tile_config import tile_class
+from treegen.target.tile_config import kernel_config
 from treegen.tuning.kernel_meter import Case
 from treegen.tuning.kernel_variants import kernel_sources
 
@@ -221,9 +221,9 @@ def test_costs_and_keys_know_the_types() -> None:
 
 
 def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
-    tile = tile_class(Shape(4, 2, 16, dtype="fp16"), target_of(90), 1)
+    tile = kernel_config(Shape(4, 2, 16, dtype="fp16"), target_of(90), 1)
     plain = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"))).text
-    for word in ("scaled  ", "by_bits", "k_scales", "from_bits", ".to(q_tile.dtype)"):
+    for word in ("scaled  ", "emulate_e4m3", "k_scales", "from_bits", ".to(q_tile.dtype)"):
         assert word not in plain
     scaled = emit_partial(kernel_key(tile, Shape(4, 2, 16, dtype="fp16"), options=KernelOptions(scaled=True))).text
     assert "k_scales, v_scales," in scaled
@@ -231,21 +231,21 @@ def test_kernels_without_fp8_and_scales_have_nothing_of_them() -> None:
 
 
 def test_sources_are_those_of_the_target() -> None:
-    for target, by_bits in (("a100", True), ("h200", False)):
+    for target, emulate_e4m3 in (("a100", True), ("h200", False)):
         source = treegen.compile(SMALL, strategy="query", shape=SHAPE, target=target, v_scale=2.0).source
-        assert ("def e4m3_from_bits" in source) == by_bits
+        assert ("def e4m3_from_bits" in source) == emulate_e4m3
         assert "v_scales" in source
 
 
 def test_bits_are_put_together_where_the_gpu_cannot() -> None:
     e5m2 = replace(SHAPE, kv_dtype="e5m2")
-    assert [reads_bits(SHAPE, capability) for capability in (0, 80, 86, 89, 90, 100)] == [True] * 3 + [False] * 3
-    assert not reads_bits(e5m2, 80)
+    assert [emulates_e4m3(SHAPE, capability) for capability in (0, 80, 86, 89, 90, 100)] == [True] * 3 + [False] * 3
+    assert not emulates_e4m3(e5m2, 80)
     for architecture in ARCHITECTURES:
         for shape in (SHAPE, e5m2):
             keys = [source.key for source in kernel_sources(shape, target_of(architecture))]
-            by_bits = {key.by_bits for key in keys if hasattr(key, "by_bits")}
-            assert by_bits == {reads_bits(shape, architecture)}
+            emulate_e4m3 = {key.emulate_e4m3 for key in keys if hasattr(key, "emulate_e4m3")}
+            assert emulate_e4m3 == {emulates_e4m3(shape, architecture)}
 
 
 def test_kernels_compile_ahead() -> None:
@@ -273,7 +273,7 @@ def test_more_kernels_compile_ahead(architecture: int) -> None:
 def scaled_key(architecture: int, shape: Shape, *, large: bool) -> object:
     """The key of the kernel that suits few or many rows, with scales."""
     key = suited_key(architecture, shape, large=large)
-    return replace(key, scaled=True, by_bits=reads_bits(shape, architecture))
+    return replace(key, scaled=True, emulate_e4m3=emulates_e4m3(shape, architecture))
 
 
 def test_wrappers_take_fp8_pages() -> None:

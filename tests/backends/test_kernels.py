@@ -16,7 +16,7 @@ from treegen import Shape, Tree
 from treegen.backends import alignment, oracle
 from treegen.backends.devices import captures
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.errors import PerformanceWarning
 from treegen.schedule.passes import single_loop
 from treegen.strategies import (
@@ -55,7 +55,7 @@ def test_matches_the_oracle(
     kernel = treegen.compile(tree, strategy=strategies[case % len(strategies)], backend="triton")
     report = kernel.verify(q, k, v)
     assert report.passed, str(report)
-    assert (kernel.schedule.classes[0].mask != "none") == masked
+    assert (kernel.schedule.configs[0].mask != "none") == masked
 
 
 @pytest.mark.parametrize("strategy", EVERY, ids=str)
@@ -151,7 +151,9 @@ def test_surplus_blocks_of_a_larger_capacity_do_nothing(strategy: str) -> None:
     q, k, v = tensors(tree, 87, 1, (2, 1), 64, torch.float32, pad_pages=False)
     kernel = treegen.compile(tree, strategy=strategy, backend="triton")
     size = kernel.schedule.size
-    larger = Capacity(tuple(3 * n for n in size.items), size.rows + 5, size.tiles + 5, size.blocks + 50, (9,), 70, 70)
+    larger = ArenaSizes(
+        tuple(3 * n for n in size.items), size.rows + 5, size.tiles + 5, size.packed_runs + 50, (9,), 70, 70
+    )
     program = TritonProgram(kernel.schedule, Shape(2, 1, 64, dtype="fp32"), q.device, ProgramRoom(larger))
     out, lse = torch.full_like(q, math.nan), torch.full((4, 2), math.nan)
     program(q, k, v, out, lse, 0.125, 1.0)

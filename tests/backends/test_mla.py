@@ -22,7 +22,7 @@ from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.ir.errors import InputError, ShapeError
 from treegen.strategies import Strategy
 from treegen.target.targets import targets
-from treegen.target.tile_config import key_pieces, shared_bytes, tile_class, value_is_piece
+from treegen.target.tile_config import kernel_config, key_pieces, shared_bytes, value_is_piece
 from treegen.tuning.kernel_meter import Case
 from treegen.tuning.kernel_variants import kernel_sources
 
@@ -85,7 +85,7 @@ def test_kernels_of_every_strategy(strategy: str) -> None:
 
 
 def test_one_load_serves_keys_and_values_where_they_are_the_same() -> None:
-    tile = tile_class(MLA, target_of(90), 64)
+    tile = kernel_config(MLA, target_of(90), 64)
     options = [KernelOptions(shared_kv=shared) for shared in (True, False)]
     once, twice = (emit_partial(kernel_key(tile, MLA, options=each)).text for each in options)
     assert "v_tile = tl.load" not in once
@@ -194,11 +194,11 @@ def test_tiles_fit(target: str) -> None:
             shape = Shape(heads, 1, 576, 512, dtype=dtype, shared_kv=shared)
             if dtype == "fp32" and not shared and target == "a100":
                 with pytest.raises(ShapeError, match="shared memory of a100"):
-                    tile_class(shape, chosen, rows)
+                    kernel_config(shape, chosen, rows)
                 continue
-            tile = tile_class(shape, chosen, rows)
-            assert shared_bytes(tile.rows, tile.tokens, tile.stages, shape, chosen) <= chosen.shared_bytes
-            assert tile.rows * 512 * 4 <= 128 * 4 * 32 * tile.warps  # half of the registers for results
+            tile = kernel_config(shape, chosen, rows)
+            assert shared_bytes(tile.rows, tile.tokens, tile.num_stages, shape, chosen) <= chosen.shared_bytes
+            assert tile.rows * 512 * 4 <= 128 * 4 * 32 * tile.num_warps  # half of the registers for results
 
 
 LARGE_MERGING, LARGE_ONE_LOOP = {"large": True, "merging": True}, {"large": True, "full": False}
@@ -222,5 +222,5 @@ def test_more_kernels_compile_ahead(architecture: int) -> None:
     ]  # fmt: skip
     for (_, key), resources in zip(jobs, compiled(jobs), strict=True):
         print(f"sm_{architecture} {resources} {key}")
-        assert resources.stack <= (MOST_STACK_MERGING if key.merging else MOST_STACK), f"sm_{architecture} {key}"
+        assert resources.stack <= (MOST_STACK_MERGING if key.epilogue_merge else MOST_STACK), f"sm_{architecture} {key}"
         assert resources.shared <= target_of(architecture).shared_bytes

@@ -16,7 +16,7 @@ from treegen.strategies import cohort
 
 TREE = Tree.parse("200(70*3,40(5,64))")
 SPLIT = cohort(head_rows=16, split=64)
-FINAL = cohort(head_rows=16, apart=3, merge="final")
+FINAL = cohort(head_rows=16, split_shared_rows=3, merge="final")
 
 
 def tensors(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -43,7 +43,7 @@ def test_results_are_right_and_rounded_once_more(
     shape = Shape(4, 2, 16, dtype=name)
     exact = treegen.compile(TREE, strategy=strategy, shape=shape, backend=backend)
     kernel = treegen.compile(TREE, strategy=strategy, shape=replace(shape, partial_dtype=name), backend=backend)
-    assert kernel.schedule.num_slots > 0
+    assert kernel.schedule.num_partials > 0
     report = kernel.verify(q, k, v)
     assert report.passed, str(report)
     assert not torch.equal(kernel(q, k, v), exact(q, k, v))
@@ -55,7 +55,7 @@ def test_they_take_half_the_memory_and_half_the_traffic() -> None:
     half = replace(shape, partial_dtype="fp16")
     assert (shape.partial_bytes, half.partial_bytes) == (32 * (128 * 4 + 4), 32 * (128 * 2 + 4))
     kernels = [treegen.compile(TREE, strategy=SPLIT, shape=each) for each in (shape, half)]
-    slots = kernels[0].schedule.num_slots
+    slots = kernels[0].schedule.num_partials
     assert kernels[0].workspace_size() - kernels[1].workspace_size() == slots * 32 * 128 * 2
     full, halved = (kernel.estimate.partial_bytes for kernel in kernels)
     assert full * half.partial_bytes == halved * shape.partial_bytes

@@ -16,12 +16,12 @@ from treegen import KVRuns, Shape, Tree
 from treegen.backends import oracle
 from treegen.backends.softmax import LEAST_SCORE
 from treegen.codegen.emit import emit_merge, emit_partial
-from treegen.codegen.merge_forms import fixed_merge_key
+from treegen.codegen.merge_forms import invariant_merge_key
 from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.scoring.options import ScoreOptions
 from treegen.strategies import Strategy, batch_invariant, cohort, deft_flatten, deft_node, medusa, query
 from treegen.target.targets import target_from
-from treegen.target.tile_config import tile_class
+from treegen.target.tile_config import kernel_config
 
 BACKENDS = ["triton", "torch"]
 STRATEGIES = (query(), deft_node(), cohort(), cohort(split=16), deft_flatten(32, "bits"), medusa(), batch_invariant())
@@ -175,9 +175,9 @@ def test_a_score_that_is_not_a_number_shows_in_out_and_lse(backend: str) -> None
 def test_kernels_have_the_same_least_score() -> None:
     shape = Shape(*HEADS, 16, dtype="fp16")
     partial = emit_partial(
-        kernel_key(tile_class(shape, target_from("h200"), 64), shape, options=KernelOptions(sinks=True))
+        kernel_key(kernel_config(shape, target_from("h200"), 64), shape, options=KernelOptions(sinks=True))
     )
-    merge = emit_merge(fixed_merge_key(shape, sinks=True))
+    merge = emit_merge(invariant_merge_key(shape, sinks=True))
     for source in (partial, merge):
         constants = dict(re.findall(r"^(\w+) = tl\.constexpr\((.*)\)$", source.text, re.MULTILINE))
         assert float(constants["LEAST_SCORE"]) == LEAST_SCORE

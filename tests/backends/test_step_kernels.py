@@ -18,7 +18,7 @@ from treegen import Shape
 from treegen.backends import step_kernels
 from treegen.backends.request_program import RequestProgram
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.schedule.by_request import block_of
+from treegen.schedule.by_request import run_tokens_of
 from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, REFUTED, RunningRequests, expanded, states_of
 from treegen.strategies import Strategy, cohort, query
 
@@ -92,12 +92,12 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     schedule, _ = expanded(kernel.planned.schedule, tile, requests, window, positions=positions)
     parts: dict[int, list[int]] = {}
     finals: dict[int, list[int]] = {}
-    for row0, _, _, _, block0, blocks, slot, _ in schedule.items.tolist():
+    for row0, _, _, _, run0, packed_runs, slot, _ in schedule.items.tolist():
         row = int(schedule.rows[row0])
-        tokens = [s + i for s, n, *_ in schedule.blocks[block0 : block0 + blocks].tolist() for i in range(n)]
+        tokens = [s + i for s, n, *_ in schedule.packed_runs[run0 : run0 + packed_runs].tolist() for i in range(n)]
         (finals if slot < 0 else parts)[row if slot < 0 else slot] = tokens
     for number, row in enumerate(schedule.merge_rows.tolist()):
-        slots = schedule.merge_slots[schedule.merge_indptr[number] : schedule.merge_indptr[number + 1]].tolist()
+        slots = schedule.merge_partials[schedule.merge_indptr[number] : schedule.merge_indptr[number + 1]].tolist()
         assert row not in finals
         finals[row] = [token for slot in slots for token in parts[slot]]
     assert set(finals) == set(written)
@@ -111,15 +111,15 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     count = len(plan.items)
     assert len(step.planned) == count
     tile_ends = [*plan.items[1:, 2].tolist(), kernel.planned.schedule.tile_room][:count]
-    block_ends = [*plan.items[1:, 4].tolist(), kernel.planned.schedule.block_room][:count]
-    for item, tile_end, block_end in zip(step.planned, tile_ends, block_ends, strict=True):
+    run_ends = [*plan.items[1:, 4].tolist(), kernel.planned.schedule.run_room][:count]
+    for item, tile_end, block_end in zip(step.planned, tile_ends, run_ends, strict=True):
         assert item.tiles.stop <= tile_end
-        assert item.blocks.stop <= block_end
+        assert item.packed_runs.stop <= block_end
     room = kernel.form.room
     for number, item in enumerate(step.alone):
         assert item.tiles.start == room.tiles + number * room.lone_tiles
         assert item.tiles.stop <= room.tiles + (number + 1) * room.lone_tiles
-        assert item.blocks.stop <= room.blocks + (number + 1) * room.lone_blocks
+        assert item.packed_runs.stop <= room.packed_runs + (number + 1) * room.lone_runs
     return step
 
 
@@ -154,14 +154,20 @@ CASES = [
     Case(Shape(4, 2, 16, page_size=128), "named", 37, cohort(64), 6, 400, POSITIONS),
     Case(Shape(2, 2, 16, page_size=64), "named", strategy=query(split=128), rows=6, most_tokens=400),
     Case(Shape(4, 1, 16, page_size=2), "block", 0, query(), 9),
-    Case(Shape(4, 2, 16, page_size=8), "ragged", strategy=cohort(64, split=100, apart=2), rows=9, options=POSITIONS),
+    Case(
+        Shape(4, 2, 16, page_size=8),
+        "ragged",
+        strategy=cohort(64, split=100, split_shared_rows=2),
+        rows=9,
+        options=POSITIONS,
+    ),
     Case(Shape(80, 1, 16, page_size=32), "block", 37, cohort(64), 5),
     Case(Shape(4, 2, 16, page_size=16), "ragged", strategy=cohort(64), rows=6, most_tokens=400, sms=12),
     Case(Shape(4, 1, 16, page_size=4), "named", 150, cohort(64, split=64), 9, 400, sms=9),
     Case(Shape(4, 1, 16, page_size=16), "block", -1, cohort(64, split=64), 9, 400, sms=30, queries=4),
     Case(Shape(4, 2, 16, page_size=8), "ragged", 37, cohort(32), 4, 400, queries=40),
     Case(Shape(8, 1, 16), "named", -1, query(split=64), 5, 400, POSITIONS, queries=9),
-    Case(Shape(2, 2, 16, page_size=64), "block", 150, cohort(64, split=100, apart=2), 6, 400, queries=7),
+    Case(Shape(2, 2, 16, page_size=64), "block", 150, cohort(64, split=100, split_shared_rows=2), 6, 400, queries=7),
 ]
 
 
@@ -310,14 +316,14 @@ def test_requests_grow_to_the_reserve_and_beyond(strategy: str, page_size: int) 
 
 
 def test_full_tiles_and_blocks_at_every_length() -> None:
-    """One request alone, at each length around pages, blocks and tiles: full tiles first, then blocks."""
+    """One request alone, at each length around pages, runs and tiles: full tiles first, then packed runs."""
     case = Case(Shape(4, 2, 16, page_size=16), strategy=cohort(64), rows=1, most_tokens=300)
     server, kernel = made(case, 1, "triton")
     server.random.random = lambda: 1.0  # type: ignore[method-assign]
     seat = server.batch.add(300)
     server.of_seat[seat] = [server.take() for _ in range(19)]
     kernel.update(server.batch)
-    tokens, block = kernel.form.tile.tokens, block_of(16)
+    tokens, block = kernel.form.tile.tokens, run_tokens_of(16)
     packed = tokens // block
     for length in (0, 1, 15, 16, 17, tokens - 1, tokens, tokens + 1, 2 * tokens, 299, 300):
         server.length[seat] = length
@@ -325,7 +331,7 @@ def test_full_tiles_and_blocks_at_every_length() -> None:
         kernel.step()
         (item,) = check(kernel, server, case, lengths, positions=False).planned
         assert len(item.tiles) == length // tokens
-        assert len(item.blocks) == math.ceil(math.ceil(length % tokens / block) / packed) * packed
+        assert len(item.packed_runs) == math.ceil(math.ceil(length % tokens / block) / packed) * packed
 
 
 @pytest.mark.full
@@ -398,9 +404,9 @@ def test_regions_follow_one_another() -> None:
     kernel.update(server.batch)
     assert kernel.planned is not None
     items, made_plan = kernel.planned.schedule.schedule.items, kernel.planned.schedule
-    for column, room in ((2, made_plan.tile_room), (4, made_plan.block_room)):
+    for column, room in ((2, made_plan.tile_room), (4, made_plan.run_room)):
         starts = [*items[:, column].tolist(), room]
         assert starts[0] == 0
         assert all(begin <= end for begin, end in pairwise(starts))
     assert made_plan.tile_room <= kernel.form.room.tiles
-    assert made_plan.block_room <= kernel.form.room.blocks
+    assert made_plan.run_room <= kernel.form.room.packed_runs

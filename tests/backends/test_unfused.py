@@ -89,7 +89,7 @@ def test_heads_are_taken_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch, most: 
     inputs = tensors(TREE, (10, 5), torch.float32)
     kernel = treegen.compile(TREE, strategy="medusa", backend="torch")
     whole = kernel(*inputs, return_lse=True)
-    monkeypatch.setattr(unfused, "_MOST_SCORES", most)
+    monkeypatch.setattr(unfused, "MOST_SCORES", most)
     monkeypatch.setattr(torch, "logsumexp", recorded)
     out, lse = kernel(*inputs, out=torch.full_like(inputs[0], math.nan), return_lse=True)
     expected = [min(at_once, 5 - head) for head in range(0, 5, at_once)]
@@ -183,7 +183,7 @@ def test_a_merge_alone_is_emitted_for_rows_that_see_nothing() -> None:
 
 def test_a_dense_class_says_what_it_is() -> None:
     shape = Shape(4, 2, 16, dtype="fp32")
-    (tile,) = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200)).classes
-    assert (tile.rows, tile.mask, tile.fused, tile.warps, tile.stages) == (4 * 2, "dense", False, 0, 0)
+    (tile,) = lower(strategies.medusa().plan(Problem(TREE, shape, H200)), Problem(TREE, shape, H200)).configs
+    assert (tile.rows, tile.mask, tile.fused, tile.num_warps, tile.num_stages) == (4 * 2, "dense", False, 0, 0)
     assert str(tile) == "8 head rows, unfused"
     assert dataclasses.replace(tile, mask="bits").fused

@@ -8,7 +8,7 @@ from support.h200 import H200
 from support.paths import ROOT
 from treegen import Shape, Tree
 from treegen.codegen.emit import emit
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.search.auto import by_estimate
 from treegen.strategies import cohort, deft_node
 from treegen.target.problem import Problem
@@ -41,9 +41,9 @@ def made() -> list[object]:
     for tree, shape, strategy in (
         *plans,
         (*cases[0], deft_node()),
-        (*cases[-1], cohort(head_rows=64, apart=64, merge="final")),
+        (*cases[-1], cohort(head_rows=64, split_shared_rows=64, merge="final")),
     ):
-        schedule = launch_schedule(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
+        schedule = planned_device_schedule(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
         found += [[source.digest for source in emit(schedule, shape)], schedule.pack().array.tolist()]
     return found
 

@@ -202,7 +202,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla, "MLAPlanMetadata", StandInMetadata, raising=False)
     monkeypatch.setitem(sys.modules, "flashinfer", module)
     monkeypatch.setitem(sys.modules, "flashinfer.mla", mla)
-    monkeypatch.setattr("treegen.bench.flashinfer_batch_inputs._WORKSPACE_BYTES", 1)
+    monkeypatch.setattr("treegen.bench.flashinfer_batch_inputs.WORKSPACE_BYTES", 1)
 
 
 ALONE = replace(BATCH, name="pages of one", page_size=1)

@@ -366,16 +366,16 @@ def test_fasttree_is_called_as_its_benchmark_calls_it(
     from treegen.bench import fasttree_peer
 
     modules, path, loaded = set(sys.modules), list(sys.path), []
-    load = fasttree_peer._load
-    monkeypatch.setattr(fasttree_peer, "_load", lambda path: loaded.append(load(path)) or loaded[-1])
-    for planner_tiles, launched in ((False, ([16, 4], [32, 32])), (True, ([16, 16], [32, 32]))):
+    load = fasttree_peer.load_file
+    monkeypatch.setattr(fasttree_peer, "load_file", lambda path: loaded.append(load(path)) or loaded[-1])
+    for planner_tiles, expected in ((False, ([16, 4], [32, 32])), (True, ([16, 16], [32, 32]))):
         provider = FastTreeArtifact(str(checkout), planner_tiles=planner_tiles)
         check(provider, TREE, Shape(8, 2, 64, dtype="fp16"))
         kernels = loaded[-2]
         (_, parameters, *limits), *launches = kernels.calls
         assert parameters == {"costs": (0.66, 0.33, 0.1), "group": 4, "TSQs": [16, 4], "TSKs": [32, 32]}
         assert limits == [[1024, 128], [132, 528], [132, 132]]
-        assert launches == [launched] * 3
+        assert launches == [expected] * 3
     assert capsys.readouterr().out == ""
     assert (set(sys.modules), sys.path) == (modules, path)
     assert FastTreeArtifact(checkout).name == "fasttree-artifact"

@@ -15,7 +15,7 @@ from treegen.codegen.emit import emit_merge, emit_partial
 from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.partial_keys import kernel_key
 from treegen.report.explain import explain
-from treegen.schedule.passes.single_loop import in_one_loop
+from treegen.schedule.passes.single_loop import in_single_loop
 from treegen.strategies import strategy_names
 from treegen.target.targets import targets
 from treegen.version import VERSION
@@ -112,7 +112,7 @@ def test_explain_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 def test_emit(capsys: pytest.CaptureFixture[str], tmp_path: Path, page_size: int) -> None:
     shape = Shape(32, 8, 64, page_size=page_size)
     schedule = explain(Tree.parse(FEW_SHOT), ["deft-node"], shape).entries[0].schedule
-    expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in in_one_loop(schedule).classes]
+    expected = [emit_partial(kernel_key(tile, shape, page_size)) for tile in in_single_loop(schedule).configs]
     expected.append(emit_merge(merge_key_of(schedule, shape, 0)))
     options = ["--strategy", "deft-node", "--head-dim", "64", "--page-size", str(page_size)]
     printed = run(capsys, "emit", FEW_SHOT, *options)

@@ -52,7 +52,7 @@ def with_gpus(monkeypatch: pytest.MonkeyPatch, *devices: tuple[str, int, int, in
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(devices))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties[index])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: devices[device.index][1:3])
-    monkeypatch.setattr("treegen.cli.doctor._compiler", lambda: "/usr/bin/gcc")
+    monkeypatch.setattr("treegen.cli.doctor.c_compiler", lambda: "/usr/bin/gcc")
     monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 13010, raising=False)
 
 

@@ -38,7 +38,7 @@ def shown_after(terminal: Terminal, text: str) -> bool:
 
 
 def test_an_activity_is_named(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bars, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bars, "QUIET_SECONDS", 0.0)
     with activity_bar():
         progress.now("weighing cohort(head_rows=64)")
         assert shown_after(terminal, "weighing cohort(head_rows=64)")
@@ -49,7 +49,7 @@ def test_an_activity_is_named(terminal: Terminal, monkeypatch: pytest.MonkeyPatc
 
 
 def test_steps_are_shown(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_bars, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bars, "QUIET_SECONDS", 0.0)
     with progress_bar(4, "counting") as on_steps:
         on_steps()
         assert shown_after(terminal, "25%")
@@ -66,7 +66,7 @@ def test_what_is_quick_draws_nothing(terminal: Terminal) -> None:
 
 
 def test_no_bar_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(progress_bars, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(progress_bars, "QUIET_SECONDS", 0.0)
     assert cli.main(["explain", "1,4/100,10"]) == 0
     assert cli.main(["io", "few-shot:steps=20"]) == 0
     assert capsys.readouterr().err == ""

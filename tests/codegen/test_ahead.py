@@ -16,13 +16,13 @@ import torch
 from treegen import Shape
 from treegen.codegen.aot import ARCHITECTURES, Resources, compile_ahead
 from treegen.codegen.emit import emit_merge, emit_partial
-from treegen.codegen.merge_forms import fixed_merge_key, merge_keys
+from treegen.codegen.merge_forms import invariant_merge_key, merge_keys
 from treegen.codegen.partial_keys import kernel_key
+from treegen.ir.kernel_config import TileMask
 from treegen.ir.keys import KernelKey, MergeKey
-from treegen.ir.schedule import TileMask
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.target.targets import targets
-from treegen.target.tile_config import DEALT_BLOCK_TOKENS, fixed_class, tile_class
+from treegen.target.tile_config import WORK_LIST_RUN_TOKENS, invariant_config, kernel_config
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 HEADS = {1: (8, 8), 3: (24, 8), 4: (32, 8), 8: (64, 8)}
@@ -35,16 +35,16 @@ def partial_key(
     """The key that `treegen.compile` would use on this architecture."""
     shape = Shape(*HEADS[group], head_dim, dtype=dtype)
     rows = 64 if large else 1
-    tile = tile_class(shape, targets()[TARGETS[architecture]], rows)
-    block = DEALT_BLOCK_TOKENS if dealt and block > 1 else block
-    chosen = replace(tile, mask=mask, block=min(block, tile.tokens), dealt=dealt, merging=merging)
+    tile = kernel_config(shape, targets()[TARGETS[architecture]], rows)
+    block = WORK_LIST_RUN_TOKENS if dealt and block > 1 else block
+    chosen = replace(tile, mask=mask, run_tokens=min(block, tile.tokens), work_list=dealt, epilogue_merge=merging)
     return kernel_key(chosen, shape, page_size)
 
 
 DTYPES, DIMS, GROUPS = ("fp16", "bf16", "fp32"), (64, 80, 96, 128, 256), (1, 3, 4, 8)
 MASKS: tuple[TileMask, ...] = ("none", "interval", "bits")
 FLAGS = ((False, True), MASKS, (16, 1), (1, 16), (False, True), (False, True))
-# Lists of work need a single stage, so nothing that works off them merges partials of an earlier one.
+# Lists of work need a single round, so nothing that works off them merges partials of an earlier one.
 EVERY = [case for case in itertools.product(ARCHITECTURES, DTYPES, DIMS, GROUPS, *FLAGS) if not (case[-2] and case[-1])]
 
 
@@ -118,8 +118,8 @@ def stack_limit(key: KernelKey | MergeKey) -> int:
     four registers for thread blocks that work off lists or merge, twelve for those that merge where tokens are
     gathered one by one, and else none.
     """
-    does_more = isinstance(key, KernelKey) and (key.dealt or key.merging)
-    gathers = isinstance(key, KernelKey) and key.merging and key.block_tokens == 1
+    does_more = isinstance(key, KernelKey) and (key.work_list or key.epilogue_merge)
+    gathers = isinstance(key, KernelKey) and key.epilogue_merge and key.run_tokens == 1
     return 48 if gathers else 16 if does_more else 0
 
 
@@ -148,9 +148,9 @@ def test_the_usual_variants_compile_for_every_architecture() -> None:
 @pytest.mark.parametrize("block", [1, 16])
 def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(block: int) -> None:
     shape = Shape(32, 8, 128, dtype="bf16")
-    tiles = {arch: fixed_class(shape, targets()[TARGETS[arch]], block) for arch in ARCHITECTURES}
+    tiles = {arch: invariant_config(shape, targets()[TARGETS[arch]], block) for arch in ARCHITECTURES}
     check([(arch, kernel_key(tile, shape)) for arch, tile in tiles.items()])
-    check([(arch, fixed_merge_key(shape)) for arch in ARCHITECTURES[: 3 if block == 1 else 0]])
+    check([(arch, invariant_merge_key(shape)) for arch in ARCHITECTURES[: 3 if block == 1 else 0]])
 
 
 def test_the_covering_set_is_small_and_covers() -> None:
@@ -159,7 +159,7 @@ def test_the_covering_set_is_small_and_covers() -> None:
     for architecture in ARCHITECTURES:
         keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
         assert {(key.dtype, key.head_dim) for key in keys} == set(itertools.product(DTYPES, DIMS))
-        flags = {(key.mask, key.block_tokens > 1, key.page_size > 1, key.dealt, key.merging) for key in keys}
+        flags = {(key.mask, key.run_tokens > 1, key.page_size > 1, key.work_list, key.epilogue_merge) for key in keys}
         for place, values in itertools.combinations(enumerate((set(MASKS), *[{False, True}] * 4)), 2):
             pairs_found = {(flag[place[0]], flag[values[0]]) for flag in flags}
             never = {(True, True)} if (place[0], values[0]) == (3, 4) else set()

@@ -16,7 +16,7 @@ import torch
 
 from support.ahead_kernels import compiled, target_of
 from treegen import PageTable, Shape
-from treegen.codegen.aot import ARCHITECTURES, Resources, _device_of
+from treegen.codegen.aot import ARCHITECTURES, Resources, device_of
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.kernel_usage import usage
 from treegen.codegen.partial_keys import KernelOptions, kernel_key
@@ -75,7 +75,7 @@ def compile_steps(job: StepJob) -> list[Resources]:
     tables, seats = RequestProgram(made_for).tables, torch.zeros(2, ROWS, dtype=ints)
     found = []
     for launch in step_launches(made_for, tables, seats, architecture):
-        with _device_of(architecture), expected_compiles():
+        with device_of(architecture), expected_compiles():
             made: Any = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         registers, stack = usage(made.asm["cubin"])
         found.append(Resources(registers, stack, made.metadata.shared, 0))

@@ -20,8 +20,7 @@ from treegen.ir.errors import PerformanceWarning
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has loaded and compiled nothing, and in which nobody listens to Triton."""
-    for name, value in {"_loaded": 0, "_compiled": 0, "_watching": False, "_warned": False, "_surprises": []}.items():
-        monkeypatch.setattr(compile_counter, name, value)
+    monkeypatch.setattr(compile_counter, "state", compile_counter.CompileState())
     monkeypatch.setattr(knobs.compilation, "listener", None)
 
 
@@ -33,14 +32,14 @@ def report(module: str = "treegen_kernel_0123", cache_hit: bool = False, seconds
 
 
 def test_modules_are_counted_once(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_loaded", {})
+    monkeypatch.setattr(load, "loaded", {})
     for staged in (False, True, False):
-        load.load_module(emit_merge(merge_key(Shape(12, 4, 80), staged=staged, rows=512, longest=9)))
+        load.load_module(emit_merge(merge_key(Shape(12, 4, 80), several_rounds=staged, rows=512, longest=9)))
     assert treegen.kernel_counts() == treegen.KernelCounts(loaded=2, compiled=0)
 
 
 def test_the_interpreter_counts_modules_and_no_compilations(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_loaded", {})
+    monkeypatch.setattr(load, "loaded", {})
     kernel = treegen.compile(Tree.parse("40(5,7)"), strategy="deft-node", backend="triton")
     kernel(torch.randn(2, 2, 64), *torch.randn(2, 52, 1, 64))
     assert treegen.kernel_counts() == treegen.KernelCounts(loaded=2, compiled=0)

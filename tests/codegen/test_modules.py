@@ -27,16 +27,16 @@ from treegen.codegen.key_table import key_table
 from treegen.codegen.merge_forms import merge_key
 from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.errors import CacheWarning
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 
 SHAPE = Shape(12, 4, 80, dtype="bf16")
-MERGE = emit_merge(merge_key(SHAPE, staged=False, rows=512, longest=9))
-MASKED = TileClass(64, 64, 16, "interval", 4, 3)
+MERGE = emit_merge(merge_key(SHAPE, several_rounds=False, rows=512, longest=9))
+MASKED = KernelConfig(64, 64, 16, "interval", 4, 3)
 PARTIAL = {
     "partial": MASKED,
-    "partial-bits": TileClass(64, 64, 32, "bits", 4, 3),
-    "partial-dealt": TileClass(16, 32, 1, "none", 2, 3, dealt=True),
-    "partial-merging": TileClass(64, 64, 16, "none", 4, 3, merging=True),
+    "partial-bits": KernelConfig(64, 64, 32, "bits", 4, 3),
+    "partial-dealt": KernelConfig(16, 32, 1, "none", 2, 3, work_list=True),
+    "partial-merging": KernelConfig(64, 64, 16, "none", 4, 3, epilogue_merge=True),
 }
 
 
@@ -44,13 +44,13 @@ PARTIAL = {
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and a process that has loaded nothing yet."""
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(load, "_loaded", {})
+    monkeypatch.setattr(load, "loaded", {})
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("name", [*PARTIAL, "merge", "merge-staged"])
+@pytest.mark.parametrize("name", [*PARTIAL, "merge", "merge-several-rounds"])
 def test_sources(name: str, golden) -> None:
-    merging = merge_key(SHAPE, staged=name == "merge-staged", rows=512, longest=9)
+    merging = merge_key(SHAPE, several_rounds=name == "merge-several-rounds", rows=512, longest=9)
     source = emit_partial(kernel_key(PARTIAL[name], SHAPE)) if name in PARTIAL else emit_merge(merging)
     golden(source.text)
 
@@ -67,10 +67,10 @@ def test_the_header_carries_key_and_digest() -> None:
 def test_nothing_of_a_tree_and_everything_of_a_key_enters_the_source() -> None:
     base = kernel_key(MASKED, SHAPE)
     others = [
-        kernel_key(TileClass(64, 64, 16, False, 4, 3), SHAPE),
-        kernel_key(TileClass(64, 64, 1, True, 4, 3), SHAPE),
-        kernel_key(TileClass(16, 64, 16, True, 4, 3), SHAPE),
-        kernel_key(replace(MASKED, merging=True), SHAPE),
+        kernel_key(KernelConfig(64, 64, 16, False, 4, 3), SHAPE),
+        kernel_key(KernelConfig(64, 64, 1, True, 4, 3), SHAPE),
+        kernel_key(KernelConfig(16, 64, 16, True, 4, 3), SHAPE),
+        kernel_key(replace(MASKED, epilogue_merge=True), SHAPE),
         kernel_key(MASKED, Shape(12, 4, 64)),
         kernel_key(MASKED, Shape(8, 4, 80)),
         kernel_key(MASKED, SHAPE, page_size=16),
@@ -151,7 +151,7 @@ def test_what_triton_compiles_is_what_was_emitted(cache: Path) -> None:
         "from treegen.codegen import load\n"
         "from treegen.codegen.emit import emit_merge\n"
         "from treegen.codegen.merge_forms import merge_key\n"
-        "source = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))\n"
+        "source = emit_merge(merge_key(Shape(12, 4, 80), several_rounds=False, rows=512, longest=9))\n"
         "write = load.write_text\n"
         "def swapped(*names):\n"
         "    path = write(*names)\n"
@@ -187,8 +187,8 @@ def test_an_unwritable_cache_means_a_private_folder_and_one_warning(
     blocked = tmp_path / "file"
     blocked.write_text("in the way")
     monkeypatch.setenv("TREEGEN_CACHE_DIR", str(blocked))
-    monkeypatch.setattr(load, "_loaded", {})
-    monkeypatch.setattr(folders, "_warned", set())
+    monkeypatch.setattr(load, "loaded", {})
+    monkeypatch.setattr(folders, "warned", set())
     with pytest.warns(CacheWarning, match="TREEGEN_CACHE_DIR"):
         module = load.load_module(MERGE)
     load.load_module(emit_partial(kernel_key(MASKED, SHAPE)))  # a second warning would be an error
@@ -202,7 +202,7 @@ def test_processes_that_emit_the_same_module_agree(cache: Path) -> None:
         "from treegen.codegen import load\n"
         "from treegen.codegen.emit import emit_merge\n"
         "from treegen.codegen.merge_forms import merge_key\n"
-        "key = merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9)\n"
+        "key = merge_key(Shape(12, 4, 80), several_rounds=False, rows=512, longest=9)\n"
         "print(load.load_module(emit_merge(key)).__file__)\n"
     )
     running = [

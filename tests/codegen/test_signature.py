@@ -12,10 +12,10 @@ import torch
 from treegen import Shape
 from treegen.codegen.emit import Source, emit_merge, emit_partial
 from treegen.codegen.kernel_signature import KernelSignature, ParameterKind, Tensors, kernel_signature
-from treegen.codegen.merge_forms import fixed_merge_key
+from treegen.codegen.merge_forms import invariant_merge_key
 from treegen.codegen.partial_keys import kernel_key
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
-from treegen.ir.schedule import TileClass
 from treegen.scoring.options import ScoreOptions, Scoring
 
 SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
@@ -31,18 +31,20 @@ def score_code(options: ScoreOptions) -> ScoreCode:
 TABLE, ROW = torch.zeros(4, 4), torch.zeros(4)
 READING = score_code(ScoreOptions(lambda score, b, h, q_idx, kv_idx: score + TABLE[b, h] + ROW[kv_idx]))
 CAPPED = score_code(ScoreOptions(logits_soft_cap=2.0))
-PARTIAL = kernel_key(TileClass(64, 64, 16, "interval", 4, 3), SHAPE, SHAPE.page_size)
-MERGE = fixed_merge_key(SHAPE)
+PARTIAL = kernel_key(KernelConfig(64, 64, 16, "interval", 4, 3), SHAPE, SHAPE.page_size)
+MERGE = invariant_merge_key(SHAPE)
 KEYS: dict[str, KernelKey | MergeKey] = {
     "partial": PARTIAL,
-    "dealt": replace(PARTIAL, dealt=True),
-    "merging": replace(PARTIAL, merging=True),
-    "waiting": replace(PARTIAL, waiting=True),
+    "dealt": replace(PARTIAL, work_list=True),
+    "merging": replace(PARTIAL, epilogue_merge=True),
+    "waiting": replace(PARTIAL, fused_merge=True),
     "scaled": replace(PARTIAL, kv_dtype="e4m3", scaled=True),
     "sinks": replace(PARTIAL, sinks=True),
     "capped": replace(PARTIAL, scoring=CAPPED),
     "guarded": replace(PARTIAL, scoring=READING, guarded=True),
-    "all": replace(PARTIAL, scoring=READING, sinks=True, scaled=True, dealt=True, merging=True, waiting=True),
+    "all": replace(
+        PARTIAL, scoring=READING, sinks=True, scaled=True, work_list=True, epilogue_merge=True, fused_merge=True
+    ),
     "merge": MERGE,
     "merge, sinks": replace(MERGE, sinks=True),
 }
@@ -86,7 +88,7 @@ def test_pointers_of_a_call_come_first(key: KernelKey | MergeKey) -> None:
     tensors = [parameter.name for parameter in signature if parameter.kind is ParameterKind.TENSOR]
     assert tensors == list(Tensors._fields[taken])
     assert tensors == [parameter.name for parameter in signature][: len(tensors)]
-    expected = (3, 7) if isinstance(key, MergeKey) else (0, 8 if key.waiting else 7)
+    expected = (3, 7) if isinstance(key, MergeKey) else (0, 8 if key.fused_merge else 7)
     assert (taken.start, taken.stop) == expected
 
 

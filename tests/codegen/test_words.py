@@ -15,15 +15,15 @@ from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.backends.kv_views import in_words
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.emit import emit_partial
-from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
+from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.shape import FP8
 from treegen.strategies import Strategy, cohort
-from treegen.target.tile_config import reads_words, tile_class
+from treegen.target.tile_config import kernel_config, reads_packed_fp8
 
 SHAPE = Shape(4, 2, 64, dtype="fp16", kv_dtype="e4m3")
 KERNELS: list[tuple[str | Strategy, Shape]] = [
     (cohort(head_rows=16), SHAPE),
-    (cohort(head_rows=16, split=16, apart=2, merge="final"), replace(SHAPE, kv_dtype="e5m2")),
+    (cohort(head_rows=16, split=16, split_shared_rows=2, merge="final"), replace(SHAPE, kv_dtype="e5m2")),
     ("query", replace(SHAPE, dtype="bf16", head_dim_v=128)),
     (cohort(head_rows=16), replace(SHAPE, page_size=4, kv_layout="HND", kv_dtype="e5m2", dtype="bf16")),
     ("specinfer", SHAPE),
@@ -89,24 +89,29 @@ def test_what_is_read_in_words() -> None:
         replace(SHAPE, head_dim=80, head_dim_v=80): False,
         replace(SHAPE, head_dim=128, shared_kv=True): False, replace(SHAPE, head_dim=32, head_dim_v=32): False,
     }  # fmt: skip
-    assert {shape: reads_words(16, shape) for shape in wanted} == wanted
-    assert [reads_words(rows, SHAPE) for rows in (16, 32, 64)] == [True, True, False]
-    tile = tile_class(SHAPE, target_of(90), 1)
-    assert kernel_key(tile, SHAPE).words
-    by_element = kernel_key(tile, SHAPE, options=KernelOptions(words=False))
-    assert not by_element.words
-    assert not kernel_key(tile, SHAPE, options=KernelOptions(shared_kv=True)).words
+    assert {shape: reads_packed_fp8(16, shape) for shape in wanted} == wanted
+    assert [reads_packed_fp8(rows, SHAPE) for rows in (16, 32, 64)] == [True, True, False]
+    tile = kernel_config(SHAPE, target_of(90), 1)
+    assert kernel_key(tile, SHAPE).packed_fp8
+    by_element = kernel_key(tile, SHAPE, options=KernelOptions(packed_fp8=False))
+    assert not by_element.packed_fp8
+    assert not kernel_key(tile, SHAPE, options=KernelOptions(shared_kv=True)).packed_fp8
     assert "planes" not in emit_partial(by_element).text
 
 
 def test_they_compile_ahead() -> None:
     shapes = [Shape(32, 8, 128, dtype="fp16", kv_dtype=kv_dtype) for kv_dtype in FP8]
     jobs = [
-        (arch, replace(suited_key(arch, shape, large=False), by_bits=reads_bits(shape, arch), mask=mask, scaled=True))
+        (
+            arch,
+            replace(
+                suited_key(arch, shape, large=False), emulate_e4m3=emulates_e4m3(shape, arch), mask=mask, scaled=True
+            ),
+        )
         for arch in ARCHITECTURES
         for shape, mask in zip(shapes, ("none", "bits"), strict=True)
     ]
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
-        assert key.words
+        assert key.packed_fp8
         assert resources.stack <= 16, f"sm_{architecture} {key}"
         assert resources.shared <= target_of(architecture).shared_bytes

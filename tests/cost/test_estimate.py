@@ -12,8 +12,9 @@ from support.h200 import H200
 from treegen import Shape, Tree, strategies
 from treegen.cost.estimate import Estimate, account
 from treegen.ir.groups import Group, Segment
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.target.problem import Problem
@@ -83,16 +84,16 @@ def test_two_classes_by_hand() -> None:
     both, one = Segment(0, 0, 70, (0, 2)), Segment(1, 0, 20, (1, 2))
     plan = Plan.from_groups("by hand", [Group(((0, 2),), (both, one))])
     schedule = Schedule(
-        classes=(TileClass(64, 64, 16, "interval", 4, 3), TileClass(16, 32, 16, "none", 2, 3)),
-        class_indptr=np.array([0, 1, 2]),
-        # row0, rows, tile0, tiles, block0, block_tiles, slot0, group
+        configs=(KernelConfig(64, 64, 16, "interval", 4, 3), KernelConfig(16, 32, 16, "none", 2, 3)),
+        config_indptr=np.array([0, 1, 2]),
+        # row0, rows, tile0, tiles, run0, packed_tiles, partial0, group
         items=np.array([[0, 2, 0, 1, 0, 1, 0, 0], [1, 1, 1, 0, 4, 1, 2, 0]]),
         rows=np.array([0, 1]),
         tiles=np.array([[0, 64, 0, 2]]),
-        blocks=np.array([[64, 6, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [70, 16, 0, 1], [86, 4, 0, 1]]),
+        packed_runs=np.array([[64, 6, 0, 2], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0], [70, 16, 0, 1], [86, 4, 0, 1]]),
         merge_rows=np.array([0, 1]),
         merge_indptr=np.array([0, 1, 3]),
-        merge_slots=np.array([0, 1, 2]),
+        merge_partials=np.array([0, 1, 2]),
     )
     token = 160 * 2
     assert untimed(account(plan, schedule, Problem(tree, shape, target_from("a100")))) == Estimate(
@@ -108,7 +109,7 @@ def test_two_classes_by_hand() -> None:
         padded_flops=(2 * 64 * 64 + 2 * 16 * 32) * 2 * 256,
         items=1 + 2,
         launches=3,
-        waves=1 / 108 + 2 / (3 * 108),  # shared memory: one block of the first class per SM, three of the second
+        waves=1 / 108 + 2 / (3 * 108),  # shared memory: one block of the first config per SM, three of the second
         time_us=0,
     )
 
@@ -150,20 +151,20 @@ def test_counts_by_loops(tree: Tree, strategy: str, heads: tuple[int, int]) -> N
     plan = strategy_from(strategy).plan(Problem(tree, shape, H200))
     schedule = lower(plan, Problem(tree, shape, H200))
     found = account(plan, schedule, Problem(tree, shape, H200))
-    if not all(tile.fused for tile in schedule.classes):
+    if not all(tile.fused for tile in schedule.configs):
         assert strategy == "medusa"
         return
     loaded = blocks = flops = runs = rows = 0
-    for number, tile in enumerate(schedule.classes):
+    for number, tile in enumerate(schedule.configs):
         head_tiles = -(-shape.group // tile.rows)
-        for index in range(schedule.class_indptr[number], schedule.class_indptr[number + 1]):
+        for index in range(schedule.config_indptr[number], schedule.config_indptr[number + 1]):
             item = schedule.work_items[index]
             walked = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
-            walked += schedule.blocks[item.block0 :][: item.block_tiles * tile.tokens // tile.block].tolist()
+            walked += schedule.packed_runs[item.run0 :][: item.packed_tiles * tile.tokens // tile.run_tokens].tolist()
             loaded += head_tiles * sum(length for _, length, _, _ in walked)
             runs += (tile.mask != "none") * sum(length > 0 for _, length, _, _ in walked)
             blocks += head_tiles * shape.num_kv_heads
-            tokens = (item.tiles + item.block_tiles) * tile.tokens
+            tokens = (item.tiles + item.packed_tiles) * tile.tokens
             flops += head_tiles * shape.num_kv_heads * tile.rows * tokens * 2 * 128
             rows += item.rows
     assert found.kv_unique_bytes + found.kv_l2_bytes == loaded * shape.kv_token_bytes

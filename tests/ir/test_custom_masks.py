@@ -65,7 +65,7 @@ def test_masks_of_trees(tree: Tree, seed: int, requests: int, as_bits: bool, in_
     indptr = [np.cumsum([0, *map(len, parts)]).tolist() for parts in (masks, slots)]
     indices = [slot for own in slots for slot in own]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(custom_masks, "_MOST_ENTRIES", entries)
+        patched.setattr(custom_masks, "MOST_ENTRIES", entries)
         made = Tree.from_custom_mask((packed if as_bits else flat)(masks), *indptr, indices)
     check(made, masks, slots)
     if requests == 1 and in_order:

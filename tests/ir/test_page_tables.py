@@ -71,8 +71,8 @@ def test_windows_of_any_width_find_the_same(seed: int, width: int, longest: int,
     made = requests(seed, 60, 16, longest, 0.9, pool)
     expected = Tree.from_page_table(*csr(made, 16), 16)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(page_order, "_ENTRIES", 1)
-        patched.setattr(page_order, "_NARROWEST", width)
+        patched.setattr(page_order, "ENTRIES", 1)
+        patched.setattr(page_order, "NARROWEST", width)
         found = Tree.from_page_table(*csr(made, 16), 16)
     assert np.array_equal(found.parent, expected.parent)
     assert np.array_equal(found.row_node, expected.row_node)

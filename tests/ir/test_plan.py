@@ -376,7 +376,7 @@ def malformed(groups: list[Group]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("make", ["query", "deft-node", "deft-node-chunk", "deft-flatten", "row-classes"])
+@pytest.mark.parametrize("make", ["query", "deft-node", "deft-node-chunk", "deft-flatten", "row-configs"])
 @examples(150)
 @given(tree=forests(12, 12, rows=("leaves", "ends", "inside", "mixed")), seed=st.integers(0, 2**20))
 def test_verify_agrees_with_brute_force_on_mutated_plans(make: str, tree: Tree, seed: int) -> None:

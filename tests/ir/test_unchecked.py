@@ -14,7 +14,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, query, strategy_from, strategy_names
-from treegen.strategies.passes import MergeLast, SplitContext, StageLevels, TrimRows
+from treegen.strategies.passes import LevelRounds, MergeLast, SplitContext, TrimRows
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -24,8 +24,8 @@ STRATEGIES = (
     query(split=7),
     cohort(head_rows=8),
     cohort(head_rows=16, split=20),
-    cohort(head_rows=16, apart=3),
-    cohort(head_rows=8, apart=2, merge="final", split=9),
+    cohort(head_rows=16, split_shared_rows=3),
+    cohort(head_rows=8, split_shared_rows=2, merge="final", split=9),
     cohort(head_rows=200, tile=(16, 32)),
 )
 
@@ -52,10 +52,10 @@ def test_of_strategies(tree: Tree, strategy: Strategy) -> None:
 
 
 @examples(60)
-@given(tree=forests(20, salt=42), seed=st.integers(0, 2**32), classes=st.integers(1, 3))
-def test_of_passes_over_groups_of_several_intervals(tree: Tree, seed: int, classes: int) -> None:
-    plan = plan_by_row_classes(tree, seed, classes, unseen=True)
-    for step in (SplitContext(5), TrimRows(), StageLevels()):
+@given(tree=forests(20, salt=42), seed=st.integers(0, 2**32), configs=st.integers(1, 3))
+def test_of_passes_over_groups_of_several_intervals(tree: Tree, seed: int, configs: int) -> None:
+    plan = plan_by_row_classes(tree, seed, configs, unseen=True)
+    for step in (SplitContext(5), TrimRows(), LevelRounds()):
         plan = step.apply(plan, tree)
         check(plan)
         check(lower(plan, Problem(tree, SHAPE, H200)))

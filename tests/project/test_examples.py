@@ -24,7 +24,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]()
     assert EXPECTED[name] in capsys.readouterr().out
 

@@ -75,8 +75,8 @@ def test_an_editable_install_runs_the_checkouts_files(checkout: Path) -> None:
         "from treegen.ir import written_later as below\n"
         "from treegen.autotune_cache.policy_cache import POLICY_CACHE\n"
         "assert POLICY_CACHE.entries()\n"
-        "from treegen.codegen.merge_forms import fixed_merge_key\n"
-        "assert 'def merge(' in treegen.codegen.emit.emit_merge(fixed_merge_key(treegen.Shape(8, 8, 64))).text\n"
+        "from treegen.codegen.merge_forms import invariant_merge_key\n"
+        "assert 'def merge(' in treegen.codegen.emit.emit_merge(invariant_merge_key(treegen.Shape(8, 8, 64))).text\n"
         "print(treegen.__version__, written_later.HERE, below.HERE, treegen.codegen.emit.__file__, sep='\\n')\n"
     )
     done = run(sys.executable, "-c", program, cwd=checkout.parent, PYTHONPATH=str(links))

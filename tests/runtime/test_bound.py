@@ -22,7 +22,7 @@ from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen import compile_counter
 from treegen.ir.errors import InputError, PerformanceWarning
 from treegen.schedule.lower import lower
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, cohort, strategy_from
 from treegen.target.problem import Problem
@@ -162,7 +162,10 @@ EVERY_SCORE = ScoreOptions(
     sinks=SINKS,
 )
 WAITING = Asked(
-    {"flags", "parts"}, cohort(64, apart=32, merge="final"), Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
+    {"flags", "parts"},
+    cohort(64, split_shared_rows=32, merge="final"),
+    Tree.parse("1,4,8,64/40,16,16,16"),
+    Shape(4, 1, 32),
 )
 ASKED = {
     "plain": Asked({"items", "merge_rows"}),
@@ -170,7 +173,7 @@ ASKED = {
     "scales": Asked({"k_scales", "v_scales"}, scaled=True),
     "captured": Asked({"captured_0_size_0", "captured_2_stride_2", "row_positions"}, scoring=EVERY_SCORE),
     "dealt": Asked({"work_indptr", "work"}, "flashforge"),
-    "merging": Asked({"epilogue_indptr", "epilogue_slots"}, cohort(16, apart=2, merge="final")),
+    "merging": Asked({"epilogue_indptr", "epilogue_partials"}, cohort(16, split_shared_rows=2, merge="final")),
     "waiting": WAITING,
     "words": Asked({"k_scales"}, shape=Shape(4, 2, 64, dtype="fp16", kv_dtype="e4m3"), scaled=True),
     "dealt, with all": Asked(
@@ -184,7 +187,7 @@ ASKED = {
 def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: Asked) -> None:
     shape, problem = asked.shape, Problem(asked.tree, asked.shape, target_from("h200"))
     strategy = strategy_from(asked.strategy) if isinstance(asked.strategy, str) else asked.strategy
-    schedule = launch_schedule(strategy.plan(problem), problem)
+    schedule = planned_device_schedule(strategy.plan(problem), problem)
     scoring = None if asked.scoring is None else Scoring.of(asked.scoring)
     k_scale, v_scale = torch.rand(2, shape.num_kv_heads) + 1
     scales, rows = Scales.of(k_scale, v_scale) if asked.scaled else None, asked.tree.num_rows
@@ -215,15 +218,15 @@ def test_every_argument_is_what_its_name_says(launched: list[Launched], asked: A
     base, scratch = program.workspace.data_ptr(), program.scratch(rows)
     expected |= {"part_lse": base, "part_out": base + scratch.out_at, "flags": base + scratch.flags_at}
     table, arena = program.tables.table.data_ptr(), schedule.pack()
-    for name in ("rows", "tiles", "work_indptr", "work", "epilogue_indptr", "epilogue_slots", "merge_slots"):
+    for name in ("rows", "tiles", "work_indptr", "work", "epilogue_indptr", "epilogue_partials", "merge_partials"):
         expected[name] = table + 4 * getattr(arena, name)
-    expected |= {"runs": table + 4 * arena.blocks, "row_positions": table + 4 * arena.positions}
+    expected |= {"runs": table + 4 * arena.packed_runs, "row_positions": table + 4 * arena.positions}
 
     assert len(launched) == schedule.launches
     assert asked.parameters <= {name for each in launched for name in each.arguments}
     for how, _, arguments, _ in launched:
         assert how == "directly"
-        for name in {"items", "merge_rows", "merge_indptr"} & arguments.keys():  # of a class or of a stage
+        for name in {"items", "merge_rows", "merge_indptr"} & arguments.keys():  # of a config or of a round
             assert arguments.pop(name) in [table + 4 * place for place in getattr(arena, name)]
         assert arguments == {name: expected[name] for name in arguments}
 
@@ -238,7 +241,7 @@ def test_scratch_does_not_overlap(launched: list[Launched], monkeypatch: pytest.
     call(q, k, v, torch.empty_like(q), None)
     (scratch,) = made
     begin, end = scratch.data_ptr(), scratch.data_ptr() + scratch.nbytes
-    arguments, slots = launched[0].arguments, program.schedule.num_slots
+    arguments, slots = launched[0].arguments, program.schedule.num_partials
     assert slots > 0
     of_row = 4 * SHAPE.num_qo_heads
     sizes = {"part_lse": slots * of_row, "part_out": slots * of_row * SHAPE.head_dim, "lse": len(q) * of_row}
@@ -337,8 +340,8 @@ def test_few_forms_are_kept(launched: list[Launched]) -> None:
 def test_a_compilation_warns_where_the_kernel_is_called(
     launched: list[Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_counter, "_warned", False)
-    monkeypatch.setattr(compile_counter, "_surprises", [("merge of 0123", 2.0)])
+    state = compile_counter.CompileState(watching=True, surprises=[("merge of 0123", 2.0)])
+    monkeypatch.setattr(compile_counter, "state", state)
     kernel = treegen.compile(SINGLE, strategy="query", shape=SHAPE, backend="triton")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

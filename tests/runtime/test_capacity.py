@@ -23,7 +23,7 @@ from treegen.ir.errors import InputError, PlanError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.runtime.graph_layout import layout_of
 from treegen.runtime.limits import WantedLimits
-from treegen.runtime.window import View
+from treegen.runtime.window import WindowedTree
 from treegen.search import auto as choosing
 from treegen.strategies import Choice, Strategy, cohort
 from treegen.target.problem import Problem
@@ -36,7 +36,8 @@ EVERY: tuple[Strategy, ...] = (
     strategies.query(), strategies.query(split=64), strategies.specinfer(), strategies.cascade(),
     strategies.deft_node(), strategies.deft_node_chunk(64), strategies.deft_flatten(64),
     strategies.deft_flatten(32, "bits"), strategies.fasttree(), strategies.flashforge(),
-    cohort(), cohort(split=128), cohort(apart=2, merge="final"), cohort(apart=3, split=64, merge="final"),
+    cohort(), cohort(split=128), cohort(split_shared_rows=2, merge="final"),
+    cohort(split_shared_rows=3, split=64, merge="final"),
 )  # fmt: skip
 
 
@@ -103,11 +104,11 @@ def test_every_tree_is_served_by_the_launches_of_the_first(strategy: Strategy, b
 def test_schedules_of_a_layout_cover_their_trees(trees: list[Tree], strategy: Strategy) -> None:
     wanted = WantedLimits(400, 5000, 5000)
     first = Tree.joined(trees)  # has every level that another may have
-    layout = layout_of(wanted, Choice(strategy, "told so"), View(Problem(first, SHAPE, H200)))
+    layout = layout_of(wanted, Choice(strategy, "told so"), WindowedTree(Problem(first, SHAPE, H200)))
     arenas = set()
     for tree in (first, *trees):
-        schedule = layout.lowered(View(Problem(tree, SHAPE, H200))).schedule
-        assert schedule.classes == layout.frame.classes
+        schedule = layout.lowered(WindowedTree(Problem(tree, SHAPE, H200))).schedule
+        assert schedule.configs == layout.frame.configs
         assert (np.diff(schedule.merge_indptr) > 0).all()
         slots = tree.kv.last_slot + 1
         assert (schedule_counts(schedule, tree.num_rows, slots) == visible_slot_counts(tree, slots)).all()
@@ -125,12 +126,12 @@ def test_schedules_of_a_layout_cover_their_trees(trees: list[Tree], strategy: St
 def assert_writes_every_row_once(schedule: Schedule, rows: int) -> None:
     written = schedule.merge_rows[schedule.merge_rows >= 0].tolist()
     for item in schedule.work_items:
-        if item.slot0 < 0:
+        if item.partial0 < 0:
             written += schedule.rows[item.row0 : item.row0 + item.rows].tolist()
     assert sorted(written) == list(range(rows))
 
 
-@pytest.mark.parametrize("strategy", ["deft-node", "flashforge", cohort(apart=2, merge="final")], ids=str)
+@pytest.mark.parametrize("strategy", ["deft-node", "flashforge", cohort(split_shared_rows=2, merge="final")], ids=str)
 def test_surplus_entries_are_zero_items_and_marked_merges(strategy: str | Strategy) -> None:
     kernel = compiled(strategy=strategy)
     layout = kernel.calls.prepared.layout
@@ -242,7 +243,7 @@ def test_calls_take_rows_between_the_trees_and_the_most() -> None:
 
 def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[bool] = []
-    monkeypatch.setattr(choosing, "by_estimate", lambda *_, **__: Choice(cohort(cut=(1,)), "of one tree"))
+    monkeypatch.setattr(choosing, "by_estimate", lambda *_, **__: Choice(cohort(cut_nodes=(1,)), "of one tree"))
 
     def for_all(problem: Problem, *, for_any_tree: bool, isolated: bool) -> Choice:
         assert not isolated

@@ -23,7 +23,7 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.verify import verify
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.batch_room import chunk_room_of, tile_of
-from treegen.schedule.by_request import block_of
+from treegen.schedule.by_request import run_tokens_of
 from treegen.schedule.chunk_items import lower_chunks
 from treegen.strategies import batch_invariant, cohort
 from treegen.strategies.batch_invariant import chunk_for
@@ -40,7 +40,7 @@ INTERPRETED = (
     Case(Shape(4, 2, 16, dtype="bf16", page_size=64, kv_layout="HND"), "named", -1, INVARIANT, 4, 400, sms=16),
     Case(Shape(6, 2, 16, dtype="fp16", page_size=128), "block", 200, INVARIANT, 4, 500),
 )
-"""Every form of table, in pages of blocks and of tokens, with and without windows."""
+"""Every form of table, in pages of runs and of tokens, with and without windows."""
 SHARING = Case(Shape(4, 2, 16, dtype="fp16", page_size=16), "block", -1, INVARIANT, 6, 600, sms=16)
 
 
@@ -196,16 +196,16 @@ def written(server: Server, kernel: BatchKernel) -> tuple[dict[int, list[int]], 
     """The slots that each row merges, in order, after a step; and how many rows items of the plan walk."""
     assert isinstance(kernel.program, RequestProgram)
     step = step_of(kernel.program, kernel.form.tile, server.page_size, positions=False)
-    assert not {slot for item in step.planned for slot in range(item.slot0, item.slot0 + len(item.rows))} & {
-        slot for item in step.alone for slot in range(item.slot0, item.slot0 + len(item.rows))
+    assert not {slot for item in step.planned for slot in range(item.partial0, item.partial0 + len(item.rows))} & {
+        slot for item in step.alone for slot in range(item.partial0, item.partial0 + len(item.rows))
     }
-    packed = kernel.form.tile.tokens // block_of(server.page_size)
-    blocks = kernel.program.tables["blocks"].view(-1, kernel.form.room.run_width).tolist()
+    packed = kernel.form.tile.tokens // run_tokens_of(server.page_size)
+    runs = kernel.program.tables["packed_runs"].view(-1, kernel.form.room.run_width).tolist()
     for item in (*step.planned, *step.alone):
         for number in range(len(item.rows)):  # what fills no tile begins one, for every row
-            own = [i for i in item.blocks if blocks[i][1] > 0 and blocks[i][2] <= number < blocks[i][3]]
+            own = [i for i in item.packed_runs if runs[i][1] > 0 and runs[i][2] <= number < runs[i][3]]
             assert own == [*range(own[0], own[0] + len(own))] if own else True
-            assert not own or (own[0] - item.blocks.start) % packed == 0
+            assert not own or (own[0] - item.packed_runs.start) % packed == 0
     found = {row: [slot for slot, _ in tokens] for row, tokens in step.written().items()}
     return found, sum(row >= 0 for item in step.planned for row in item.rows)
 
@@ -313,7 +313,7 @@ def test_chunks_by_default() -> None:
 def test_memory_for_all_chunks() -> None:
     """Each chunk of each request may be walked alone, beside the slots of those that are walked together."""
     room = made(SHARING, 0, "torch")[1].form.room
-    assert room.lone_slots >= 6 * 5
+    assert room.lone_partials >= 6 * 5
     assert room.slots == 15
     smaller = made(replace(SHARING, most_tokens=100), 0, "torch")[1]
     assert smaller.workspace_size() < made(SHARING, 0, "torch")[1].workspace_size()

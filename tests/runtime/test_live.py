@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 EVERY: tuple[Strategy, ...] = (
     strategies.query(), strategies.query(split=64), strategies.specinfer(), strategies.cascade(),
     strategies.deft_node(), strategies.deft_flatten(64), strategies.deft_flatten(32, "bits"),
-    strategies.fasttree(), strategies.flashforge(), cohort(), cohort(apart=2, merge="final"),
+    strategies.fasttree(), strategies.flashforge(), cohort(), cohort(split_shared_rows=2, merge="final"),
 )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def test_rows_go_on_behind_their_last_slots_by_default() -> None:
 
 EXACT: dict[str, int] = {}
 FIXED = {"max_rows": 16}
-NAMED = ("deft-node", cohort(apart=2, merge="final"), strategies.deft_flatten(32, "bits"))
+NAMED = ("deft-node", cohort(split_shared_rows=2, merge="final"), strategies.deft_flatten(32, "bits"))
 USUAL = [*((each, options, "torch") for each in NAMED for options in (EXACT, FIXED))]
 USUAL += [(NAMED[1], EXACT, "triton")]
 SLOW = [(each, options, "triton") for each in NAMED for options in (EXACT, FIXED)]

@@ -63,11 +63,11 @@ def test_a_growing_tree_is_chosen_for_once_a_bucket(chosen_for: list[Tree]) -> N
 
 
 def test_cuts_at_single_nodes_are_of_one_tree(chosen_for: list[Tree], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "by_estimate", lambda problem, **options: Choice(cohort(cut=(1,)), "told so"))
+    monkeypatch.setattr(choosing, "by_estimate", lambda problem, **options: Choice(cohort(cut_nodes=(1,)), "told so"))
     kernel = treegen.compile(Tree.parse("1,2,4/300,200,40"), shape=SHAPE)
-    monkeypatch.setattr(choosing, "by_estimate", lambda problem, **options: Choice(cohort(cut=(2,)), "told so"))
+    monkeypatch.setattr(choosing, "by_estimate", lambda problem, **options: Choice(cohort(cut_nodes=(2,)), "told so"))
     kernel.update(Tree.parse("1,2,4/300,200,41"))
-    assert kernel.choice == Choice(cohort(cut=(2,)), "told so")
+    assert kernel.choice == Choice(cohort(cut_nodes=(2,)), "told so")
     check(kernel)
 
 

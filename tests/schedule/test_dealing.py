@@ -27,7 +27,7 @@ from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.target.task_costs import task_costs, task_rows
-from treegen.target.tile_config import DEALT_BLOCK_TOKENS, resident_blocks
+from treegen.target.tile_config import WORK_LIST_RUN_TOKENS, resident_blocks
 
 SHAPES = {
     "mha": Shape(4, 4, 128, dtype="fp16"),
@@ -44,15 +44,15 @@ def scheduled(tree: Tree, blocks: int | None, shape: Shape, target: str = "h200"
 
 
 def lanes_of(schedule: Schedule, shape: Shape) -> int:
-    return shape.num_kv_heads * math.ceil(shape.group / schedule.classes[0].rows)
+    return shape.num_kv_heads * math.ceil(shape.group / schedule.configs[0].rows)
 
 
 def tokens_of(schedule: Schedule) -> list[int]:
     """Tokens that every item walks, from its table entries."""
-    per_tile = schedule.classes[0].blocks_per_tile
+    per_tile = schedule.configs[0].runs_per_tile
     return [
         int(schedule.tiles[item.tile0 : item.tile0 + item.tiles, 1].sum())
-        + int(schedule.blocks[item.block0 : item.block0 + item.block_tiles * per_tile, 1].sum())
+        + int(schedule.packed_runs[item.run0 : item.run0 + item.packed_tiles * per_tile, 1].sum())
         for item in schedule.work_items
     ]
 
@@ -67,7 +67,7 @@ def lists(schedule: Schedule) -> list[list[int]]:
 
 def costs_of(schedule: Schedule, shape: Shape, target: str) -> list[float]:
     """Microseconds of every entry of work, item by item and lane by lane."""
-    rows = task_rows(np.array([item.rows for item in schedule.work_items]), schedule.classes[0], shape)
+    rows = task_rows(np.array([item.rows for item in schedule.work_items]), schedule.configs[0], shape)
     costs = task_costs(shape, target_from(target))(rows, np.array(tokens_of(schedule)))
     return np.repeat(costs, lanes_of(schedule, shape)).tolist()
 
@@ -96,11 +96,11 @@ def test_longest_first(shape: str, target: str, data: st.DataObject) -> None:
     plan, schedule = scheduled(tree, blocks, SHAPES[shape], target)
     verify(plan, tree)
     verify_schedule(schedule, tree.num_rows)
-    (tile,) = schedule.classes
+    (tile,) = schedule.configs
     lanes = lanes_of(schedule, SHAPES[shape])
     work = len(schedule.items) * lanes
-    assert tile.dealt
-    assert tile.block in (1, min(DEALT_BLOCK_TOKENS, tile.tokens))
+    assert tile.work_list
+    assert tile.run_tokens in (1, min(WORK_LIST_RUN_TOKENS, tile.tokens))
     assert len(lists(schedule)) == min(blocks, max(work, 1))
     assert sorted(schedule.work.tolist()) == list(range(work))
     tokens = tokens_of(schedule)
@@ -173,7 +173,7 @@ def test_as_many_lists_as_blocks(blocks: int) -> None:
     assert all(lists(schedule))
     assert str(strategies.flashforge(blocks)) == f"flashforge(blocks={blocks})"
     plan, schedule = scheduled(tree, None, shape)
-    assert plan.blocks == resident_blocks(schedule.classes[0], shape, H200) * H200.sms
+    assert plan.blocks == resident_blocks(schedule.configs[0], shape, H200) * H200.sms
     one, _ = scheduled(tree, 1, shape)
     assert len(one) == 16  # a single block gains nothing from divided nodes
 
@@ -193,7 +193,7 @@ def test_head_tiles_are_lanes() -> None:
     """80 query heads per KV head in tiles of 64: two lanes for each of 2 KV heads, of one item each."""
     shape = Shape(160, 2, 64, dtype="fp16")
     _, schedule = scheduled(Tree.parse("100+90"), 3, shape)
-    assert (len(schedule.items), schedule.classes[0].rows, lanes_of(schedule, shape)) == (2, 64, 4)
+    assert (len(schedule.items), schedule.configs[0].rows, lanes_of(schedule, shape)) == (2, 64, 4)
     assert sorted(schedule.work.tolist()) == list(range(8))
     assert sorted(len(own) for own in lists(schedule)) == [2, 3, 3]
 
@@ -208,11 +208,11 @@ def test_blocks_are_counted(blocks: object) -> None:
     "strategy", [strategies.fasttree(min_blocks=((0, 0), (0, 0))), strategies.cascade(), strategies.medusa()], ids=str
 )
 def test_lists_need_a_single_class(strategy: Strategy) -> None:
-    """Two tile sizes, several stages, and a dense mask."""
+    """Two tile sizes, several rounds, and a dense mask."""
     tree = Tree.parse("300(20*80)")
     plan = dataclasses.replace(strategy.plan(Problem(tree, SHAPES["mha"], H200)), blocks=5)
     assert strategy.name != "fasttree" or len(plan.tiles) == 2
-    with pytest.raises(PlanError, match="blocks = 5: needs a single tile class"):
+    with pytest.raises(PlanError, match="blocks = 5: needs a single kernel config"):
         lower(plan, Problem(tree, SHAPES["mha"], H200))
 
 
@@ -259,8 +259,8 @@ def test_lists_of_several_turns_with_masked_rows(blocks: int, mask: Mask) -> Non
     tree = Tree.from_parents([-1, 0, 0, 1, -1], [70, 40, 20, 9, 3], rows=attached)
     plan = dataclasses.replace(strategies.flashforge(blocks).plan(Problem(tree, SMALL, H200)), mask=mask)
     schedule = lower(plan, Problem(tree, SMALL, H200))
-    assert schedule.classes[0].mask == ("interval" if mask == "interval" else "bits")
-    assert schedule.classes[0].dealt
+    assert schedule.configs[0].mask == ("interval" if mask == "interval" else "bits")
+    assert schedule.configs[0].work_list
     assert max(map(len, lists(schedule))) >= 2
     assert_attention(schedule, tree, SMALL, "triton")
     assert_attention(schedule, tree, SMALL, "torch")

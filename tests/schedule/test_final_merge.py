@@ -1,4 +1,4 @@
-"""Partials merged by the last stage's items: whose they are, in numbers of launches, plain loops and planted faults."""
+"""Partials merged by the last round's items: whose they are, in numbers of launches, plain loops and planted faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from treegen.schedule.forest_counts import count
 from treegen.schedule.lower import lower
 from treegen.strategies.forest import Forest
 from treegen.strategies.groupings import by_cohort, by_node
-from treegen.strategies.passes import DivideContext, MergeLast, SplitContext, StageLevels, StoreMask, TrimRows
+from treegen.strategies.passes import DivideContext, LevelRounds, MergeLast, SplitContext, StoreMask, TrimRows
 from treegen.target.problem import Problem
 
 SHAPE = Shape(4, 2, 16, dtype="fp32")
@@ -41,14 +41,14 @@ _PROGRAMS = (TorchProgram, TritonProgram)
 
 
 def cut(tree: Tree, level: int, width: int, *, steps: bool = False, trim: bool = False, mask: str = "interval") -> Plan:
-    """Nodes above `level` with all rows that see them; behind them, in the last stage, `width` neighbouring rows with
+    """Nodes above `level` with all rows that see them; behind them, in the last round, `width` neighbouring rows with
     what they see from there on.
 
-    steps: every level above is a stage of its own. trim: rows that see nothing leave their group.
+    steps: every level above is a round of its own. trim: rows that see nothing leave their group.
     """
     depth = tree.topology.depth
     groups = [
-        dataclasses.replace(group, stage=int(depth[group.segments[0].node]) if steps else 0)
+        dataclasses.replace(group, round=int(depth[group.segments[0].node]) if steps else 0)
         for group in by_node(tree).groups
         if depth[group.segments[0].node] < level
     ]
@@ -98,14 +98,14 @@ def assert_attention(
 def entries(schedule: Schedule) -> dict[int, list[int]]:
     """The slots that are listed for the rows of every merging final item."""
     result: dict[int, list[int]] = {}
-    for index, tile in enumerate(schedule.classes):
-        if tile.merging:
-            for number in range(schedule.class_indptr[index], schedule.class_indptr[index + 1]):
+    for index, tile in enumerate(schedule.configs):
+        if tile.epilogue_merge:
+            for number in range(schedule.config_indptr[index], schedule.config_indptr[index + 1]):
                 item = schedule.work_items[number]
                 for entry in range(item.row0, item.row0 + item.rows):
                     bounds = schedule.epilogue_indptr[entry : entry + 2]
-                    listed = schedule.epilogue_slots[bounds[0] : bounds[1]].tolist()
-                    if item.slot0 < 0:
+                    listed = schedule.epilogue_partials[bounds[0] : bounds[1]].tolist()
+                    if item.partial0 < 0:
                         result[int(schedule.rows[entry])] = listed
                     else:
                         assert not listed
@@ -119,34 +119,34 @@ def test_two_levels_by_hand() -> None:
     """Leaves merge what their ancestors left: two launches, and no partial of a leaf."""
     tree = Tree.parse("40(20(5,6),30(7,8))")
     schedule = scheduled(cut(tree, 2, 1), tree)
-    assert [(item.group, item.rows, item.slot0) for item in schedule.work_items] == [
+    assert [(item.group, item.rows, item.partial0) for item in schedule.work_items] == [
         (0, 4, 0), (2, 2, 4), (1, 2, 6), (6, 1, -1), (5, 1, -1), (4, 1, -1), (3, 1, -1),
     ]  # fmt: skip
     assert schedule.epilogue_indptr.tolist() == [0, 2, 4, 6, 8]
-    assert schedule.epilogue_slots.tolist() == [0, 6, 1, 7, 2, 4, 3, 5]
-    assert [tile.merging for tile in schedule.classes] == [False, True]
-    assert schedule.stage_indptr.tolist() == [0, 1, 2]
-    assert (schedule.num_slots, len(schedule.merge_rows), schedule.launches) == (8, 0, 2)
+    assert schedule.epilogue_partials.tolist() == [0, 6, 1, 7, 2, 4, 3, 5]
+    assert [tile.epilogue_merge for tile in schedule.configs] == [False, True]
+    assert schedule.round_indptr.tolist() == [0, 1, 2]
+    assert (schedule.num_partials, len(schedule.merge_rows), schedule.launches) == (8, 0, 2)
     assert "4 rows merged in epilogues, 2 launches" in schedule.text().splitlines()[0]
-    assert str(schedule.classes[1]).endswith("stages, merging")
-    assert [source.key.merging for source in emit(schedule, SHAPE)] == [False, True]
+    assert str(schedule.configs[1]).endswith("stages, merge in the epilogue")
+    assert [source.key.epilogue_merge for source in emit(schedule, SHAPE)] == [False, True]
     verify_schedule(schedule, 4)
     for program in _PROGRAMS:
         assert_attention(schedule, tree, SHAPE, program)
 
 
-def test_rows_without_an_item_in_the_last_stage_are_merged_behind_it() -> None:
+def test_rows_without_an_item_in_the_last_round_are_merged_behind_it() -> None:
     """Row 0 ends above the cut, at the root; row 3 below the root; row 4 sees nothing; row 5 is alone in its tree."""
     tree = Tree.from_parents(
         [-1, 0, 1, 0, -1, -1], [40, 20, 5, 6, 0, 9], rows=[(0, 40), (2, 5), (3, 6), (1, 3), (4, 0), (5, 9)]
     )
     schedule = scheduled(cut(tree, 2, 8, trim=True), tree)
     assert schedule.launches == 3
-    assert schedule.merge_stage_indptr.tolist() == [0, 0, 4]
+    assert schedule.merge_round_indptr.tolist() == [0, 0, 4]
     assert schedule.merge_rows.tolist() == [0, 2, 3, 4]  # row 2 ends at depth 1 as well
     assert np.diff(schedule.merge_indptr).tolist() == [1, 2, 2, 0]
     assert {row: len(slots) for row, slots in entries(schedule).items()} == {1: 2}
-    finals = [(item.group, item.rows) for item in schedule.work_items if item.slot0 < 0]
+    finals = [(item.group, item.rows) for item in schedule.work_items if item.partial0 < 0]
     assert len(finals) == 2  # node 2 below the cut; and node 5, whose row nobody else works on
     verify_schedule(schedule, 6)
     for program in _PROGRAMS:
@@ -172,23 +172,23 @@ def test_a_cohort_merges_different_numbers_of_slots_per_row() -> None:
         assert_attention(schedule, tree, SHAPE, program)
 
 
-def test_a_single_stage_merges_as_ever() -> None:
-    """Without an earlier stage there is nothing to merge before: rows of several items are merged behind it."""
+def test_a_single_round_merges_as_ever() -> None:
+    """Without an earlier round there is nothing to merge before: rows of several items are merged behind it."""
     tree = Tree.parse("40(20,30)+7")
     plan = strategies.deft_node().plan(Problem(tree, SHAPE, H200))
     schedule = scheduled(MergeLast().apply(plan, tree), tree)
     assert schedule.to_json() == scheduled(plan, tree).to_json()
     alone = scheduled(MergeLast().apply(strategies.cohort().plan(Problem(tree, SHAPE, H200)), tree), tree)
-    assert (alone.launches, alone.num_slots) == (1, 0)
+    assert (alone.launches, alone.num_partials) == (1, 0)
 
 
-def test_a_last_stage_that_reads_nothing_gives_no_epilogue() -> None:
+def test_a_last_round_that_reads_nothing_gives_no_epilogue() -> None:
     tree = Tree.parse("40(20,30)")
     groups = [*by_node(tree).groups, Group(((0, 2),), (), 3)]
     plan = dataclasses.replace(Plan.from_groups("by hand", groups), merge="final")
     verify(plan, tree)
     schedule = scheduled(plan, tree)
-    assert (schedule.num_stages, schedule.launches, len(schedule.merge_rows)) == (1, 2, 2)
+    assert (schedule.num_rounds, schedule.launches, len(schedule.merge_rows)) == (1, 2, 2)
     verify_schedule(schedule, 2)
     assert_attention(schedule, tree, SHAPE, TorchProgram)
 
@@ -196,7 +196,7 @@ def test_a_last_stage_that_reads_nothing_gives_no_epilogue() -> None:
 # Errors
 
 
-def test_a_context_that_is_split_in_the_last_stage_is_refused() -> None:
+def test_a_context_that_is_split_in_the_last_round_is_refused() -> None:
     tree = Tree.parse("40(20(50,6),30(7,8))")
     plan = SplitContext(25).apply(cut(tree, 2, 1), tree)
     assert plan.merge == "final"
@@ -205,7 +205,7 @@ def test_a_context_that_is_split_in_the_last_stage_is_refused() -> None:
     scheduled(dataclasses.replace(plan, merge="reduce"), tree)
 
 
-def test_rows_without_partials_of_earlier_stages_may_be_split() -> None:
+def test_rows_without_partials_of_earlier_rounds_may_be_split() -> None:
     """Rows of the second tree have no node above the cut: their pieces are merged behind, the first tree's within."""
     tree = Tree.from_parents([-1, 0, 0, -1, 3, 3], [60, 20, 24, 0, 50, 30])
     plan = SplitContext(25).apply(cut(tree, 1, 1), tree)
@@ -223,7 +223,7 @@ def test_unknown_modes_and_unfused_plans_are_refused() -> None:
         dataclasses.replace(by_node(tree), merge="last")
     with pytest.raises(PlanError, match="mask = dense"):
         scheduled(cut(tree, 1, 1, mask="dense"), tree)
-    with pytest.raises(PlanError, match="blocks = 9: needs a single tile class"):
+    with pytest.raises(PlanError, match="blocks = 9: needs a single kernel config"):
         scheduled(dataclasses.replace(cut(tree, 1, 1), blocks=9), tree)
 
 
@@ -233,8 +233,8 @@ def test_unknown_modes_and_unfused_plans_are_refused() -> None:
         lambda s: {"epilogue_indptr": s.epilogue_indptr[:-1]},
         lambda s: {"epilogue_indptr": s.epilogue_indptr + 1},
         lambda s: {"epilogue_indptr": s.epilogue_indptr[[0, 2, 1, 3, 4]]},
-        lambda s: {"epilogue_indptr": np.array([0]), "epilogue_slots": np.empty(0)},
-        lambda s: {"epilogue_slots": s.epilogue_slots[1:]},
+        lambda s: {"epilogue_indptr": np.array([0]), "epilogue_partials": np.empty(0)},
+        lambda s: {"epilogue_partials": s.epilogue_partials[1:]},
     ],
 )
 def test_offsets_that_do_not_fit_are_refused(change: Callable[[Schedule], dict[str, np.ndarray]]) -> None:
@@ -271,27 +271,27 @@ def test_cut_forests(data: st.DataObject) -> None:
 
     found = entries(schedule)
     finished, worked_on, row_slots = set(), set(), {row: [] for row in range(tree.num_rows)}
-    last = int(plan.stage.max(initial=0))
+    last = int(plan.round.max(initial=0))
     for item in schedule.work_items:
         rows = schedule.rows[item.row0 : item.row0 + item.rows].tolist()
         worked_on |= set(rows)
-        if item.slot0 >= 0:
+        if item.partial0 >= 0:
             for place, row in enumerate(rows):
-                row_slots[row].append(item.slot0 + place)
-        elif plan.stage[item.group] == last:
+                row_slots[row].append(item.partial0 + place)
+        elif plan.round[item.group] == last:
             finished |= set(rows)
-        assert item.slot0 < 0 or plan.stage[item.group] < last or not plan.stage.any()
-    if plan.stage.any() and schedule.num_stages > 1:
+        assert item.partial0 < 0 or plan.round[item.group] < last or not plan.round.any()
+    if plan.round.any() and schedule.num_rounds > 1:
         unmerged = {row: slots for row, slots in row_slots.items() if row in finished and slots}
         assert {row: slots for row, slots in found.items() if slots} == unmerged
         merged = {
             row for row in range(tree.num_rows) if row not in finished and (row_slots[row] or row not in worked_on)
         }
         assert set(schedule.merge_rows.tolist()) == merged
-        assert (np.diff(schedule.merge_stage_indptr)[:-1] == 0).all()
+        assert (np.diff(schedule.merge_round_indptr)[:-1] == 0).all()
     if tree.num_rows:
         counted = count(plan, tree, np.array([0, tree.num_rows]), SHAPE, H200)
-        assert counted.partial_rows.tolist() == [schedule.num_slots]
+        assert counted.partial_rows.tolist() == [schedule.num_partials]
     assert Schedule.from_json(schedule.to_json()).to_json() == schedule.to_json()
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
 
@@ -306,7 +306,7 @@ def test_small_cuts_obey_the_law(data: st.DataObject) -> None:
 @examples(25)
 @given(data=st.data())
 def test_trees_counted_together(data: st.DataObject) -> None:
-    """Every tree has a last stage of its own, whatever stages others of the forest have."""
+    """Every tree has a last round of its own, whatever rounds others of the forest have."""
     trees = [tree for tree in data.draw(st.lists(forests(20, 40, salt=802), min_size=1, max_size=3)) if tree.num_rows]
     if not trees:
         return
@@ -314,7 +314,7 @@ def test_trees_counted_together(data: st.DataObject) -> None:
     plans = [cut(tree, level, 16, **options) for tree, level in zip(trees, (2, 1, 3), strict=False)]
     forest = Forest.of(trees)
     found = count(forest.join(plans), forest.joined, forest.first_row, SHAPE, H200)
-    expected = [scheduled(plan, tree).num_slots for plan, tree in zip(plans, trees, strict=True)]
+    expected = [scheduled(plan, tree).num_partials for plan, tree in zip(plans, trees, strict=True)]
     assert found.partial_rows.tolist() == expected
 
 
@@ -348,7 +348,7 @@ def test_what_kernels_are_specialised_for(group: int, mask: str, page_size: int)
     shape = Shape(2 * group, 2, 24, dtype="fp32", page_size=page_size)
     plan = cut(tree, 2, 1 if mask == "none" else 8, trim=True, mask="interval" if mask == "none" else mask)
     schedule = scheduled(plan, tree, shape)
-    merging = [tile for tile in schedule.classes if tile.merging]
+    merging = [tile for tile in schedule.configs if tile.epilogue_merge]
     assert [tile.mask for tile in merging] == ["bits" if mask == "token-bits" else mask]
     assert len(schedule.merge_rows)
     for program in _PROGRAMS:
@@ -361,18 +361,18 @@ def test_more_query_heads_than_tile_rows(page_size: int) -> None:
     tree = paged(Tree.from_parents([-1, 0, 0, -1], [20, 5, 7, 0], rows=[(0, 20), (1, 5), (2, 7), (3, 0)]), page_size)
     shape = Shape(160, 2, 16, dtype="fp32", page_size=page_size)
     schedule = scheduled(cut(tree, 1, 2), tree, shape)
-    assert [tile.merging for tile in schedule.classes] == [False, True]
+    assert [tile.epilogue_merge for tile in schedule.configs] == [False, True]
     for program in _PROGRAMS:
         assert_attention(schedule, tree, shape, program)
 
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_several_tile_classes_merge(steps: bool) -> None:
-    """The first tree's cohort takes the large tile, the second one's the small, in both stages."""
+    """The first tree's cohort takes the large tile, the second one's the small, in both rounds."""
     tree = Tree.parse("50(20(3*40))+30(9(5,6))")
     plan = dataclasses.replace(cut(tree, 2, 40, steps=steps), tiles=((32, 32), (16, 16)))
     schedule = scheduled(plan, tree)
-    assert [tile.merging for tile in schedule.classes] == [False] * (4 if steps else 2) + [True, True]
+    assert [tile.epilogue_merge for tile in schedule.configs] == [False] * (4 if steps else 2) + [True, True]
     assert schedule.launches == (6 if steps else 4)
     verify_schedule(schedule, tree.num_rows)
     for program in _PROGRAMS:
@@ -409,9 +409,9 @@ def test_surplus_room_changes_nothing() -> None:
     tree = Tree.parse("40(20(5,6),30(7,8))")
     schedule = scheduled(cut(tree, 2, 2), tree)
     size = schedule.size
-    assert (size.epilogue_rows, size.epilogue_slots) == (4, 8)
+    assert (size.epilogue_rows, size.epilogue_partials) == (4, 8)
     larger = dataclasses.replace(
-        size, items=tuple(n + 3 for n in size.items), rows=9, epilogue_rows=20, epilogue_slots=50, slots=60
+        size, items=tuple(n + 3 for n in size.items), rows=9, epilogue_rows=20, epilogue_partials=50, slots=60
     )
     q, keys, values = tensors(tree)
     results = []
@@ -421,7 +421,7 @@ def test_surplus_room_changes_nothing() -> None:
         results.append((out, lse))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
-    for field in ("epilogue_rows", "epilogue_slots"):
+    for field in ("epilogue_rows", "epilogue_partials"):
         with pytest.raises(PlanError, match=rf"^capacity\.{field} = "):
             schedule.pack(dataclasses.replace(size, **{field: 1}))
 
@@ -436,7 +436,7 @@ def test_passes_carry_the_mode(step: SplitContext | DivideContext | TrimRows | S
     tree = Tree.parse("40(20,30)")
     plan = cut(tree, 1, 1)
     after = step.apply(plan, tree)
-    assert (after.merge, set(after.stage.tolist())) == ("final", {0, 1})
+    assert (after.merge, set(after.round.tolist())) == ("final", {0, 1})
     assert plan.text().splitlines()[0] == "plan cut: 3 groups, 3 segments, final merge"
     assert "final merge" not in dataclasses.replace(plan, merge="reduce").text()
 
@@ -444,10 +444,10 @@ def test_passes_carry_the_mode(step: SplitContext | DivideContext | TrimRows | S
 def test_levels_merged_last() -> None:
     """A chain of levels: a launch for each, and none to merge."""
     tree = Tree.from_levels([1, 3, 6, 12], [30, 20, 9, 5])
-    plan = MergeLast().apply(StageLevels().apply(by_node(tree), tree), tree)
+    plan = MergeLast().apply(LevelRounds().apply(by_node(tree), tree), tree)
     schedule = scheduled(plan, tree)
     assert MergeLast().name == "merge-last"
-    assert (schedule.launches, schedule.num_slots) == (4, 3 * 12)
+    assert (schedule.launches, schedule.num_partials) == (4, 3 * 12)
     assert_attention(schedule, tree, SHAPE, TorchProgram)
 
 
@@ -485,13 +485,13 @@ def faultless() -> tuple[Schedule, Tree]:
 def relisted(schedule: Schedule, lists: list[list[int]]) -> dict[str, np.ndarray]:
     return {
         "epilogue_indptr": np.cumsum([0, *map(len, lists)]),
-        "epilogue_slots": np.array([slot for slots in lists for slot in slots]),
+        "epilogue_partials": np.array([slot for slots in lists for slot in slots]),
     }
 
 
 def listed(schedule: Schedule) -> list[list[int]]:
     bounds = schedule.epilogue_indptr.tolist()
-    return [schedule.epilogue_slots[a:b].tolist() for a, b in pairwise(bounds)]
+    return [schedule.epilogue_partials[a:b].tolist() for a, b in pairwise(bounds)]
 
 
 def with_lists(change: Callable[[list[list[int]]], None]) -> Callable[[Schedule], dict[str, object]]:
@@ -520,21 +520,21 @@ FAULTS: dict[str, Callable[[Schedule], dict[str, object]]] = {
     "beyond the last slot": with_lists(lambda lists: _first(lists).append(1000)),
     "before the first slot": with_lists(lambda lists: _first(lists).append(-1)),
     "also merged by a kernel": lambda s: {
-        "merge_slots": np.append(s.merge_slots, _first(listed(s))[0]),
+        "merge_partials": np.append(s.merge_partials, _first(listed(s))[0]),
         "merge_indptr": np.append(s.merge_indptr[:-1], s.merge_indptr[-1] + 1),
     },
     "a kernel's slot": with_lists(lambda lists: _first(lists).append(0)),
-    "not merging": lambda s: {"classes": tuple(dataclasses.replace(tile, merging=False) for tile in s.classes)},
-    "merging in an earlier stage": lambda s: {
-        "classes": tuple(dataclasses.replace(tile, merging=True) for tile in s.classes)
+    "not merging": lambda s: {"configs": tuple(dataclasses.replace(tile, epilogue_merge=False) for tile in s.configs)},
+    "merging in an earlier round": lambda s: {
+        "configs": tuple(dataclasses.replace(tile, epilogue_merge=True) for tile in s.configs)
     },
-    "written in the same stage": lambda s: {
-        "stage_indptr": np.array([0, len(s.classes)]),
-        "merge_stage_indptr": np.array([0, len(s.merge_rows)]),
+    "written in the same round": lambda s: {
+        "round_indptr": np.array([0, len(s.configs)]),
+        "merge_round_indptr": np.array([0, len(s.merge_rows)]),
     },
-    "written too late": lambda s: {"stage_indptr": np.array([0, 0, len(s.classes)])},
+    "written too late": lambda s: {"round_indptr": np.array([0, 0, len(s.configs)])},
     "final output of a partial item": lambda s: {"items": _with_slot(s, 0, -1)},
-    "partial output of a merging item": lambda s: {"items": _with_slot(s, len(s.items) - 1, s.num_slots)},
+    "partial output of a merging item": lambda s: {"items": _with_slot(s, len(s.items) - 1, s.num_partials)},
 }
 
 
@@ -563,7 +563,7 @@ def test_what_passes_reads_the_rows_own_slots(data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(("drop", "add", "replace", "swap", "reverse")))
         at = data.draw(st.integers(0, max(len(lists[place]) - 1, 0)))
         if kind == "add":
-            lists[place].insert(at, data.draw(st.integers(0, schedule.num_slots)))
+            lists[place].insert(at, data.draw(st.integers(0, schedule.num_partials)))
         elif kind == "swap":
             other = data.draw(st.integers(0, len(lists) - 1))
             lists[place], lists[other] = lists[other], lists[place]
@@ -572,7 +572,7 @@ def test_what_passes_reads_the_rows_own_slots(data: st.DataObject) -> None:
         elif lists[place] and kind == "drop":
             del lists[place][at]
         elif lists[place]:
-            lists[place][at] = data.draw(st.integers(0, schedule.num_slots))
+            lists[place][at] = data.draw(st.integers(0, schedule.num_partials))
     mutant = dataclasses.replace(schedule, **relisted(schedule, lists))
     same = [sorted(slots) for slots in lists] == [sorted(slots) for slots in listed(schedule)]
     try:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support.forests import examples, plan_by_row_classes
 from treegen import Shape
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import ITEM_FIELDS
 from treegen.ir.tree import Tree
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.runtime.batch_room import RESERVE, tile_of
 from treegen.schedule.arrangement import Frame, arrange
-from treegen.schedule.by_request import ItemRoom, block_of, lower_by_request
+from treegen.schedule.by_request import ItemRoom, lower_by_request, run_tokens_of
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, deft_node, deft_node_chunk, query
 from treegen.target.problem import Problem
@@ -23,7 +23,8 @@ from treegen.target.targets import target_from
 
 TARGET = target_from("h200")
 STRATEGIES: tuple[Strategy, ...] = (
-    cohort(64), cohort(16), cohort(512), cohort(64, split=64), cohort(64, split=100, apart=2), cohort(512, split=50),
+    cohort(64), cohort(16), cohort(512), cohort(64, split=64), cohort(64, split=100, split_shared_rows=2),
+    cohort(512, split=50),
     query(), query(split=128), deft_node(), deft_node_chunk(100),
 )  # fmt: skip
 
@@ -55,9 +56,17 @@ def test_items_and_merges_are_those_of_the_general_lowering(seed: int) -> None:
     tile = tile_of(problem.shape, TARGET)
     made = lower_by_request(plan, problem, ItemRoom(tile, problem.shape.page_size, RESERVE)).schedule
     general = lower(plan, problem, Frame((tile,), 1))
-    rooms = [ITEM_FIELDS.index(name) for name in ("tile0", "tiles", "block0", "block_tiles")]
+    rooms = [ITEM_FIELDS.index(name) for name in ("tile0", "tiles", "run0", "packed_tiles")]
     np.testing.assert_array_equal(np.delete(made.items, rooms, 1), np.delete(general.items, rooms, 1))
-    for name in ("classes", "class_indptr", "rows", "merge_rows", "merge_indptr", "merge_slots", "merge_stage_indptr"):
+    for name in (
+        "configs",
+        "config_indptr",
+        "rows",
+        "merge_rows",
+        "merge_indptr",
+        "merge_partials",
+        "merge_round_indptr",
+    ):
         np.testing.assert_array_equal(getattr(made, name), getattr(general, name), name)
 
 
@@ -83,15 +92,15 @@ def test_entries_are_the_runs_of_the_general_lowering(seed: int) -> None:
         first, last = (base + begin, 0 if grows else base + end) if most[-1] else (unit, unit)
         assert entry == [tree.requests.owner[node], first, last, *seen]
 
-    packed, tiles, blocks = tile.tokens // block_of(page_size), 0, 0
-    for (_, _, tile0, _, block0, *_), begin, end in zip(
+    packed, tiles, blocks = tile.tokens // run_tokens_of(page_size), 0, 0
+    for (_, _, tile0, _, run0, *_), begin, end in zip(
         made.schedule.items.tolist(), runs.indptr.tolist(), runs.indptr[1:].tolist(), strict=False
     ):
-        assert (tile0, block0) == (tiles, blocks)
+        assert (tile0, run0) == (tiles, blocks)
         tiles += sum(tokens // tile.tokens for tokens in most[begin:end])
-        own = sum(-(-min(tokens, tile.tokens - 1) // block_of(page_size)) for tokens in most[begin:end])
+        own = sum(-(-min(tokens, tile.tokens - 1) // run_tokens_of(page_size)) for tokens in most[begin:end])
         blocks += -(-own // packed) * packed
-    assert (made.tile_room, made.block_room) == (tiles, blocks)
+    assert (made.tile_room, made.run_room) == (tiles, blocks)
 
 
 def test_the_cases_have_every_form_of_group() -> None:
@@ -106,7 +115,7 @@ def test_the_cases_have_every_form_of_group() -> None:
                 "tall": plan.group_rows.max(initial=0) > max(1, tile.rows // problem.shape.group),
                 "listed": len(plan.row_lo) > len(plan),
                 "merged": len(made.schedule.merge_rows),
-                "final beside partial": len(set((made.schedule.column("slot0") >= 0).tolist())) == 2,
+                "final beside partial": len(set((made.schedule.column("partial0") >= 0).tolist())) == 2,
                 "deep": len(made.claims) > (made.seats[4] >= 0).sum(),
                 "empty": not len(plan),
             }.items()

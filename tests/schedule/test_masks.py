@@ -18,8 +18,9 @@ from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import TritonProgram
 from treegen.ir.groups import Group, Segment
+from treegen.ir.kernel_config import MOST_BIT_ROWS
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import MOST_BIT_ROWS, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify
 from treegen.schedule.lower import lower
 from treegen.schedule.segment_runs import bit_words
@@ -50,7 +51,7 @@ def assert_attention(schedule: Schedule, tree: Tree, backend: str) -> None:
 
 def in_bits(plan: Plan, tree: Tree) -> Schedule:
     schedule = lower(dataclasses.replace(plan, mask="token-bits"), Problem(tree, SHAPE, H200))
-    assert schedule.classes[0].mask == "bits"
+    assert schedule.configs[0].mask == "bits"
     return schedule
 
 
@@ -82,9 +83,9 @@ def test_sixty_four_rows_in_one_tile(backend: str, own: int) -> None:
     tree = wide_tree(own)
     schedule = in_bits(strategies.deft_flatten(block=10_000).plan(Problem(tree, SHAPE, H200)), tree)
     (item,) = schedule.work_items
-    assert item.rows == 64 == schedule.classes[0].rows
+    assert item.rows == 64 == schedule.configs[0].rows
     assert item.tiles == 6 * (own // 128)
-    assert item.block_tiles > 0
+    assert item.packed_tiles > 0
     assert_attention(schedule, tree, backend)
 
 
@@ -94,8 +95,8 @@ def test_rows_that_end_inside_a_node(backend: str, step: int, block: int) -> Non
     """Row i sees i + 1 steps: every word from all bits to the last alone, slot by slot, in blocks and in full tiles."""
     tree = Tree.from_parents([-1], [64 * step], rows=[(0, step * (i + 1)) for i in range(64)])
     schedule = in_bits(strategies.deft_node().plan(Problem(tree, SHAPE, H200)), tree)
-    assert schedule.classes[0].block == block
-    entries = [entry for entry in [*schedule.tiles.tolist(), *schedule.blocks.tolist()] if entry[1]]
+    assert schedule.configs[0].run_tokens == block
+    entries = [entry for entry in [*schedule.tiles.tolist(), *schedule.packed_runs.tolist()] if entry[1]]
     words = {((hi % 2**32) << 32) + lo % 2**32 for _, _, lo, hi in entries}
     assert words == {2**64 - 2**bit for bit in range(64)}
     assert_attention(schedule, tree, backend)
@@ -115,7 +116,9 @@ def test_unseen_runs_are_read_and_ignored(backend: str) -> None:
     schedule = in_bits(plan, tree)
     assert sorted(item.rows for item in schedule.work_items) == [1, 24, 64]
     unseen = [
-        entry for entry in [*schedule.tiles.tolist(), *schedule.blocks.tolist()] if entry[1] and entry[2:] == [0, 0]
+        entry
+        for entry in [*schedule.tiles.tolist(), *schedule.packed_runs.tolist()]
+        if entry[1] and entry[2:] == [0, 0]
     ]
     assert {length for _, length, _, _ in unseen} >= {128, 16}
     assert_attention(schedule, tree, backend)
@@ -128,7 +131,7 @@ def test_more_rows_than_a_word_has_bits(backend: str) -> None:
     plan = strategies.deft_flatten(block=1000).plan(Problem(tree, SHAPE, H200))
     for tiles in ((), ((128, 32),)):
         schedule = in_bits(dataclasses.replace(plan, tiles=tiles), tree)
-        assert schedule.classes[0].rows == (128 if tiles else 64)
+        assert schedule.configs[0].rows == (128 if tiles else 64)
         assert sorted(item.rows for item in schedule.work_items) == [22, 64, MOST_BIT_ROWS]
         assert_attention(schedule, tree, backend)
 
@@ -146,7 +149,7 @@ def test_bits_say_what_intervals_say(tree: Tree, seed: int, wide: bool, mask: st
     plan = dataclasses.replace(plan, tiles=((128, 32), (32, 16)) if wide else ())
     schedule = lower(dataclasses.replace(plan, mask=mask), Problem(tree, SHAPE, H200))
     assert all(item.rows <= MOST_BIT_ROWS for item in schedule.work_items)
-    assert all(tile.mask in ("none", "bits") for tile in schedule.classes)
+    assert all(tile.mask in ("none", "bits") for tile in schedule.configs)
     slots = tree.kv.last_slot + 1
     assert np.array_equal(schedule_counts(schedule, tree.num_rows, slots), visible_slot_counts(tree, slots))
     if tree.num_rows:
@@ -169,8 +172,8 @@ def test_flatten_with_bits_is_flatten_with_intervals(tree: Tree, block: int) -> 
         lower(strategies.deft_flatten(block, mask).plan(Problem(tree, SHAPE, H200)), Problem(tree, SHAPE, H200))
         for mask in ("interval", "bits")
     ]
-    assert {tile.mask for tile in schedules[0].classes} <= {"none", "interval"}
-    assert {tile.mask for tile in schedules[1].classes} <= {"none", "bits"}
+    assert {tile.mask for tile in schedules[0].configs} <= {"none", "interval"}
+    assert {tile.mask for tile in schedules[1].configs} <= {"none", "bits"}
     assert np.array_equal(schedules[0].items, schedules[1].items)
     if tree.num_rows:
         for one, other in zip(*(result(schedule, tree, "torch") for schedule in schedules), strict=True):

@@ -29,16 +29,16 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import fuse_merge
-from treegen.schedule.passes.fuse_merge import in_one_launch, parts_of, waits
-from treegen.schedule.passes.single_loop import in_one_loop
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.passes.fuse_merge import has_fused_merge, parts_of, with_fused_merge
+from treegen.schedule.passes.single_loop import in_single_loop
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.strategies import Strategy, cohort
 from treegen.target.problem import Problem
 from treegen.tuning.tune import proposals
 
 SHAPE = Shape(4, 1, 32, dtype="fp32")
 EVEN, LONG = "1,4,8,64/40,16,16,16", "1,4,8,64/70,64,64,32"
-LAST = cohort(head_rows=64, apart=32, merge="final")
+LAST = cohort(head_rows=64, split_shared_rows=32, merge="final")
 
 
 def scheduled(tree: Tree, strategy: Strategy, shape: Shape = SHAPE) -> Schedule:
@@ -55,73 +55,75 @@ def scheduled(tree: Tree, strategy: Strategy, shape: Shape = SHAPE) -> Schedule:
 )
 def test_every_schedule_stays_right(tree: Tree, head_rows: int, apart: int, split: int | None, longer: int) -> None:
     tree = Tree.from_parents(tree.parent, tree.tokens * longer)
-    before = scheduled(tree, cohort(head_rows=head_rows, apart=apart, split=split, merge="final"))
+    before = scheduled(tree, cohort(head_rows=head_rows, split_shared_rows=apart, split=split, merge="final"))
     with patch.multiple(fuse_merge, MOST_PARTS=9, MOST_LONGER=99.0):
-        found = in_one_launch(before)
+        found = with_fused_merge(before)
     if found is before:
         return
     verify_schedule(found, tree.num_rows)
-    (tile,), parts = found.classes, parts_of(found)
-    assert tile.waiting
-    assert not tile.merging
-    assert found.num_stages == 1
+    (tile,), parts = found.configs, parts_of(found)
+    assert tile.fused_merge
+    assert not tile.epilogue_merge
+    assert found.num_rounds == 1
     assert found.launches == 1 < before.launches
-    for name in ("row0", "rows", "tile0", "tiles", "block0", "block_tiles", "group"):
+    for name in ("row0", "rows", "tile0", "tiles", "run0", "packed_tiles", "group"):
         assert np.array_equal(found.column(name), before.column(name))
     # What the kernel takes for granted: where every final item's partials are, and who writes them.
-    writer = {int(item.slot0): item for item in found.work_items if item.slot0 >= 0}
+    writer = {int(item.partial0): item for item in found.work_items if item.partial0 >= 0}
     for item in found.work_items:
-        for p in range(parts) if item.slot0 < 0 else ():
+        for p in range(parts) if item.partial0 < 0 else ():
             other = writer.pop(parts * item.row0 + p * item.rows)
             assert (other.row0, other.rows) == (item.row0, item.rows)
     assert not writer
-    assert [item.slot0 < 0 for item in found.work_items] == sorted(item.slot0 < 0 for item in found.work_items)
+    assert [item.partial0 < 0 for item in found.work_items] == sorted(item.partial0 < 0 for item in found.work_items)
 
 
 def test_partials_are_merged_in_the_order_of_their_list() -> None:
-    before = scheduled(Tree.parse("1,4,8,64/16,48,64,32"), cohort(head_rows=64, apart=16, split=32, merge="final"))
-    found = in_one_launch(before)
-    assert waits(found)
+    before = scheduled(
+        Tree.parse("1,4,8,64/16,48,64,32"), cohort(head_rows=64, split_shared_rows=16, split=32, merge="final")
+    )
+    found = with_fused_merge(before)
+    assert has_fused_merge(found)
     assert parts_of(found) == 2
-    own, new = ({int(i.slot0): i.group for i in each.work_items if i.slot0 >= 0} for each in (before, found))
+    own, new = ({int(i.partial0): i.group for i in each.work_items if i.partial0 >= 0} for each in (before, found))
     for row, (begin, end) in enumerate(zip(before.epilogue_indptr, before.epilogue_indptr[1:], strict=False)):
         first = next(i for i in before.work_items if i.row0 <= row < i.row0 + i.rows).row0
-        listed = [own[int(slot) - (row - first)] for slot in before.epilogue_slots[begin:end]]
-        again = found.epilogue_slots[found.epilogue_indptr[row] : found.epilogue_indptr[row + 1]]
+        listed = [own[int(slot) - (row - first)] for slot in before.epilogue_partials[begin:end]]
+        again = found.epilogue_partials[found.epilogue_indptr[row] : found.epilogue_indptr[row + 1]]
         assert listed == [new[int(slot) - (row - first)] for slot in again]
 
 
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
-        (EVEN, cohort(head_rows=64, apart=16)),  # merged by a launch of its own
-        (EVEN, cohort()),  # one stage
-        (EVEN, cohort(head_rows=64, apart=8, merge="final")),  # several items wait for one
+        (EVEN, cohort(head_rows=64, split_shared_rows=16)),  # merged by a launch of its own
+        (EVEN, cohort()),  # one round
+        (EVEN, cohort(head_rows=64, split_shared_rows=8, merge="final")),  # several items wait for one
         ("1,4,8,64/400,16,16,16", LAST),  # the items before are much longer
-        (EVEN, cohort(head_rows=64, apart=32, split=16, merge="final")),  # too many partials
+        (EVEN, cohort(head_rows=64, split_shared_rows=32, split=16, merge="final")),  # too many partials
     ],
 )
 def test_what_stays_as_it_is(text: str, strategy: Strategy) -> None:
     schedule = scheduled(Tree.parse(text), strategy)
-    assert in_one_launch(schedule) is schedule
+    assert with_fused_merge(schedule) is schedule
 
 
 def test_short_and_long_items_share_a_loop() -> None:
     for text, full in ((EVEN, False), (LONG, True)):
-        (tile,) = in_one_loop(in_one_launch(scheduled(Tree.parse(text), LAST))).classes
-        assert (tile.waiting, tile.full) == (True, full)
+        (tile,) = in_single_loop(with_fused_merge(scheduled(Tree.parse(text), LAST))).configs
+        assert (tile.fused_merge, tile.has_full_tiles) == (True, full)
 
 
 def test_two_classes_stay_two_launches() -> None:
     schedule = scheduled(Tree.parse(EVEN), LAST)
-    assert waits(in_one_launch(schedule))
-    first, second = schedule.classes
-    other = replace(schedule, classes=(replace(first, block=1), second))
-    assert in_one_launch(other) is other
+    assert has_fused_merge(with_fused_merge(schedule))
+    first, second = schedule.configs
+    other = replace(schedule, configs=(replace(first, run_tokens=1), second))
+    assert with_fused_merge(other) is other
 
 
 def test_a_verified_schedule_has_its_final_items_last() -> None:
-    found = in_one_launch(scheduled(Tree.parse(EVEN), LAST))
+    found = with_fused_merge(scheduled(Tree.parse(EVEN), LAST))
     verify_schedule(found, 64)
     turned = replace(found, items=found.items[::-1])
     with pytest.raises(PlanError, match="final items be last"):
@@ -150,7 +152,7 @@ def test_interpreted(dtype: str, options: dict[str, Any], text: str, monkeypatch
     assert report.passed, report
     (program,) = kernel.calls.prepared.programs.values()
     assert isinstance(program, TritonProgram)
-    assert waits(program.schedule)
+    assert has_fused_merge(program.schedule)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +165,14 @@ def test_interpreted_with_other_heads(heads: tuple[int, int], head_dim: int, hea
     kernel = treegen.compile(tree, strategy=halves, shape=shape, backend="triton")
     report = kernel.verify(*tensors(tree, tree.kv.last_slot + 1, shape))
     assert report.passed, report
-    ((tile,),) = [program.schedule.classes for program in kernel.calls.prepared.programs.values()]
-    assert tile.waiting
+    ((tile,),) = [program.schedule.configs for program in kernel.calls.prepared.programs.values()]
+    assert tile.fused_merge
 
 
 def test_flags_are_taken_back_and_need_not_be_empty() -> None:
     shape, tree = SHAPE, Tree.parse(EVEN)
     schedule = scheduled(tree, LAST)
-    program = TritonProgram(in_one_launch(schedule), shape, torch.device("cpu"))
+    program = TritonProgram(with_fused_merge(schedule), shape, torch.device("cpu"))
     q = torch.randn(tree.num_rows, 4, 32)
     cache = torch.randn(2, tree.kv.last_slot + 1, 1, 32)
     kept: list[torch.Tensor] = []
@@ -187,20 +189,20 @@ def test_flags_are_taken_back_and_need_not_be_empty() -> None:
         assert oracle.error(out, expected) < 1e-5
     _, flags_at, lse_at, _ = program.scratch(tree.num_rows)
     flags = kept[-1][flags_at:lse_at].view(torch.int64)
-    slots = [int(item.slot0) for item in in_one_launch(schedule).work_items if item.slot0 >= 0]
-    assert len(flags) >= schedule.num_slots * 4
+    slots = [int(item.partial0) for item in with_fused_merge(schedule).work_items if item.partial0 >= 0]
+    assert len(flags) >= schedule.num_partials * 4
     assert not flags[slots].any()
 
 
 def test_a_call_has_room_for_flags() -> None:
     schedule = scheduled(Tree.parse(EVEN), LAST)
-    assert workspace_bytes(in_one_launch(schedule), SHAPE, 64) - workspace_bytes(schedule, SHAPE, 64) >= 8 * 64
+    assert workspace_bytes(with_fused_merge(schedule), SHAPE, 64) - workspace_bytes(schedule, SHAPE, 64) >= 8 * 64
 
 
 def test_emitted_modules_are_those_that_are_launched() -> None:
     problem = Problem(Tree.parse(EVEN), SHAPE, H200)
-    (source,) = emit(launch_schedule(LAST.plan(problem), problem), SHAPE)
-    assert source.key.waiting
+    (source,) = emit(planned_device_schedule(LAST.plan(problem), problem), SHAPE)
+    assert source.key.fused_merge
     assert "flag_at" in source.text
     assert "gdc_wait()\n    for" not in source.text
 
@@ -208,9 +210,9 @@ def test_emitted_modules_are_those_that_are_launched() -> None:
 def test_tuning_measures_the_best_of_them() -> None:
     tree, shape = Tree.parse("1,4,8,256/8,256,256,32"), Shape(16, 1, 128, dtype="fp16")
     chosen = proposals(Problem(tree, shape, H200), 4)
-    assert cohort(head_rows=64, apart=64, merge="final") in chosen
+    assert cohort(head_rows=64, split_shared_rows=64, merge="final") in chosen
     assert cohort(head_rows=64, split=576, merge="final") in chosen  # three quarters of 11 tiles
-    assert not any(waits(in_one_launch(scheduled(tree, each, shape))) for each in chosen[:4])
+    assert not any(has_fused_merge(with_fused_merge(scheduled(tree, each, shape))) for each in chosen[:4])
 
 
 def test_tuning_measures_long_paths_in_halves() -> None:
@@ -218,7 +220,7 @@ def test_tuning_measures_long_paths_in_halves() -> None:
     tree, shape = Tree.parse("1,16,64,256/2048,1024,1024,1024"), Shape(28, 4, 128, dtype="fp16")
     halves = cohort(head_rows=56, split=9984, merge="final")  # of paths of 13,312 tokens
     assert halves in proposals(Problem(tree, shape, H200), 4)
-    assert parts_of(in_one_launch(scheduled(tree, halves, shape))) == 1
+    assert parts_of(with_fused_merge(scheduled(tree, halves, shape))) == 1
 
 
 @pytest.mark.parametrize(
@@ -230,16 +232,16 @@ def test_whole_paths_in_two_parts(text: str, split: int, tiles: tuple[int, int])
     tree, shape = Tree.parse(text), Shape(32, 8, 128, dtype="fp16")
     schedule = scheduled(tree, cohort(split=split, merge="final"), shape)
     whole = scheduled(tree, cohort(), shape)
-    counts = schedule.column("tiles") + schedule.column("block_tiles")
-    first, last = np.split(counts, schedule.class_indptr[1:-1])
+    counts = schedule.column("tiles") + schedule.column("packed_tiles")
+    first, last = np.split(counts, schedule.config_indptr[1:-1])
     assert (first.max(), last.max(), len(first), len(last)) == (*tiles, 16, 16)
-    assert counts.sum() == (whole.column("tiles") + whole.column("block_tiles")).sum()
-    assert waits(in_one_launch(schedule))
+    assert counts.sum() == (whole.column("tiles") + whole.column("packed_tiles")).sum()
+    assert has_fused_merge(with_fused_merge(schedule))
 
 
 def check_compiled(shapes: list[Shape]) -> None:
     jobs = [
-        (arch, suited_key(arch, shape, large=True, waiting=True, full=full))
+        (arch, suited_key(arch, shape, large=True, fused_merge=True, has_full_tiles=full))
         for arch in ARCHITECTURES for shape in shapes for full in (False, True)
     ]  # fmt: skip
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
@@ -255,7 +257,7 @@ def test_kernels_that_join_partials_of_16_bits_compile() -> None:
     shape = Shape(32, 8, 128, dtype="bf16")
     jobs = [
         (arch, suited_key(arch, shape, large=True, **{join: True}))
-        for arch in ARCHITECTURES for join in ("waiting", "merging")
+        for arch in ARCHITECTURES for join in ("fused_merge", "epilogue_merge")
     ]  # fmt: skip
     assert all(resources.stack <= 16 for resources in compiled(jobs, "bf16"))
 

@@ -28,12 +28,12 @@ SHAPE = Shape(4, 2, 16, dtype="fp32")
 EVERY: tuple[Strategy, ...] = (
     *(strategy_from(name) for name in strategy_names()),
     cohort(head_rows=16, split=64),
-    cohort(apart=2, merge="final"),
+    cohort(split_shared_rows=2, merge="final"),
     cohort(split=128, merge="final"),
     batch_invariant(128),
 )
 EXACT = ["stagger", "fuse-merge", "single-loop"]
-LAST = cohort(head_rows=64, apart=32, merge="final")
+LAST = cohort(head_rows=64, split_shared_rows=32, merge="final")
 
 
 def every_pass(strategy: Strategy, problem: Problem) -> list[tuple[str, Lowering]]:
@@ -56,7 +56,7 @@ def test_every_pass_leaves_a_lawful_schedule(tree: Tree, strategy: Strategy) -> 
     assert [name for name, _ in seen] == ["lower", *EXACT]
     for name, made in seen:
         verify_schedule(made.schedule, tree.num_rows)
-        if all(tile.fused for tile in made.schedule.classes):
+        if all(tile.fused for tile in made.schedule.configs):
             counts = schedule_counts(made.schedule, tree.num_rows, slots)
             assert (counts == visible_slot_counts(tree, slots)).all(), name
 
@@ -95,7 +95,7 @@ def test_the_schedule_of_a_kernel_is_what_its_program_has(backend: str, appends:
     tree = Tree.parse("1,8,32/64,32,24")
     kernel = treegen.compile(
         tree,
-        strategy=cohort(head_rows=64, apart=8, merge="final"),
+        strategy=cohort(head_rows=64, split_shared_rows=8, merge="final"),
         shape=SHAPE,
         backend=backend,
         max_rows=40 if fixed else None,

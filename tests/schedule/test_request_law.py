@@ -24,7 +24,7 @@ from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import from_requests, of_queries
 from treegen.runtime.batch_room import RESERVE, tile_of
-from treegen.schedule.by_request import ItemRoom, block_of
+from treegen.schedule.by_request import ItemRoom, run_tokens_of
 from treegen.schedule.query_runs import lower_requests
 from treegen.strategies import Strategy, cohort, query
 from treegen.target.problem import Problem
@@ -33,7 +33,7 @@ from treegen.target.targets import target_from
 TARGET = target_from("h200")
 HEADS = ((4, 2), (8, 1), (32, 8), (80, 1), (6, 2))
 STRATEGIES: tuple[Strategy, ...] = (
-    cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, apart=2), cohort(32, split=50),
+    cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, split_shared_rows=2), cohort(32, split=50),
     cohort(128, split=200), query(), query(split=128),
 )  # fmt: skip
 
@@ -50,9 +50,9 @@ class Plan:
     tokens: int
 
     @property
-    def block(self) -> int:
-        """Tokens of a block."""
-        return block_of(self.page_size)
+    def run_tokens(self) -> int:
+        """Tokens of a packed run."""
+        return run_tokens_of(self.page_size)
 
     def queries(self, seat: int) -> int:
         """Query rows of a seat."""
@@ -184,15 +184,15 @@ def check_coverage(plan: Plan, lengths: dict[int, int], window: int) -> None:
 def check_rooms(plan: Plan, lengths: dict[int, int], window_begin: int) -> None:
     """What items read fits into the rooms that they have, which do not overlap."""
     made, items = plan.made, plan.made.schedule.items
-    packed = plan.tokens // plan.block
+    packed = plan.tokens // plan.run_tokens
     tile_ends = [*items[1:, 2].tolist(), made.tile_room]
-    block_ends = [*items[1:, 4].tolist(), made.block_room]
+    run_ends = [*items[1:, 4].tolist(), made.run_room]
     for number, line in enumerate(items.tolist()):
         now = [clamped(plan, entry, lengths, window_begin) for entry in entries(plan, number)]
         tiles = sum((end - first) // plan.tokens for first, end in now)
-        blocks = sum(math.ceil((end - first) % plan.tokens / plan.block) for first, end in now)
+        runs = sum(math.ceil((end - first) % plan.tokens / plan.run_tokens) for first, end in now)
         assert line[2] + tiles <= tile_ends[number], f"item {number}: {tiles} tiles at {lengths}"
-        assert line[4] + math.ceil(blocks / packed) * packed <= block_ends[number], f"item {number}: {blocks} blocks"
+        assert line[4] + math.ceil(runs / packed) * packed <= run_ends[number], f"item {number}: {runs} runs"
 
 
 @given(st.integers(0, 2**32))
@@ -251,15 +251,15 @@ def test_each_row_is_written_once(seed: int) -> None:
     plan = plan_of(seed)
     schedule = plan.made.schedule
     final, slots = Counter[tuple[int, int]](), dict[tuple[int, int], list[int]]()
-    for row0, count, _, tiles, _, blocks, slot0, _ in schedule.items.tolist():
-        assert tiles == blocks == 0
+    for row0, count, _, tiles, _, runs, partial0, _ in schedule.items.tolist():
+        assert tiles == runs == 0
         for index, row in enumerate(plan.listed(row0, row0 + count)):
-            if slot0 < 0:
+            if partial0 < 0:
                 final[row] += 1
             else:
-                slots.setdefault(row, []).append(slot0 + index)
+                slots.setdefault(row, []).append(partial0 + index)
     merged = {
-        row: schedule.merge_slots[schedule.merge_indptr[j] : schedule.merge_indptr[j + 1]].tolist()
+        row: schedule.merge_partials[schedule.merge_indptr[j] : schedule.merge_indptr[j + 1]].tolist()
         for j, row in enumerate(plan.merged())
     }
     assert len(merged) == len(schedule.merge_rows)
@@ -303,6 +303,6 @@ def test_the_law_sees_what_is_wrong() -> None:
     check_rooms(plan, lengths, 0)
     last = plan.made.schedule.items[-1]
     object.__setattr__(plan.made, "tile_room", int(last[2]))
-    object.__setattr__(plan.made, "block_room", int(last[4]))
+    object.__setattr__(plan.made, "run_room", int(last[4]))
     with pytest.raises(AssertionError):
         check_rooms(plan, lengths, 0)

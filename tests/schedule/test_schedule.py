@@ -1,4 +1,4 @@
-"""Lowering and Schedule: row tiles, launch order, packed blocks, partial slots, merge lists, the arena, and JSON."""
+"""Lowering and Schedule: row tiles, launch order, packed runs, partial slots, merge lists, the arena, and JSON."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from support.forests import examples, forests, plan_by_row_classes
 from support.h200 import H200
 from treegen import KVRuns, Shape, Tree, strategies
-from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, Capacity
+from treegen.ir.arena import ALIGNMENT, SECTIONS, SURPLUS_MERGE, Arena, ArenaSizes
 from treegen.ir.errors import FormatError, PlanError, ShapeError
 from treegen.ir.groups import Group, Segment
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import ITEM_FIELDS, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify_schedule
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.schedule import pack_runs
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, cohort, strategy_from, strategy_names
@@ -40,9 +41,9 @@ def schedule_of(tree: Tree | str, strategy: Strategy | None = None, shape: Shape
 def entries(schedule: Schedule, number: int) -> Iterator[tuple[int, int, int, int]]:
     """(slot, length, lo, hi) of what item `number` walks, without padding."""
     item = schedule.work_items[number]
-    tile = schedule.classes[np.searchsorted(schedule.class_indptr, number, side="right") - 1]
+    tile = schedule.configs[np.searchsorted(schedule.config_indptr, number, side="right") - 1]
     yield from map(tuple, schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist())
-    packed = schedule.blocks[item.block0 : item.block0 + item.block_tiles * tile.blocks_per_tile].tolist()
+    packed = schedule.packed_runs[item.run0 : item.run0 + item.packed_tiles * tile.runs_per_tile].tolist()
     yield from (tuple(entry) for entry in packed if entry[1])
 
 
@@ -92,15 +93,15 @@ def test_order_and_no_empty_items(tree: Tree, name: str) -> None:
     schedule = schedule_of(tree, strategy_from(name))
     tokens = tokens_of(schedule)
     assert all(tokens)
-    for begin, end in pairwise(schedule.class_indptr.tolist()):
+    for begin, end in pairwise(schedule.config_indptr.tolist()):
         assert tokens[begin:end] == sorted(tokens[begin:end], reverse=True)
 
 
-def test_full_tiles_and_packed_blocks() -> None:
-    """150 tokens are two tiles of 64 and blocks of 16 and 6; blocks of several short nodes share a tile."""
+def test_full_tiles_and_packed_runs() -> None:
+    """150 tokens are two tiles of 64 and packed runs of 16 and 6; those of several short nodes share a tile."""
     schedule = schedule_of(Tree.parse("150(20,70(64),13)+11"), strategies.deft_flatten(block=1000))
-    (tile,) = schedule.classes
-    assert (tile.tokens, tile.block, tile.blocks_per_tile, tile.mask) == (32, 16, 2, "interval")
+    (tile,) = schedule.configs
+    assert (tile.tokens, tile.run_tokens, tile.runs_per_tile, tile.mask) == (32, 16, 2, "interval")
     assert [entry[:2] for entry in entries(schedule, 0)] == [
         *((slot, 32) for slot in (0, 32, 64, 96, 170, 202, 240, 272)),
         (128, 16),
@@ -112,12 +113,12 @@ def test_full_tiles_and_packed_blocks() -> None:
         (317, 11),
     ]
     item = schedule.work_items[0]
-    assert (item.tiles, item.block_tiles) == (8, 4)
-    assert schedule.blocks[item.block0 + 7].tolist() == [0, 0, 0, 0]  # the last tile is padded
+    assert (item.tiles, item.packed_tiles) == (8, 4)
+    assert schedule.packed_runs[item.run0 + 7].tolist() == [0, 0, 0, 0]  # the last tile is padded
 
 
 def test_tiles_never_cross_a_run() -> None:
-    """A node in two places of 40 slots: each run has its own full tile and its own blocks."""
+    """A node in two places of 40 slots: each run has its own full tile and its own packed runs."""
     tree = Tree.parse("80")
     tree = tree.with_kv(KVRuns.from_runs(tree.tokens, [[(100, 40), (0, 40)]]))
     schedule = schedule_of(tree)
@@ -125,11 +126,11 @@ def test_tiles_never_cross_a_run() -> None:
 
 
 @pytest.mark.parametrize("page_size", [16, 32])
-def test_pages_keep_blocks_of_16(page_size: int) -> None:
+def test_pages_keep_runs_of_16(page_size: int) -> None:
     tree = Tree.parse("100(20*8)")
     pages = [list(range(50, 50 - 2 * -(-int(count) // page_size), -2)) for count in tree.tokens]
     schedule = schedule_of(tree.with_kv(KVRuns.from_pages(tree.tokens, pages, page_size)))
-    assert schedule.classes[0].block == 16
+    assert schedule.configs[0].run_tokens == 16
 
 
 def test_scattered_slots_are_read_one_by_one() -> None:
@@ -137,8 +138,8 @@ def test_scattered_slots_are_read_one_by_one() -> None:
     tree = Tree.parse("50(30,30)")
     slots = np.random.default_rng(0).permutation(110)
     schedule = schedule_of(tree.with_kv([slots[:50], slots[50:80], slots[80:]]))
-    (tile,) = schedule.classes
-    assert (tile.block, tile.blocks_per_tile) == (1, tile.tokens)
+    (tile,) = schedule.configs
+    assert (tile.run_tokens, tile.runs_per_tile) == (1, tile.tokens)
     assert len(schedule.tiles) == 0
     assert all(length == 1 for _, length, _, _ in entries(schedule, 0))
     assert sorted(tokens_of(schedule)) == [30, 30, 50]
@@ -151,17 +152,17 @@ def test_tables_of_many_pieces_are_those_of_few(tree: Tree, name: str) -> None:
     """Where most of many pieces are whole runs, only those of the others are gone through."""
     expected = schedule_of(tree, strategy_from(name))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pack_runs, "_MANY_PIECES", 0)
+        patched.setattr(pack_runs, "MANY_PIECES", 0)
         found = schedule_of(tree, strategy_from(name))
     assert np.array_equal(found.tiles, expected.tiles)
-    assert np.array_equal(found.blocks, expected.blocks)
+    assert np.array_equal(found.packed_runs, expected.packed_runs)
 
 
 def test_masks_are_intervals_of_the_items_own_rows() -> None:
     """20 rows after 1 to 20 tokens of a node, in tiles of 16 and 4: the second tile counts its own rows from 0."""
     tree = Tree.from_parents([-1], [20], rows=[(0, sees) for sees in range(1, 21)])
     schedule = schedule_of(tree)
-    assert schedule.classes[0].mask == "interval"
+    assert schedule.configs[0].mask == "interval"
     seen = {
         len(rows_of(schedule, item)): {slot: (lo, hi) for slot, _, lo, hi in entries(schedule, item)}
         for item in range(2)
@@ -171,10 +172,10 @@ def test_masks_are_intervals_of_the_items_own_rows() -> None:
 
 
 def test_unmasked_plans_run_in_an_unmasked_class() -> None:
-    assert schedule_of("100(20,30)").classes[0].mask == "none"
-    assert schedule_of("100(20,30)", strategies.deft_flatten()).classes[0].mask == "interval"
-    assert schedule_of("100(20,30)", strategies.deft_flatten(mask="bits")).classes[0].mask == "bits"
-    assert schedule_of("100(20,30)", strategies.query()).classes[0].mask == "none"
+    assert schedule_of("100(20,30)").configs[0].mask == "none"
+    assert schedule_of("100(20,30)", strategies.deft_flatten()).configs[0].mask == "interval"
+    assert schedule_of("100(20,30)", strategies.deft_flatten(mask="bits")).configs[0].mask == "bits"
+    assert schedule_of("100(20,30)", strategies.query()).configs[0].mask == "none"
 
 
 def test_row_tiles_that_see_nothing_are_dropped() -> None:
@@ -185,7 +186,7 @@ def test_row_tiles_that_see_nothing_are_dropped() -> None:
     assert [item.rows for item in schedule.work_items] == [8]
     assert rows_of(schedule, 0) == list(range(32, 40))
     assert schedule.merge_rows.tolist() == list(range(32))  # rows without any item are written by the merge
-    assert schedule.merge_slots.tolist() == []
+    assert schedule.merge_partials.tolist() == []
     verify_schedule(schedule, 40)
 
 
@@ -194,13 +195,13 @@ def test_row_tiles_that_see_nothing_are_dropped() -> None:
 
 def test_rows_with_a_single_item_are_final() -> None:
     schedule = schedule_of("100(20,30)", strategies.query())
-    assert [item.slot0 for item in schedule.work_items] == [-1, -1]
-    assert (schedule.num_slots, len(schedule.merge_rows), schedule.launches) == (0, 0, 1)
+    assert [item.partial0 for item in schedule.work_items] == [-1, -1]
+    assert (schedule.num_partials, len(schedule.merge_rows), schedule.launches) == (0, 0, 1)
 
 
 def test_rows_with_several_items_are_merged() -> None:
     schedule = schedule_of("100(20,30)+7")
-    assert [(item.group, item.rows, item.slot0) for item in schedule.work_items] == [
+    assert [(item.group, item.rows, item.partial0) for item in schedule.work_items] == [
         (0, 2, 0),
         (2, 1, 2),
         (1, 1, 3),
@@ -208,15 +209,15 @@ def test_rows_with_several_items_are_merged() -> None:
     ]
     assert schedule.merge_rows.tolist() == [0, 1]
     assert schedule.merge_indptr.tolist() == [0, 2, 4]
-    assert schedule.merge_slots.tolist() == [0, 3, 1, 2]
-    assert (schedule.num_slots, schedule.launches) == (4, 2)
+    assert schedule.merge_partials.tolist() == [0, 3, 1, 2]
+    assert (schedule.num_partials, schedule.launches) == (4, 2)
 
 
 def test_final_rows_of_a_shared_item_are_partial_too() -> None:
     """An item writes final output only when none of its rows is merged."""
     tree = Tree.from_parents([-1, 0], [64, 64], rows=[(0, 64), (1, 64)])
     schedule = schedule_of(tree)
-    assert all(item.slot0 >= 0 for item in schedule.work_items)
+    assert all(item.partial0 >= 0 for item in schedule.work_items)
     assert np.diff(schedule.merge_indptr).tolist() == [1, 2]
     verify_schedule(schedule, 2)
 
@@ -230,20 +231,20 @@ def test_rows_that_see_nothing_have_an_empty_merge_list() -> None:
 
 def test_a_tree_without_rows_launches_nothing() -> None:
     schedule = schedule_of(Tree.from_parents([-1], [5], rows=[]))
-    assert (len(schedule.items), schedule.launches, schedule.num_slots) == (0, 0, 0)
+    assert (len(schedule.items), schedule.launches, schedule.num_partials) == (0, 0, 0)
     assert schedule.pack().array[:1].tolist() == [0]
 
 
 @pytest.mark.parametrize(
     ("change", "argument"),
     [
-        (lambda s: {"items": with_slot(s, 0, int(s.items[1, 6]))}, "slot0"),
+        (lambda s: {"items": with_slot(s, 0, int(s.items[1, 6]))}, "partial0"),
         (lambda s: {"items": with_slot(s, 0, -1)}, "row 0"),
-        (lambda s: {"items": with_slot(s, 0, 1000)}, "slot0"),
-        (lambda s: {"merge_slots": s.merge_slots[::-1]}, "merge_slots"),
-        (lambda s: {"merge_rows": s.merge_rows[[1, 0, 2]]}, "merge_slots"),
+        (lambda s: {"items": with_slot(s, 0, 1000)}, "partial0"),
+        (lambda s: {"merge_partials": s.merge_partials[::-1]}, "merge_partials"),
+        (lambda s: {"merge_rows": s.merge_rows[[1, 0, 2]]}, "merge_partials"),
         (lambda s: {"merge_rows": s.merge_rows[[1, 1, 2]]}, "row 0"),
-        (lambda s: {"rows": s.rows[[1, 0, 2, *range(3, len(s.rows))]]}, "merge_slots"),
+        (lambda s: {"rows": s.rows[[1, 0, 2, *range(3, len(s.rows))]]}, "merge_partials"),
     ],
 )
 def test_broken_schedules_are_rejected(change: Callable[[Schedule], dict[str, object]], argument: str) -> None:
@@ -267,7 +268,7 @@ def test_a_schedule_for_more_rows_is_rejected() -> None:
         verify_schedule(schedule_of("100(20,30,40)"), 4)
 
 
-# Tile classes
+# Kernel configs
 
 
 @pytest.mark.parametrize(
@@ -284,8 +285,8 @@ def test_a_schedule_for_more_rows_is_rejected() -> None:
 )
 def test_tiles_on_an_h200(shape: Shape, leaves: int, rows: int, tokens: int) -> None:
     """16 head rows where the widest group has no more, else 64; less where registers or shared memory are short."""
-    (tile,) = schedule_of(f"900(16*{leaves})", shape=shape).classes
-    assert (tile.rows, tile.tokens, tile.block) == (rows, tokens, 16)
+    (tile,) = schedule_of(f"900(16*{leaves})", shape=shape).configs
+    assert (tile.rows, tile.tokens, tile.run_tokens) == (rows, tokens, 16)
 
 
 def test_shapes_that_fit_nowhere_are_rejected() -> None:
@@ -300,9 +301,9 @@ def test_shapes_that_fit_nowhere_are_rejected() -> None:
 def test_the_table_of_sections_names_the_fields_of_arenas_capacities_and_schedules() -> None:
     assert Arena._fields == ("array", *(section.name for section in SECTIONS))
     rooms, tables = ({getattr(section, column) for section in SECTIONS} for column in ("room", "table"))
-    assert rooms == {field.name for field in dataclasses.fields(Capacity)} - {"slots"}
-    divisions = {"class_indptr", "stage_indptr", "merge_stage_indptr"}  # these are for the host
-    assert tables == {field.name for field in dataclasses.fields(Schedule)} - {"classes", "fixed"} - divisions
+    assert rooms == {field.name for field in dataclasses.fields(ArenaSizes)} - {"slots"}
+    divisions = {"config_indptr", "round_indptr", "merge_round_indptr"}  # these are for the host
+    assert tables == {field.name for field in dataclasses.fields(Schedule)} - {"configs", "fixed"} - divisions
 
 
 def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
@@ -315,33 +316,42 @@ def unpacked(arena: Arena, schedule: Schedule) -> dict[str, list[int]]:
     result = {
         "rows": section(arena.rows, schedule.rows),
         "tiles": section(arena.tiles, schedule.tiles),
-        "blocks": section(arena.blocks, schedule.blocks),
-        "merge_slots": section(arena.merge_slots, schedule.merge_slots),
+        "packed_runs": section(arena.packed_runs, schedule.packed_runs),
+        "merge_partials": section(arena.merge_partials, schedule.merge_partials),
         "work_indptr": section(arena.work_indptr, schedule.work_indptr),
         "work": section(arena.work, schedule.work),
         "epilogue_indptr": section(arena.epilogue_indptr, schedule.epilogue_indptr),
-        "epilogue_slots": section(arena.epilogue_slots, schedule.epilogue_slots),
+        "epilogue_partials": section(arena.epilogue_partials, schedule.epilogue_partials),
     }
-    for s, (_, merges) in enumerate(schedule.stages):
+    for s, (_, merges) in enumerate(schedule.rounds):
         result[f"merge_rows {s}"] = section(arena.merge_rows[s], schedule.merge_rows[merges])
         result[f"merge_indptr {s}"] = section(
             arena.merge_indptr[s], schedule.merge_indptr[merges.start : merges.stop + 1]
         )
     for c, begin in enumerate(arena.items):
-        result[f"items {c}"] = section(begin, schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]])
+        result[f"items {c}"] = section(begin, schedule.items[schedule.config_indptr[c] : schedule.config_indptr[c + 1]])
     return result
 
 
 def contents(schedule: Schedule) -> dict[str, list[int]]:
-    names = ("rows", "tiles", "blocks", "merge_slots", "work_indptr", "work", "epilogue_indptr", "epilogue_slots")
+    names = (
+        "rows",
+        "tiles",
+        "packed_runs",
+        "merge_partials",
+        "work_indptr",
+        "work",
+        "epilogue_indptr",
+        "epilogue_partials",
+    )
     result = {name: getattr(schedule, name).ravel().tolist() for name in names}
-    for c in range(len(schedule.classes)):
-        items = schedule.items[schedule.class_indptr[c] : schedule.class_indptr[c + 1]].tolist()
+    for c in range(len(schedule.configs)):
+        items = schedule.items[schedule.config_indptr[c] : schedule.config_indptr[c + 1]].tolist()
         for item in items:
             rows = schedule.rows[item[0] : item[0] + item[1]].tolist()
             item[-1] = rows[0] if rows == [*range(rows[0], rows[0] + len(rows))] else -1
         result[f"items {c}"] = [value for item in items for value in item]
-    for s, (_, merges) in enumerate(schedule.stages):
+    for s, (_, merges) in enumerate(schedule.rounds):
         result[f"merge_rows {s}"] = schedule.merge_rows[merges].tolist()
         result[f"merge_indptr {s}"] = schedule.merge_indptr[merges.start : merges.stop + 1].tolist()
     return result
@@ -350,11 +360,11 @@ def contents(schedule: Schedule) -> dict[str, list[int]]:
 @examples(80)
 @given(
     tree=forests(30, salt=2),
-    name=st.sampled_from((*strategy_names(), "row-classes", "merge-last")),
+    name=st.sampled_from((*strategy_names(), "row-configs", "merge-last")),
     extra=st.lists(st.integers(0, 40), min_size=8, max_size=8),
 )
 def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra: list[int]) -> None:
-    if name == "row-classes":
+    if name == "row-configs":
         schedule = lower(plan_by_row_classes(tree, 0, 3, unseen=True), Problem(tree, SHAPE, H200))
     elif name == "merge-last":
         plan = MergeLast().apply(strategies.cascade().plan(Problem(tree, ONE_HEAD, H200)), tree)
@@ -362,18 +372,18 @@ def test_the_arena_holds_everything_at_any_capacity(tree: Tree, name: str, extra
     else:
         schedule = schedule_of(tree, strategy_from(name))
     size = schedule.size
-    capacity = Capacity(
+    capacity = ArenaSizes(
         tuple(count + extra[0] for count in size.items),
         size.rows + extra[1],
         size.tiles + extra[2],
-        size.blocks + extra[3],
+        size.packed_runs + extra[3],
         tuple(count + extra[4] for count in size.merges),
-        size.merge_slots + extra[5],
+        size.merge_partials + extra[5],
         size.slots,
         size.workers + (extra[6] if size.workers else 0),
         size.work + extra[6],
         size.epilogue_rows + (extra[7] if size.epilogue_rows else 0),
-        size.epilogue_slots + extra[7],
+        size.epilogue_partials + extra[7],
     )
     exact, larger = schedule.pack(), schedule.pack(capacity)
     assert len(exact.array) <= len(larger.array)
@@ -398,14 +408,14 @@ def test_the_arena_leaves_room_to_read_one_step_ahead() -> None:
     """Kernels load the next step's entries before they know that there is none."""
     schedule = schedule_of("64(16)")
     arena = schedule.pack()
-    (tile,) = schedule.classes
-    assert arena.blocks - arena.tiles >= (len(schedule.tiles) + 1) * 4
-    assert arena.merge_slots - arena.blocks >= (len(schedule.blocks) + tile.blocks_per_tile) * 4
+    (tile,) = schedule.configs
+    assert arena.packed_runs - arena.tiles >= (len(schedule.tiles) + 1) * 4
+    assert arena.merge_partials - arena.packed_runs >= (len(schedule.packed_runs) + tile.runs_per_tile) * 4
 
 
 def test_arenas_of_one_capacity_have_one_layout() -> None:
     """A growing tree reuses the offsets that a CUDA graph has captured."""
-    capacity = Capacity((64,), 64, 512, 512, (64,), 256, 256)
+    capacity = ArenaSizes((64,), 64, 512, 512, (64,), 256, 256)
     layouts = {
         schedule_of(text).pack(capacity)._replace(array=None)
         for text in ("100(20,30)", "100(21(5*3),31)", "9", "700(8*40)")
@@ -413,7 +423,7 @@ def test_arenas_of_one_capacity_have_one_layout() -> None:
     assert len(layouts) == 1
 
 
-@pytest.mark.parametrize("field", ["items", "rows", "tiles", "blocks", "merges", "merge_slots", "slots"])
+@pytest.mark.parametrize("field", ["items", "rows", "tiles", "packed_runs", "merges", "merge_partials", "slots"])
 def test_a_capacity_that_is_too_small_is_named(field: str) -> None:
     schedule = schedule_of("200(20,30)")
     needed = getattr(schedule.size, field)
@@ -438,7 +448,7 @@ def test_a_capacity_for_other_classes_is_rejected() -> None:
 def test_json_round_trip(tree: Tree, name: str) -> None:
     schedule = schedule_of(tree, strategy_from(name))
     back = Schedule.from_json(schedule.to_json())
-    assert back.classes == schedule.classes
+    assert back.configs == schedule.configs
     assert back.to_json() == schedule.to_json()
     assert back.text() == schedule.text()
     assert back.pack().array.tolist() == schedule.pack().array.tolist()
@@ -456,13 +466,13 @@ def test_json_round_trip(tree: Tree, name: str) -> None:
         ({"tiles": 5}, ("schedule.tiles", "4 columns")),
         ({"tiles": [None]}, ("schedule.tiles", "4 columns")),
         ({"rows": "01"}, ("schedule.rows", "not a list")),
-        ({"classes": [{"rows": 16}]}, ("schedule.classes",)),
-        ({"classes": [5]}, ("schedule.classes",)),
-        ({"classes": 5}, ("schedule.classes",)),
-        ({"classes": []}, ("class_indptr",)),
-        ({"class_indptr": [0, 1]}, ("class_indptr",)),
-        ({"class_indptr": []}, ("class_indptr",)),
-        ({"merge_slots": []}, ("merge_indptr",)),
+        ({"configs": [{"rows": 16}]}, ("schedule.configs",)),
+        ({"configs": [5]}, ("schedule.configs",)),
+        ({"configs": 5}, ("schedule.configs",)),
+        ({"configs": []}, ("config_indptr",)),
+        ({"config_indptr": [0, 1]}, ("config_indptr",)),
+        ({"config_indptr": []}, ("config_indptr",)),
+        ({"merge_partials": []}, ("merge_indptr",)),
         ({"merge_indptr": []}, ("merge_indptr",)),
     ],
 )
@@ -510,7 +520,7 @@ def test_slots_may_reach_the_highest_number(lengths: tuple[int, int]) -> None:
     tree = Tree.from_parents([-1, 0], lengths, kv=KVRuns.from_runs(lengths, runs))
     shape, strategy = Shape(4, 2, 16), strategies.cohort()
     schedule = lower(strategy.plan(Problem(tree, shape, H200)), Problem(tree, shape, H200))
-    entries = np.concatenate([schedule.tiles, schedule.blocks]).astype(np.int64)
+    entries = np.concatenate([schedule.tiles, schedule.packed_runs]).astype(np.int64)
     read = [slot for begin, length in entries[:, :2] for slot in range(begin, begin + length)]
     assert sorted(read) == list(range(first, first + sum(lengths)))
 

@@ -63,7 +63,7 @@ def test_every_other_item_begins_in_the_middle() -> None:
         ("1,64/64,320", cohort(), 15),  # 0.96
         (OWN, cohort(), 16),  # an SM for every block
         (OWN, cohort(split=1024), 15),  # parts of paths
-        (OWN, cohort(apart=64), 15),
+        (OWN, cohort(split_shared_rows=64), 15),
         (OWN, query(), 15),  # 0.34
         (OWN, batch_invariant(), 15),  # its order is that of paths
     ],
@@ -80,7 +80,7 @@ def test_runs_and_their_rows_are_the_same() -> None:
         own = slice(item.tile0, item.tile0 + item.tiles)
         order = np.argsort(found.tiles[own, 0])
         assert np.array_equal(found.tiles[own][order], one_each.tiles[own])
-    for name in ("items", "rows", "blocks", "merge_slots", "class_indptr"):
+    for name in ("items", "rows", "packed_runs", "merge_partials", "config_indptr"):
         assert np.array_equal(getattr(found, name), getattr(one_each, name))
 
 

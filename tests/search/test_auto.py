@@ -155,7 +155,7 @@ def test_cuts_at_a_threshold() -> None:
     assert nodes_below(tree, 7).tolist() == [1, 5, 9]
     assert nodes_below(tree, 3).tolist() == [2, 3, 4, 6, 7, 8, 9]
     assert nodes_below(tree, 1).tolist() == nodes_below(tree, 8).tolist() == []
-    plan = strategies.cohort(apart=7).plan(Problem(tree, SHAPE, H200))
+    plan = strategies.cohort(split_shared_rows=7).plan(Problem(tree, SHAPE, H200))
     assert [group.rows for group in plan.groups] == [((0, 7),), ((0, 3),), ((3, 6),), ((6, 7),)]
 
 

@@ -13,7 +13,7 @@ from treegen import Shape, Tree
 from treegen.cost.estimate import account
 from treegen.ir.verify import verify, verify_schedule
 from treegen.report.explain import explain
-from treegen.schedule.passes.fuse_merge import in_one_launch
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.search.auto import by_estimate, time_of
 from treegen.search.halves import Lowered, best_halves, halved, large_cohorts
 from treegen.search.weigh import weights_of
@@ -37,7 +37,7 @@ def test_halves_are_plans_of_the_tree_in_one_launch(tree: Tree, shape: Shape) ->
         half = halved(whole, Problem(tree, shape, H200))
         if half is not None:
             verify(half.plan, tree)
-            made = in_one_launch(half.schedule)
+            made = with_fused_merge(half.schedule)
             verify_schedule(made, tree.num_rows)
             assert made.launches == 1
             assert isinstance(half.strategy, Cohort)
@@ -55,7 +55,7 @@ def test_explain_counts_one_launch() -> None:
 
 def test_a_cut_that_merges_last_is_told_by_the_launch_that_is_made() -> None:
     """What the space holds as two launches counts as one where it is one."""
-    apart = cohort(head_rows=64, apart=64, merge="final")
+    apart = cohort(head_rows=64, split_shared_rows=64, merge="final")
     entry, two = explain(SMALL, [apart], SHAPE, H200).entries[0], Lowered.of(apart, Problem(SMALL, SHAPE, H200))
     assert two.takes_one_launch
     as_two = account(two.plan, two.schedule, Problem(SMALL, SHAPE, H200), fixed=True)

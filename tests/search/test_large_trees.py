@@ -102,7 +102,7 @@ def test_rankings_leave_out_what_is_too_large() -> None:
 @examples(60)
 def test_sizes_are_those_of_plans_about(tree: Tree, shape: Shape) -> None:
     """No plan has many more segments and rows than was counted without it."""
-    others = [strategies.cohort(apart=2), strategies.cohort(16, split=64), strategies.query(split=100)]
+    others = [strategies.cohort(split_shared_rows=2), strategies.cohort(16, split=64), strategies.query(split=100)]
     for strategy in [*map(strategy_from, strategy_names()), *others]:
         plan = strategy.plan(Problem(tree, shape, H200))
         pieces = 600 if strategy.name == "flashforge" else 0  # what it divides nodes into follows from the target

@@ -60,7 +60,7 @@ def test_whole_paths_weigh_what_their_accounts_say(tree: Tree, shape: Shape) -> 
         return
     for index, walk in enumerate(found.walks):
         first, count = found.cohorts.first[index], found.cohorts.counts[index]
-        if walk.apart is None and (found.cohorts.tokens[first : first + count] > 0).all():
+        if walk.split_shared_rows is None and (found.cohorts.tokens[first : first + count] > 0).all():
             assert found.times_us[0, index] == pytest.approx(time_of(walk, problem))
 
 
@@ -82,8 +82,8 @@ def test_paths_are_cut_where_that_pays(levels: list[int], tokens: list[int], sha
     problem = Problem(Tree.from_levels(levels, tokens), shape, H200)
     found = weights(problem)
     chosen = found.policy(found.best())
-    whole = [policy for policy in map(found.policy, places(found)) if policy.apart is None]
-    assert chosen.apart is not None
+    whole = [policy for policy in map(found.policy, places(found)) if policy.split_shared_rows is None]
+    assert chosen.split_shared_rows is not None
     assert time_of(chosen, problem) <= 0.95 * min(time_of(policy, problem) for policy in whole)
 
 

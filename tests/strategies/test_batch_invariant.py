@@ -38,21 +38,23 @@ def check_places(schedule: Schedule, tree: Tree, chunk: int) -> None:
     """Every row's partials are merged in the order of its path, one per chunk, and a chunk's tokens fill tiles, the
     first token in the first column, and so on; other tiles of its work items hide all from it.
     """
-    (tile,) = schedule.classes
+    (tile,) = schedule.configs
     walked: dict[tuple[int, int], list[dict[int, int]]] = {}
     for item in schedule.work_items:
         assert item.tiles == 0
-        entries = schedule.blocks[item.block0 : item.block0 + item.block_tiles * tile.blocks_per_tile].tolist()
+        entries = schedule.packed_runs[item.run0 : item.run0 + item.packed_tiles * tile.runs_per_tile].tolist()
         for number, row in enumerate(schedule.rows[item.row0 : item.row0 + item.rows].tolist()):
-            tiles: list[dict[int, int]] = [{} for _ in range(item.block_tiles)]
+            tiles: list[dict[int, int]] = [{} for _ in range(item.packed_tiles)]
             for index, (slot, length, lo, hi) in enumerate(entries):
                 if lo <= number < hi:
-                    own, block = divmod(index, tile.blocks_per_tile)
-                    tiles[own] |= {block * tile.block + i: slot + i for i in range(length)}
-            walked[row, item.slot0 + number if item.slot0 >= 0 else -1] = [columns for columns in tiles if columns]
+                    own, block = divmod(index, tile.runs_per_tile)
+                    tiles[own] |= {block * tile.run_tokens + i: slot + i for i in range(length)}
+            walked[row, item.partial0 + number if item.partial0 >= 0 else -1] = [
+                columns for columns in tiles if columns
+            ]
     bounds = schedule.merge_indptr.tolist()
     merged = {
-        row: schedule.merge_slots[begin:end].tolist()
+        row: schedule.merge_partials[begin:end].tolist()
         for row, begin, end in zip(schedule.merge_rows.tolist(), bounds[:-1], bounds[1:], strict=True)
     }
     for row in range(tree.num_rows):
@@ -107,7 +109,7 @@ def test_blocks_of_16_put_tokens_in_the_same_places(tree: Tree, seed: int) -> No
     assert obeys_law(plan, tree)
     schedule = lower(plan, Problem(tree, FP32, TARGET))
     check_places(schedule, tree, 128)
-    assert {tile.block for tile in schedule.classes} == {16}
+    assert {tile.run_tokens for tile in schedule.configs} == {16}
 
 
 @pytest.mark.parametrize("kv", [None, [[*range(5), *range(8, 23)], [30]]])
@@ -220,7 +222,7 @@ def test_every_tree_has_the_same_kernels(text: str) -> None:
     for tree in (Tree.parse(text), Tree.parse("20(30,40)")):
         plan = batch_invariant().plan(Problem(tree, FP32, TARGET))
         schedule = Schedule.from_json(lower(Plan.from_json(plan.to_json()), Problem(tree, FP32, TARGET)).to_json())
-        keys.add((*(kernel_key(tile, FP32) for tile in schedule.classes), merge_key_of(schedule, FP32, 0)))
+        keys.add((*(kernel_key(tile, FP32) for tile in schedule.configs), merge_key_of(schedule, FP32, 0)))
     assert len(keys) == 1
 
 
@@ -244,7 +246,7 @@ def test_mode_plans_for_auto_and_explains_what_it_costs() -> None:
     own = treegen.compile(tree, batch_invariant=True, strategy=batch_invariant(1024))
     assert str(own.choice.strategy) == "batch-invariant(chunk=1024, block=1)"
     kernel.update(Tree.parse("1,64/256,33"))
-    assert kernel.plan.fixed_block == 1
+    assert kernel.plan.invariant_block == 1
 
 
 def test_mode_refuses_what_decides_by_the_batch() -> None:
@@ -261,24 +263,30 @@ def test_mode_refuses_what_decides_by_the_batch() -> None:
         batch_invariant(block=8)
 
 
-def test_plans_with_fixed_blocks_have_no_other_options() -> None:
+def test_invariant_plans_have_no_other_options() -> None:
     tree = Tree.parse("20(5,7)")
     plan = batch_invariant().plan(Problem(tree, SMALL, TARGET))
-    assert "fixed blocks of 1" in str(plan)
-    for change in ({"merge": "final"}, {"tiles": ((64, 64),)}, {"blocks": 4}, {"mask": "row-bits"}, {"fixed_block": 2}):
-        with pytest.raises(PlanError, match="fixed_block"):
+    assert "packed runs of 1" in str(plan)
+    for change in (
+        {"merge": "final"},
+        {"tiles": ((64, 64),)},
+        {"blocks": 4},
+        {"mask": "row-bits"},
+        {"invariant_block": 2},
+    ):
+        with pytest.raises(PlanError, match="invariant_block"):
             replace(plan, **change)
 
 
-def test_plans_with_fixed_blocks_have_whole_tiles_and_rows_of_one() -> None:
+def test_invariant_plans_have_whole_tiles_and_rows_of_one() -> None:
     tree = Tree.parse("200")
     split = Plan.from_groups("split", [Group(((0, 1),), (Segment(0, a, b, (0, 1)),)) for a, b in ((0, 50), (50, 200))])
     with pytest.raises(PlanError, match="some run begins inside a tile"):
-        lower(replace(split, fixed_block=1), Problem(tree, SMALL, TARGET))
+        lower(replace(split, invariant_block=1), Problem(tree, SMALL, TARGET))
     many = Tree.from_parents([-1], [10], [(0, 10)] * 99)
     wide = Plan.from_groups("wide", [Group(((0, 99),), (Segment(0, 0, 10, (0, 99)),))])
     with pytest.raises(PlanError, match="exceeds a tile"):
-        lower(replace(wide, fixed_block=1), Problem(many, SMALL, TARGET))
+        lower(replace(wide, invariant_block=1), Problem(many, SMALL, TARGET))
 
 
 def test_wrapper_serves_the_mode_for_graphs() -> None:

@@ -121,12 +121,12 @@ def test_the_tiles_of_the_plan_are_the_tiles_launched() -> None:
     plan = fasttree().plan(Problem(tree, shape, H200))
     schedule = lower(plan, Problem(tree, shape, H200))
     verify_schedule(schedule, tree.num_rows)
-    assert [(tile.rows, tile.tokens) for tile in schedule.classes] == list(plan.tiles)
+    assert [(tile.rows, tile.tokens) for tile in schedule.configs] == list(plan.tiles)
     rows = schedule.column("rows")
-    for c, tile in enumerate(schedule.classes):
-        of_class = rows[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
-        smaller = schedule.classes[c + 1].rows if c + 1 < len(schedule.classes) else 0
-        assert all(smaller < count <= tile.rows for count in of_class)
+    for c, tile in enumerate(schedule.configs):
+        of_config = rows[schedule.config_indptr[c] : schedule.config_indptr[c + 1]]
+        smaller = schedule.configs[c + 1].rows if c + 1 < len(schedule.configs) else 0
+        assert all(smaller < count <= tile.rows for count in of_config)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, i
 
 FP32 = Shape(4, 2, 16, dtype="fp32")
 EVERY = (
-    query(), query(16), cohort(), cohort(split=32), cohort(apart=3, merge="final"), deft_flatten(32),
+    query(), query(16), cohort(), cohort(split=32), cohort(split_shared_rows=3, merge="final"), deft_flatten(32),
     deft_flatten(32, "bits"), specinfer(), medusa(), deft_node(), deft_node_chunk(32), cascade(), fasttree(),
     flashforge(), auto(), batch_invariant(128),
 )  # fmt: skip

@@ -154,7 +154,7 @@ def test_law_by_brute_force(rows: str, data: st.DataObject) -> None:
 @examples(40)
 @given(data=st.data())
 def test_schedules_cover_every_visible_pair_once(group: int, data: st.DataObject) -> None:
-    """For group sizes, head dims and types that give every tile class; all tables are decoded by plain loops."""
+    """For group sizes, head dims and types that give every kernel config; all tables are decoded by plain loops."""
     tree = data.draw(forests(20, 100, salt=200 + group))
     head_dim, dtype = data.draw(st.sampled_from(((64, "fp16"), (128, "bf16"), (80, "fp32"), (256, "bf16"))))
     strategy = data.draw(st.sampled_from(optioned(data.draw(st.sampled_from((None, 7, 100))))))
@@ -164,7 +164,7 @@ def test_schedules_cover_every_visible_pair_once(group: int, data: st.DataObject
     verify_schedule(schedule, tree.num_rows)
     slots = tree.kv.last_slot + 1
     assert np.array_equal(schedule_counts(schedule, tree.num_rows, slots), visible_slot_counts(tree, slots)), (
-        f"{strategy}, {schedule.classes}"
+        f"{strategy}, {schedule.configs}"
     )
 
 
@@ -207,14 +207,14 @@ def test_what_strategies_read(tree: Tree, length: int) -> None:
 @given(
     tree=forests(20, 60, salt=400),
     seed=st.integers(0, 2**20),
-    classes=st.integers(1, 4),
+    configs=st.integers(1, 4),
     unseen=st.booleans(),
     length=st.integers(1, 70),
 )
 def test_passes_keep_the_law_on_groups_of_several_intervals(
-    tree: Tree, seed: int, classes: int, unseen: bool, length: int
+    tree: Tree, seed: int, configs: int, unseen: bool, length: int
 ) -> None:
-    plan = plan_by_row_classes(tree, seed, classes, unseen=unseen)
+    plan = plan_by_row_classes(tree, seed, configs, unseen=unseen)
     verify(plan, tree)
     split = SplitContext(length).apply(plan, tree)
     trimmed = TrimRows().apply(split, tree)
@@ -248,7 +248,7 @@ def test_parts_in_whole_tiles(tree: Tree, head_rows: int, most: int) -> None:
     for group in whole.groups:
         room = sum(-(-(segment.stop - segment.start) // block) * block for segment in group.segments)
         own, parts = parts[: -(-room // most)], parts[-(-room // most) :]
-        assert [part.stage for part in own] == [0] * (len(own) - 1) + [1]
+        assert [part.round for part in own] == [0] * (len(own) - 1) + [1]
         assert all(part.rows == group.rows for part in own)
         sizes = [sum(-(-(s.stop - s.start) // block) * block for s in part.segments) for part in own]
         assert sum(sizes) == room
@@ -368,9 +368,9 @@ def test_uneven_suffixes_under_one_prefix(make: Callable[[int], Strategy], optio
     tree = Tree.parse("256(64,4096)")
     schedule = lower(make(option).plan(Problem(tree, SMALL, H200)), Problem(tree, SMALL, H200))
     verify_schedule(schedule, tree.num_rows)
-    partial = [item for item in schedule.work_items if item.slot0 >= 0]
-    slots = [slot for item in partial for slot in range(item.slot0, item.slot0 + item.rows)]
-    assert len(slots) == len(set(slots)) == schedule.num_slots
+    partial = [item for item in schedule.work_items if item.partial0 >= 0]
+    slots = [slot for item in partial for slot in range(item.partial0, item.partial0 + item.rows)]
+    assert len(slots) == len(set(slots)) == schedule.num_partials
     items = np.bincount(
         [row for item in schedule.work_items for row in schedule.rows[item.row0 : item.row0 + item.rows]]
     )
@@ -395,7 +395,7 @@ def test_more_rows_than_a_tile(strategy: Strategy) -> None:
     schedule = lower(plan, Problem(tree, SMALL, H200))
     verify_schedule(schedule, tree.num_rows)
     tallest = max(group.num_rows for group in plan.groups)
-    assert max(item.rows for item in schedule.work_items) == min(tallest, schedule.classes[0].rows // SMALL.group)
+    assert max(item.rows for item in schedule.work_items) == min(tallest, schedule.configs[0].rows // SMALL.group)
     assert_computes_attention(schedule, tree)
 
 
@@ -460,7 +460,7 @@ class NodeByAnotherName(Strategy):
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     from treegen.strategies import registry
 
-    monkeypatch.setattr(registry, "_SPECS", dict(registry._SPECS))
+    monkeypatch.setattr(registry, "SPECS", dict(registry.SPECS))
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -485,7 +485,7 @@ def test_strategies_of_installed_packages_are_served_and_held_to_the_law(monkeyp
         EntryPoint("no-strategy", "builtins:dict", registry.ENTRY_POINTS),
     ]
     monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.ENTRY_POINTS else [])
-    registry._installed.cache_clear()
+    registry.installed_strategies.cache_clear()
     try:
         assert strategy_names()[-3:] == ("installed-node", "installed-wrong", "no-strategy")
         assert strategy_from("query").name == "query"  # a shipped name is not taken over
@@ -498,7 +498,7 @@ def test_strategies_of_installed_packages_are_served_and_held_to_the_law(monkeyp
         with pytest.raises(StrategyError, match="makes a dict"):
             strategy_from("no-strategy")
     finally:
-        registry._installed.cache_clear()
+        registry.installed_strategies.cache_clear()
 
 
 @pytest.mark.usefixtures("_own_registry")

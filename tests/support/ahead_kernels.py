@@ -14,7 +14,7 @@ from treegen.codegen.emit import emit_partial
 from treegen.codegen.partial_keys import kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.target.targets import Target, targets
-from treegen.target.tile_config import tile_class
+from treegen.target.tile_config import kernel_config
 
 TARGETS = {80: "a100", 90: "h200", 100: "b200"}
 
@@ -26,7 +26,7 @@ def target_of(architecture: int) -> Target:
 
 def suited_key(architecture: int, shape: Shape, *, large: bool, **tile: object) -> KernelKey:
     """The key of the kernel that suits few or many rows; masked, unless `tile` says otherwise."""
-    chosen = tile_class(shape, target_of(architecture), 64 if large else 1)
+    chosen = kernel_config(shape, target_of(architecture), 64 if large else 1)
     return kernel_key(replace(chosen, **{"mask": "interval", **tile}), shape, shape.page_size)
 
 

@@ -25,7 +25,7 @@ UNTOUCHED = 777.0
 OUT_ERROR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 """Relative error of out, and absolute error of lse, at most."""
 STRATEGIES: tuple[str | Strategy, ...] = (
-    cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, apart=2), cohort(32, split=50),
+    cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, split_shared_rows=2), cohort(32, split=50),
     query(), query(split=128), "auto",
 )  # fmt: skip
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)

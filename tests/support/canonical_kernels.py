@@ -13,7 +13,7 @@ from support.ahead_kernels import suited_key, target_of
 from treegen import Shape
 from treegen.codegen.aot import ARCHITECTURES
 from treegen.codegen.merge_forms import merge_keys
-from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
+from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.runtime.batch_room import tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
@@ -61,7 +61,9 @@ def everything() -> ScoreCode:
 
 def fp8(architecture: int, shape: Shape, *, large: bool, **tile: Any) -> KernelKey:
     return replace(
-        suited_key(architecture, shape, large=large, **tile), scaled=True, by_bits=reads_bits(shape, architecture)
+        suited_key(architecture, shape, large=large, **tile),
+        scaled=True,
+        emulate_e4m3=emulates_e4m3(shape, architecture),
     )
 
 
@@ -76,16 +78,16 @@ def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:
     for mask in ("none", "interval", "bits"):
         yield f"large {mask}", replace(large, mask=mask)
     for mask in ("interval", "bits"):
-        yield f"large {mask} by slot", replace(large, mask=mask, block_tokens=1)
+        yield f"large {mask} by slot", replace(large, mask=mask, run_tokens=1)
     for mask in ("none", "interval"):
         yield f"small {mask}", suited_key(arch, BF16, large=False, mask=mask)
-    yield "dealt", replace(large, dealt=True, block_tokens=32)
-    yield "dealt by slot", replace(large, dealt=True, block_tokens=1, mask="none")
-    yield "merging", replace(large, merging=True)
-    yield "merging bits by slot", replace(large, merging=True, mask="bits", block_tokens=1)
-    yield "waiting", replace(large, waiting=True)
-    yield "one loop", replace(large, full=False)
-    yield "one loop waiting", replace(large, full=False, waiting=True)
+    yield "dealt", replace(large, work_list=True, run_tokens=32)
+    yield "dealt by slot", replace(large, work_list=True, run_tokens=1, mask="none")
+    yield "merging", replace(large, epilogue_merge=True)
+    yield "merging bits by slot", replace(large, epilogue_merge=True, mask="bits", run_tokens=1)
+    yield "waiting", replace(large, fused_merge=True)
+    yield "one loop", replace(large, has_full_tiles=False)
+    yield "one loop waiting", replace(large, has_full_tiles=False, fused_merge=True)
     yield "e4m3", fp8(arch, E4M3, large=True)
     yield "e4m3 words", fp8(arch, E4M3, large=False)
     yield "e5m2 words", fp8(arch, E5M2, large=False, mask="bits")
@@ -95,7 +97,7 @@ def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:
     yield "window", replace(large, scoring=code(window_left=37))
     yield "reads all types", replace(large, scoring=reading(), sinks=True)
     yield "everything guarded", replace(large, scoring=everything(), sinks=True, guarded=True, mask="none")
-    yield "sinks merging", replace(large, sinks=True, merging=True)
+    yield "sinks merging", replace(large, sinks=True, epilogue_merge=True)
     yield "request page 1", batch(arch, 1)
     yield "request page 16", batch(arch, 16)
     yield "request page 16 HND", batch(arch, 16, "HND")
@@ -105,36 +107,44 @@ def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:
 def _once() -> Iterator[tuple[int, str, KernelKey]]:
     large = suited_key(90, BF16, large=True)
     yield 90, "e5m2", fp8(90, E5M2, large=True)
-    yield 90, "words merging", fp8(90, E4M3, large=False, merging=True)
+    yield 90, "words merging", fp8(90, E4M3, large=False, epilogue_merge=True)
     yield 90, "words capped", replace(fp8(90, E4M3, large=False), scoring=code(logits_soft_cap=20.0))
     yield 90, "scaled", replace(large, scaled=True)
     yield 90, "e4m3 guarded", replace(fp8(90, E4M3, large=True), scoring=everything(), guarded=True)
-    yield 90, "scoring dealt by slot", replace(large, scoring=everything(), dealt=True, block_tokens=1)
-    yield 90, "bits as a tile of runs", replace(large, mask="bits", block_tokens=8)
-    yield 90, "many runs", replace(large, block_tokens=8, merging=True)
-    yield 90, "pages by slot", suited_key(90, replace(BF16, page_size=16), large=True, block=1, merging=True)
+    yield 90, "scoring dealt by slot", replace(large, scoring=everything(), work_list=True, run_tokens=1)
+    yield 90, "bits as a tile of runs", replace(large, mask="bits", run_tokens=8)
+    yield 90, "many runs", replace(large, run_tokens=8, epilogue_merge=True)
+    yield (
+        90,
+        "pages by slot",
+        suited_key(90, replace(BF16, page_size=16), large=True, run_tokens=1, epilogue_merge=True),
+    )
     yield 90, "request page 4", batch(90, 4)
     yield 90, "request page 64", batch(90, 64)
     yield 90, "request page 16 window", batch(90, 16, "NHD", code(window_left=37))
     yield 90, "request page 4 HND window", batch(90, 4, "HND", code(window_left=37))
     yield 90, "mla small", suited_key(90, MLA, large=False)
     yield 90, "mla of 128 heads", suited_key(90, replace(MLA, num_qo_heads=128), large=True)
-    yield 90, "mla merging in pages", suited_key(90, replace(MLA, page_size=16), large=True, merging=True)
+    yield 90, "mla merging in pages", suited_key(90, replace(MLA, page_size=16), large=True, epilogue_merge=True)
     yield 90, "mla e4m3", fp8(90, replace(MLA, kv_dtype="e4m3"), large=True)
     yield 90, "mla guarded", replace(suited_key(90, MLA, large=True), guarded=True, scoring=everything())
     yield 90, "mla apart", suited_key(90, replace(MLA, shared_kv=False), large=True)
     yield 90, "dims 176 and 128", suited_key(90, replace(BF16, head_dim=176), large=True)
-    yield 90, "dims 80, group 3", suited_key(90, Shape(24, 8, 80, dtype="bf16"), large=True, merging=True)
-    yield 90, "dims 80, waiting", suited_key(90, Shape(32, 8, 80, dtype="fp16"), large=True, waiting=True)
+    yield 90, "dims 80, group 3", suited_key(90, Shape(24, 8, 80, dtype="bf16"), large=True, epilogue_merge=True)
+    yield 90, "dims 80, waiting", suited_key(90, Shape(32, 8, 80, dtype="fp16"), large=True, fused_merge=True)
     yield 90, "dims 64, group 1", suited_key(90, Shape(8, 8, 64, dtype="fp16"), large=True)
-    yield 80, "dims 64, group 7", suited_key(80, Shape(28, 4, 64, dtype="fp16"), large=True, waiting=True)
+    yield 80, "dims 64, group 7", suited_key(80, Shape(28, 4, 64, dtype="fp16"), large=True, fused_merge=True)
     yield 100, "dims 96, group 8", suited_key(100, Shape(64, 8, 96, dtype="fp16"), large=True)
     yield 90, "dims 256, group 16", suited_key(90, Shape(16, 1, 256, dtype="bf16"), large=True)
-    yield 100, "dims 256, group 8, merging", suited_key(100, Shape(64, 8, 256, dtype="fp16"), large=True, merging=True)
-    yield 90, "group 32, small", suited_key(90, Shape(32, 1, 128, dtype="bf16"), large=True, rows=16, waiting=True)
+    yield (
+        100,
+        "dims 256, group 8, merging",
+        suited_key(100, Shape(64, 8, 256, dtype="fp16"), large=True, epilogue_merge=True),
+    )
+    yield 90, "group 32, small", suited_key(90, Shape(32, 1, 128, dtype="bf16"), large=True, rows=16, fused_merge=True)
     yield 90, "fp32, dims 64", suited_key(90, Shape(8, 8, 64, dtype="fp32"), large=False)
-    yield 80, "fp32, dims 128", suited_key(80, Shape(32, 8, 128, dtype="fp32"), large=True, merging=True)
-    yield 90, "fp32, waiting", suited_key(90, Shape(32, 8, 64, dtype="fp32"), large=True, waiting=True)
+    yield 80, "fp32, dims 128", suited_key(80, Shape(32, 8, 128, dtype="fp32"), large=True, epilogue_merge=True)
+    yield 90, "fp32, waiting", suited_key(90, Shape(32, 8, 64, dtype="fp32"), large=True, fused_merge=True)
 
 
 @cache

@@ -17,7 +17,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.search.auto import time_of
-from treegen.search.walk_layout import named_class
+from treegen.search.walk_layout import named_config
 from treegen.strategies import Strategy, strategy_from, strategy_names
 from treegen.strategies.cohort import Cohort, seen_below_and_above
 from treegen.target.problem import Problem
@@ -34,7 +34,7 @@ _LEFT_OUT = ("medusa", "specinfer")  # which no kernel of treegen serves well, w
 def policies_of(shape: Shape, target: Target) -> tuple[list[Cohort], list[Cohort]]:
     """Policies for whole paths without a split, and with every split."""
     whole = [Cohort(head_rows) for head_rows in HEAD_ROWS]
-    tile = named_class(shape, target)
+    tile = named_config(shape, target)
     if tile is not None:
         whole.append(Cohort(16, tile=(tile.rows, tile.tokens)))
     return whole, [replace(policy, split=split) for policy in whole for split in SPLITS[1:]]
@@ -65,11 +65,11 @@ def _with_cuts(policy: Cohort, tree: Tree) -> Iterator[Cohort]:
     nodes = np.flatnonzero(tree.parent >= 0).tolist()
     if len(nodes) <= MOST_EDGES:
         cuts = [cut for size in range(1, len(nodes) + 1) for cut in combinations(nodes, size)]
-        ways = [replace(policy, cut=cut) for cut in cuts]
+        ways = [replace(policy, cut_nodes=cut) for cut in cuts]
     else:
         above = seen_below_and_above(tree)[1]
         values = np.unique(above[above > 1])
         picked = np.linspace(0, len(values) - 1, min(_THRESHOLDS, len(values))).astype(int)
-        ways = [replace(policy, apart=int(value)) for value in values[picked]]
+        ways = [replace(policy, split_shared_rows=int(value)) for value in values[picked]]
     for way in ways:
         yield from (way, replace(way, merge="final"))

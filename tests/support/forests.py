@@ -244,16 +244,16 @@ def obeys_law(plan: Plan, tree: Tree) -> bool:
     return counts is not None and bool((counts == visible(tree)).all())
 
 
-def schedule_counts(schedule: Schedule, num_rows: int, num_slots: int) -> Counts:
+def schedule_counts(schedule: Schedule, num_rows: int, num_partials: int) -> Counts:
     """How many items let row i attend to slot j, straight from the tables that kernels read."""
-    result = np.zeros((num_rows, num_slots), np.int64)
-    for index, tile in enumerate(schedule.classes):
-        for number in range(schedule.class_indptr[index], schedule.class_indptr[index + 1]):
+    result = np.zeros((num_rows, num_partials), np.int64)
+    for index, tile in enumerate(schedule.configs):
+        for number in range(schedule.config_indptr[index], schedule.config_indptr[index + 1]):
             item = schedule.work_items[number]
             rows = schedule.rows[item.row0 : item.row0 + item.rows].tolist()
             full = schedule.tiles[item.tile0 : item.tile0 + item.tiles].tolist()
-            packed = item.block_tiles * tile.blocks_per_tile
-            for slot, length, lo, hi in full + schedule.blocks[item.block0 : item.block0 + packed].tolist():
+            packed = item.packed_tiles * tile.runs_per_tile
+            for slot, length, lo, hi in full + schedule.packed_runs[item.run0 : item.run0 + packed].tolist():
                 word = (hi % 2**32 << 32) + lo % 2**32
                 seeing = (
                     [row for bit, row in enumerate(rows) if word >> bit & 1] if tile.mask == "bits" else rows[lo:hi]
@@ -263,9 +263,9 @@ def schedule_counts(schedule: Schedule, num_rows: int, num_slots: int) -> Counts
     return result
 
 
-def visible_slot_counts(tree: Tree, num_slots: int) -> Counts:
+def visible_slot_counts(tree: Tree, num_partials: int) -> Counts:
     """What `schedule_counts` has to be: 1 where a row sees the token in a slot."""
-    result = np.zeros((tree.num_rows, num_slots), np.int64)
+    result = np.zeros((tree.num_rows, num_partials), np.int64)
     slots = [np.array(node_slots, np.int64) for node_slots in token_slots(tree)]
     for row in range(tree.num_rows):
         for node, sees in path(tree, row):
@@ -273,8 +273,8 @@ def visible_slot_counts(tree: Tree, num_slots: int) -> Counts:
     return result
 
 
-def plan_by_row_classes(tree: Tree, seed: int, classes: int, *, unseen: bool) -> Plan:
-    """A lawful plan whose groups have several rank intervals: every rank joins one of `classes` groups at random.
+def plan_by_row_classes(tree: Tree, seed: int, configs: int, *, unseen: bool) -> Plan:
+    """A lawful plan whose groups have several rank intervals: every rank joins one of `configs` groups at random.
 
     Every group reads all visible tokens in random pieces; with `unseen` also pieces that none of its rows sees.
     """
@@ -282,9 +282,9 @@ def plan_by_row_classes(tree: Tree, seed: int, classes: int, *, unseen: bool) ->
     ranked = ranked_rows(tree)
     sees_token = visible(tree)[ranked]
     first = first_tokens(tree)
-    owner = [source.randrange(classes) for _ in ranked]
+    owner = [source.randrange(configs) for _ in ranked]
     groups = []
-    for number in range(classes):
+    for number in range(configs):
         ranks = [rank for rank in range(len(ranked)) if owner[rank] == number]
         segments = []
         for node in preorder(tree):
@@ -304,7 +304,7 @@ def plan_by_row_classes(tree: Tree, seed: int, classes: int, *, unseen: bool) ->
         if ranks and segments:
             source.shuffle(segments)
             groups.append(Group(_intervals(ranks), tuple(segments)))
-    return Plan.from_groups("row-classes", groups)
+    return Plan.from_groups("row-configs", groups)
 
 
 def _intervals(ranks: list[int]) -> tuple[tuple[int, int], ...]:

@@ -16,7 +16,7 @@ INSIDE = Tree.from_parents(
     [-1, 0, 0], [20, 40, 33], rows=[(0, 3), (0, 20), (1, 5), (1, 5), (2, 0), (2, 33), (1, 40), (0, 0)]
 )
 """Rows inside nodes, equal rows, and a row that sees nothing."""
-MERGING = (cohort(head_rows=16, split=32), cohort(head_rows=16, apart=4, merge="final"))
+MERGING = (cohort(head_rows=16, split=32), cohort(head_rows=16, split_shared_rows=4, merge="final"))
 """Strategies whose plans of INSIDE have partial results, merged in a launch of their own and by work items."""
 
 

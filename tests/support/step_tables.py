@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treegen.backends.request_program import RequestProgram
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.request_tables import RequestRoom, RequestTables
-from treegen.ir.schedule import TileClass
-from treegen.schedule.by_request import block_of
+from treegen.schedule.by_request import run_tokens_of
 
 Token = tuple[int, int]
 """A slot and the position of its token, -1 where kernels are not told positions."""
@@ -18,14 +18,14 @@ Token = tuple[int, int]
 @dataclass
 class Item:
     """A work item: rows of q, -1 for those left out; tokens by row; its first partial slot, -1 for none; the
-    entries of the tables of tiles and blocks that it reads.
+    entries of the tables of tiles and packed runs that it reads.
     """
 
     rows: list[int]
     tokens: list[list[Token]]
-    slot0: int
+    partial0: int
     tiles: range
-    blocks: range
+    packed_runs: range
 
 
 @dataclass
@@ -43,28 +43,28 @@ class Step:
     def written(self) -> dict[int, list[Token]]:
         """The tokens of every row that is written, which is once; partial results are merged."""
         parts = {
-            item.slot0 + index: tokens
+            item.partial0 + index: tokens
             for item in (*self.planned, *self.alone)
-            if item.slot0 >= 0
+            if item.partial0 >= 0
             for index, tokens in enumerate(item.tokens)
         }
         found = {row: [token for slot in slots for token in parts[slot]] for row, slots in self.merged.items()}
         for item in (*self.planned, *self.alone):
             for row, tokens in zip(item.rows, item.tokens, strict=True):
-                if item.slot0 < 0 and row >= 0:
+                if item.partial0 < 0 and row >= 0:
                     assert row not in found, f"row {row} is written twice"
                     found[row] = tokens
         return found
 
 
-def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positions: bool) -> Step:
+def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, positions: bool) -> Step:
     """The latest step of a program."""
     room = program.form.room
     places = RequestTables.of(room)
     words = {name: program.tables[name].cpu().numpy() for name in program.tables}
     items = words["items"][: (room.lone_items + room.items) * 8].reshape(-1, 8).tolist()
     read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
-    indptr, slots = words["merge_indptr"].tolist(), words["lone_slots" if room.chunk else "merge_slots"].tolist()
+    indptr, slots = words["merge_indptr"].tolist(), words["lone_partials" if room.chunk else "merge_partials"].tolist()
     merged: dict[int, list[int]] = {}
     for number, row in enumerate(words["merge_rows"][: room.merges].tolist()):
         if row >= 0:
@@ -85,17 +85,17 @@ def step_of(program: RequestProgram, tile: TileClass, page_size: int, *, positio
 def _item(
     line: list[int],
     words: dict[str, np.ndarray],
-    tile: TileClass,
+    tile: KernelConfig,
     room: RequestRoom,
     page_size: int,
     *,
     positions: bool,
 ) -> Item:
-    row0, count, tile0, tiles, block0, block_tiles, slot0, first = line
+    row0, count, tile0, tiles, run0, packed_tiles, partial0, first = line
     if not count:
         return Item([], [], -1, range(0), range(0))
     assert first == -1
-    packed = tile.tokens // block_of(page_size)
+    packed = tile.tokens // run_tokens_of(page_size)
     runs: list[tuple[int, int, int, int, int]] = []  # slot, length, lo, hi, position
     per_slot = min(page_size, tile.tokens)
     for number in range(tile0, tile0 + tiles):
@@ -104,8 +104,8 @@ def _item(
         slots = entry[: tile.tokens // per_slot]
         for index, slot in enumerate(slots):
             runs.append((slot, per_slot, lo, hi, position[0] + index * per_slot if positions else -1))
-    for number in range(block0, block0 + block_tiles * packed):
-        entry = words["blocks"][number * room.run_width : (number + 1) * room.run_width].tolist()
+    for number in range(run0, run0 + packed_tiles * packed):
+        entry = words["packed_runs"][number * room.run_width : (number + 1) * room.run_width].tolist()
         if entry[1] > 0:
             runs.append((*entry[:4], entry[4] if positions else -1))
         else:
@@ -119,5 +119,5 @@ def _item(
         ]
         for r in range(count)
     ]
-    blocks = range(block0, block0 + block_tiles * packed)
-    return Item(words["rows"][row0 : row0 + count].tolist(), tokens, slot0, range(tile0, tile0 + tiles), blocks)
+    packed_runs = range(run0, run0 + packed_tiles * packed)
+    return Item(words["rows"][row0 : row0 + count].tolist(), tokens, partial0, range(tile0, tile0 + tiles), packed_runs)

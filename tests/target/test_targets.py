@@ -13,7 +13,7 @@ from treegen.ir.errors import BackendError
 from treegen.ir.shape import Shape
 from treegen.report.explain import explain
 from treegen.target.targets import DEFAULT_TARGET, Target, target_from, targets
-from treegen.target.tile_config import resident_blocks, tile_class
+from treegen.target.tile_config import kernel_config, resident_blocks
 from treegen.tuning.profile import measure_grid, target_object
 
 FEW_SHOT = "1,4/100,10"
@@ -58,13 +58,13 @@ def test_grids_grow_with_tokens(target: str) -> None:
 @pytest.mark.parametrize("rows", [1, 64])
 def test_resident_blocks_fit(rows: int) -> None:
     for target in targets().values():
-        tile = tile_class(Shape(32, 8, 128, dtype="fp16"), target, rows)
+        tile = kernel_config(Shape(32, 8, 128, dtype="fp16"), target, rows)
         assert 1 <= resident_blocks(tile, Shape(32, 8, 128, dtype="fp16"), target) <= 32
 
 
 def test_two_large_tiles_fit_an_sm_of_the_h200() -> None:
     shape = Shape(64, 1, 128, dtype="fp16")
-    assert resident_blocks(tile_class(shape, targets()["h200"], 1), shape, targets()["h200"]) == 2
+    assert resident_blocks(kernel_config(shape, targets()["h200"], 1), shape, targets()["h200"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_two_large_tiles_fit_an_sm_of_the_h200() -> None:
 )
 def test_narrow_heads_take_twice_the_tokens_where_that_spills_nothing(target: str, of_128: set[int]) -> None:
     groups = (1, 3, 4, 7, 12, 128)
-    tokens = {group: tile_class(Shape(2 * group, 2, 64), targets()[target], 999).tokens for group in groups}
+    tokens = {group: kernel_config(Shape(2 * group, 2, 64), targets()[target], 999).tokens for group in groups}
     assert {group for group in groups if tokens[group] == 128} == of_128
 
 

@@ -29,13 +29,13 @@ SHAPES = {
     "16:1, by page": (Shape(16, 1, 64, page_size=16), True),
     "12:4, dims that 16 does not divide": (Shape(12, 4, 72), False),
 }
-MERGE = emit_merge(merge_key(Shape(12, 4, 80), staged=False, rows=512, longest=9))
+MERGE = emit_merge(merge_key(Shape(12, 4, 80), several_rounds=False, rows=512, longest=9))
 
 LAUNCHES = """
 import json, sys, torch
 from triton.runtime.jit import JITFunction
 import treegen
-from treegen.codegen.aot import _device_of
+from treegen.codegen.aot import device_of
 from treegen.backends.triton_program import TritonProgram
 from tuning.test_ahead_pool import SHAPES, STRATEGIES, TREE, schedule_of
 
@@ -49,7 +49,7 @@ if by_page:  # keys and values of a page lie behind one another
 else:
     k, v = torch.zeros(2, 170, shape.num_kv_heads, shape.head_dim, dtype=dtype)
 lse = torch.zeros(TREE.num_rows, shape.num_qo_heads)
-with _device_of(90):
+with device_of(90):
     for strategy in STRATEGIES[strategy_name]:
         program = TritonProgram(schedule_of(strategy, shape), shape, q.device)
         program.capability = 90  # as on such a GPU
@@ -67,8 +67,8 @@ STRATEGIES: dict[str, tuple[Strategy, ...]] = {
         deft_flatten(40, "bits"),
         deft_flatten(),
         cascade(),
-        cohort(16, apart=3, merge="final"),
-        cohort(64, apart=3, merge="final"),
+        cohort(16, split_shared_rows=3, merge="final"),
+        cohort(64, split_shared_rows=3, merge="final"),
         cohort(64, split=96, merge="final"),
     ),
 }
@@ -152,7 +152,7 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
         "from treegen.codegen.merge_forms import merge_key\n"
         "from treegen.target.targets import target_from\n"
         "shape = Shape(8, 8, 64)\n"
-        "key = merge_key(shape, staged=False, rows=512, longest=9)\n"
+        "key = merge_key(shape, several_rounds=False, rows=512, longest=9)\n"
         "source = replace(emit_merge(key), text='1 / 0', digest='script')\n"
         "print([outcome.problem for outcome in compile_all([(source, shape)], target_from('h200'), 1)])\n"
     )

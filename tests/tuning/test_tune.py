@@ -68,9 +68,9 @@ def test_plain_decoding_is_always_proposed() -> None:
     assert found[:4] == expected
     assert found[4].name == "query"
     halves = [cohort(split=1152, merge="final"), cohort(head_rows=32, split=896, merge="final")]
-    in_one_launch = [cohort(split=split, apart=64, merge="final") for split in (512, 256)]
-    further = [cohort(apart=64, merge="final"), cohort(head_rows=32, apart=64, merge="final")]
-    assert found[5:] == [cohort(), *in_one_launch, *further, *halves]
+    with_fused_merge = [cohort(split=split, split_shared_rows=64, merge="final") for split in (512, 256)]
+    further = [cohort(split_shared_rows=64, merge="final"), cohort(head_rows=32, split_shared_rows=64, merge="final")]
+    assert found[5:] == [cohort(), *with_fused_merge, *further, *halves]
     flat = Tree.parse("4096*200")
     assert "query" in [strategy.name for strategy in proposals(Problem(flat, Shape(16, 16, 128), H200), 3)]
 

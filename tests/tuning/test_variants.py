@@ -17,7 +17,7 @@ from treegen.ir.errors import ShapeError
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.schedule.lower import lower
 from treegen.schedule.passes import single_loop
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.search.auto import by_estimate
 from treegen.search.weigh import candidates
 from treegen.strategies import Strategy, cohort, fasttree
@@ -42,7 +42,11 @@ def every_strategy(shape: Shape, target: Target, source: random.Random) -> Itera
     whole, split = policies_of(shape, target)
     for policy in (*whole, *source.sample(split, 3)):
         apart = source.choice((2, 3, 5))
-        yield from (policy, replace(policy, apart=apart), replace(policy, apart=apart, merge="final"))
+        yield from (
+            policy,
+            replace(policy, split_shared_rows=apart),
+            replace(policy, split_shared_rows=apart, merge="final"),
+        )
 
 
 def random_forest(seed: int) -> Tree:
@@ -61,7 +65,7 @@ def keys_of(
     tree: Tree, strategy: Strategy, shape: Shape, target: Target, page_size: int = 1
 ) -> set[KernelKey | MergeKey]:
     try:
-        schedule = launch_schedule(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
+        schedule = planned_device_schedule(strategy.plan(Problem(tree, shape, target)), Problem(tree, shape, target))
     except ShapeError:  # the strategy's own tiles do not fit
         return set()
     return {source.key for source in emit(schedule, shape, page_size)}
@@ -100,7 +104,7 @@ def test_some_plan_launches_each_of_them() -> None:
         Tree.from_parents([-1] + [0] * n, [9000] + [10] * n, [*[(0, 9000)] * n, *((v, 10) for v in range(1, n + 1))])
         for n in (4, 40, 100)
     ]
-    further = cohort(split=128), cohort(apart=100), cohort(apart=32, merge="final")
+    further = cohort(split=128), cohort(split_shared_rows=100), cohort(split_shared_rows=32, merge="final")
     every = {
         str(one): one for seed in range(3) for one in (*every_strategy(shape, target, random.Random(seed)), *further)
     }

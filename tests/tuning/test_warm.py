@@ -217,7 +217,7 @@ def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pyte
             served.append((*given, self.form.room.chunk))
             super().step()
 
-    monkeypatch.setattr(warm_batches, "_ROWS", (1,))
+    monkeypatch.setattr(warm_batches, "ROWS", (1,))
     monkeypatch.setattr(warm_batches, "BatchKernel", Kernel)
     shapes = [Shape(4, 2, 16, dtype="fp32", page_size=16), Shape(4, 1, 32, 16, dtype="fp32", shared_kv=True)]
     done = list(warm_batches.warm_batches([*shapes, shapes[0]], H200, torch.device("cpu")))

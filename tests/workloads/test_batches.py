@@ -42,7 +42,7 @@ def check_pages(pages: BatchPages) -> None:
         if pages.lengths[row] % pages.page_size:
             assert pages.owners[ids[-1]] == 1
     assert np.array_equal(counted, pages.owners)
-    free = pages._free_pages
+    free = pages.free_pages
     assert len(free) + int((counted > 0).sum()) == len(counted)
     assert not counted[free].any()
 

@@ -57,8 +57,8 @@ def compile_batch(
             have one round and row intervals, such as `cohort`, or `query`, which shares nothing.
         batch_invariant: Whether the bits of a row's out and lse depend on its own request alone. Requests then share
             reads of whole chunks, whose size follows from `max_tokens`, or from the option of the strategy
-            `treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all chunks of all requests.
-            Refused with a qo_indptr.
+            `treegen.strategies.batch_invariant(chunk=...)`. Partial results take memory for all chunks of all requests,
+            twice. Refused with a qo_indptr.
         target, backend, sm_scale, score_mod, mask_mod: As in treegen.compile.
         logits_soft_cap, window_left, alibi_slopes, sinks, k_scale, v_scale: As in treegen.compile.
 

@@ -21,7 +21,7 @@ LEAST_ROWS = 8
 """Requests that the wrapper's own buffers have room for from the beginning."""
 _LEAST_PAGES = 1024
 """Pages, of all requests together, that the wrapper's own buffers have room for from the beginning."""
-_MOST_TABLES = 1 << 30
+MOST_TABLES = 1 << 30
 """Bytes of tables that are allocated without `max_tokens`: about one for each row and token of the longest request."""
 
 
@@ -38,7 +38,7 @@ def obstacle(
     if device.type == "cuda" and backend_for(device, None) != "triton":
         return f"kernels cannot run on {device}", "give tables on the host"
     tokens = pages * shape.page_size
-    if rows * (tokens if max_tokens is None else min(tokens, max_tokens)) > _MOST_TABLES:
+    if rows * (tokens if max_tokens is None else min(tokens, max_tokens)) > MOST_TABLES:
         reason = f"tables for {rows} requests of up to {tokens} tokens exceed 1 GB"
         return reason, "give max_tokens, the tokens of the longest request"
     chosen = strategy_from(strategy)

@@ -15,6 +15,7 @@ from treegen.api.request_room import Settings
 from treegen.api.wrapper_arguments import PagedCache, check_lse, element_types, graph_buffers, on_host, pages_of, refuse
 from treegen.api.wrapper_options import WrapperOptions
 from treegen.ir.errors import InputError
+from treegen.ir.live_batch import LiveBatch
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -57,11 +58,10 @@ class TreeAttentionWrapper(Copyable):
     serves by request has to plan before it runs.
 
     Args:
-        float_workspace_buffer: Ignored: scratch memory is allocated on the stream of a call.
+        float_workspace_buffer, use_tensor_cores: Ignored. Scratch memory is allocated on the stream of a call.
         kv_layout: "NHD" for pages `[page_size, num_kv_heads, head_dim]`, "HND" for `[num_kv_heads, page_size,
             head_dim]`.
         use_cuda_graph: Whether graphs are captured from `run`.
-        use_tensor_cores: Ignored.
         paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer: With use_cuda_graph: tensors of
             `batch + 1` entries, of the most page ids of a batch, and of `batch` entries.
         backend: "auto" or "fa2"; ignored.
@@ -206,8 +206,7 @@ class TreeAttentionWrapper(Copyable):
         if self._kernel is not None and self._settings == settings:
             self._kernel.update(tree)
         else:
-            self._kernel = host_kernel(tree, settings, self._options)
-            self._settings = settings
+            self._kernel, self._settings = host_kernel(tree, settings, self._options), settings
         self._requests = None
 
     begin_forward = plan
@@ -256,20 +255,16 @@ class TreeAttentionWrapper(Copyable):
             raise InputError("lse", "given", "is used only with return_lse", "give return_lse=True")
         if lse is not None and isinstance(q, torch.Tensor):
             check_lse(lse, q)
-        made = self._attended(q, pages_of(paged_kv_cache, self._options.layout), out, return_lse)
-        if isinstance(made, torch.Tensor):
-            return made
-        result, log_sum = made
-        return result, log_sum if lse is None else lse.copy_(log_sum)
-
-    def _attended(
-        self, q: torch.Tensor, pages: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor | None, return_lse: bool
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        pages = pages_of(paged_kv_cache, self._options.layout)
         if self._requests is not None:
-            return self._requests.run(q, *pages, out, return_lse=return_lse)
-        if not return_lse:
-            return self.kernel(q, *pages, out=out)
-        return self.kernel(q, *pages, out=out, return_lse=True, lse_base="log2")
+            made = self._requests.run(q, *pages, out, return_lse=return_lse)
+        elif return_lse:
+            made = self.kernel(q, *pages, out=out, return_lse=True, lse_base="log2")
+        else:
+            made = self.kernel(q, *pages, out=out)
+        if isinstance(made, torch.Tensor) or lse is None:
+            return made
+        return made[0], lse.copy_(made[1])
 
     def run_return_lse(
         self, q: torch.Tensor, paged_kv_cache: PagedCache, **options: Any
@@ -291,7 +286,14 @@ class TreeAttentionWrapper(Copyable):
     @property
     def batch_kernel(self) -> BatchKernel:
         """The kernel of batches by request. Raises InputError before the first `run` of such a batch."""
-        if self._requests is None or self._requests.kernel is None:
-            reason = "has none before the first run of a batch by request"
-            raise InputError("batch_kernel", "the wrapper", reason, "give tensors on a GPU to plan, and call run")
-        return self._requests.kernel
+        if self._requests is None or (kernel := self._requests.kernel) is None:
+            fix = "give tensors on a GPU to plan, and call run"
+            raise InputError("batch_kernel", "the wrapper", "has none before the first run of a batch by request", fix)
+        return kernel
+
+    @property
+    def live_batch(self) -> LiveBatch:
+        """The running requests of a batch by request, as far as the wrapper knows them. Raises InputError otherwise."""
+        if self._requests is None:
+            raise InputError("live_batch", "the wrapper", "serves no batch by request", "give tensors on a GPU to plan")
+        return self._requests.live

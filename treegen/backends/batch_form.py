@@ -9,22 +9,24 @@ import numpy as np
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import frozen
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.request_schedule import SEAT_FIELDS, RequestSchedule, SharedChunks
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
+from treegen.ir.work_items import ITEM_FIELDS, RUN_FIELDS
 from treegen.scoring.options import Scoring
 
 
 class BatchForm(NamedTuple):
     """The sizes and options of a program for running batches, which never change.
 
-    tile: the tile class of all launches. room: the room of all tables. shape: the attention shape. pages: the engine's
-    page table. most_tokens: the most tokens of a request. scales: the scales of keys and values. scoring: the score
-    options.
+    tile: the kernel config of all launches. room: the room of all tables. shape: the attention shape. pages: the
+    engine's page table. most_tokens: the most tokens of a request. scales: the scales of keys and values. scoring: the
+    score options.
     """
 
-    tile: TileClass
+    tile: KernelConfig
     room: RequestRoom
     shape: Shape
     pages: PageTable
@@ -51,9 +53,9 @@ def no_plan(room: RequestRoom) -> RequestSchedule:
     return RequestSchedule(empty_schedule(()), none, zero, 0, 0, seats, none, None, chunks)
 
 
-def empty_schedule(classes: tuple[TileClass, ...], *, fixed: bool = False) -> Schedule:
-    """Makes a schedule with these tile classes and no items."""
+def empty_schedule(configs: tuple[KernelConfig, ...], *, fixed: bool = False) -> Schedule:
+    """Makes a schedule with these kernel configs and no items."""
     none, zero = frozen(np.empty(0)), frozen(np.zeros(1))
     items, runs = none.reshape(0, len(ITEM_FIELDS)), none.reshape(0, len(RUN_FIELDS))
-    indptr = frozen(np.zeros(len(classes) + 1))
-    return Schedule(classes, indptr, items, none, runs, runs, none, zero, none, fixed=fixed)
+    indptr = frozen(np.zeros(len(configs) + 1))
+    return Schedule(configs, indptr, items, none, runs, runs, none, zero, none, fixed=fixed)

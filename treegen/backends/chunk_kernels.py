@@ -5,7 +5,7 @@ results of its chunks are always merged in the same order. So each chunk has a p
 the plan where the plan shares the chunk and the request's claims hold, and to a lone item otherwise.
 
     lengths      request 0: 2 chunks      request 1: 3 chunks
-    list         [ 0.0 | 0.1 | 1.0 | 1.1 | 1.2 ]      partial slots, merge_slots[merge_indptr[seat]:]
+    list         [ 0.0 | 0.1 | 1.0 | 1.1 | 1.2 ]      partial slots, merge_partials[merge_indptr[seat]:]
     lone items   entry t of the list is chunk t // lone_items of lone item t % lone_items
 
 Tables and sizes are as in treegen.backends.step_kernels.
@@ -18,7 +18,7 @@ from treegen.backends.claim_checks import FREE, INVALID, PLANNED, SURPLUS
 from treegen.backends.page_expansion import deal, entries_of, row_of, write_lone_item
 
 SIZES = [
-    "num_seats", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks", "lone_slot0",
+    "num_seats", "num_rows", "lone_items", "lone_tiles", "lone_runs", "room_tiles", "room_runs", "lone_partial0",
     "batch_rows", "table_stride", "width", "num_pages", "window_left", "chunk",
 ]  # fmt: skip
 """Parameters that differ between batches. Machine code is not specialised for their values."""
@@ -59,8 +59,8 @@ def list_merges(
 @triton.jit(do_not_specialize=SIZES)
 def settle_chunks(
     seats, seq_lens, table_rows, table, indptr,
-    items, rows, merge_rows, merge_indptr, merge_slots, shared, shared_slots, tiles, blocks, states, counters,
-    num_seats, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks, lone_slot0,
+    items, rows, merge_rows, merge_indptr, merge_partials, shared, shared_partials, tiles, packed_runs, states,
+    counters, num_seats, num_rows, lone_items, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0,
     batch_rows, table_stride, width, num_pages, window_left, chunk,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
@@ -69,7 +69,7 @@ def settle_chunks(
 ):  # fmt: skip
     """Deals chunks to lone items, one thread block for each, and lists merges, one thread block for BLOCK seats.
 
-    shared [seats, 2], shared_slots: see treegen.ir.request_schedule.SharedChunks. Items of the plan read only pages
+    shared [seats, 2], shared_partials: see treegen.ir.request_schedule.SharedChunks. Items of the plan read only pages
     that all of their planned requests have, so an impossible page id of one request does not reach the others.
     """
     program = tl.program_id(0)
@@ -96,9 +96,9 @@ def settle_chunks(
     planned = there & (tl.load(states + seat_r, mask=there, other=FREE) == PLANNED)
     listed = planned & (number_r < tl.load(shared + 2 * seat_r + 1, mask=planned, other=0))
     first_slot = tl.load(shared + 2 * seat_r, mask=listed, other=0)
-    slot = tl.load(shared_slots + first_slot + number_r, mask=listed, other=-1)
-    slot0 = lone_slot0 + program * LONE_ROWS
-    tl.store(merge_slots + wanted, tl.where(slot >= 0, slot, slot0 + r), mask=there)
+    slot = tl.load(shared_partials + first_slot + number_r, mask=listed, other=-1)
+    partial0 = lone_partial0 + program * LONE_ROWS
+    tl.store(merge_partials + wanted, tl.where(slot >= 0, slot, partial0 + r), mask=there)
 
     walked = there & (slot < 0)
     row_count = tl.max(tl.where(walked, r + 1, 0), 0)
@@ -115,7 +115,7 @@ def settle_chunks(
             first = tl.maximum(first, tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT)
         row0 = num_rows + program * LONE_ROWS
         write_lone_item(
-            table, item, rows, tiles, blocks, program, row0, slot0, tl.where(walked, row, -1), r >= 0,
-            begin, first, tl.maximum(end - first, 0), num_pages, room_tiles, lone_tiles, room_blocks, lone_blocks,
+            table, item, rows, tiles, packed_runs, program, row0, partial0, tl.where(walked, row, -1), r >= 0,
+            begin, first, tl.maximum(end - first, 0), num_pages, room_tiles, lone_tiles, room_runs, lone_runs,
             N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, True,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from treegen.backends.devices import backend_for, on_device
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 
-_ROWS, _BLOCK = 1024, 1024
+ROWS, BLOCK = 1024, 1024
 """The most rows and pages that a thread block compares at a time."""
 
 
@@ -109,14 +109,14 @@ class SharingReader:
             self._found,
         )
         kinds = (named is not None, indptr is not None)
-        block = min(max(32, _power(self._hashes.numel() // batch)), 4 * _BLOCK)
+        block = min(max(32, _power(self._hashes.numel() // batch)), 4 * BLOCK)
         sharing_kernels.hash_pages[(rows,)](
             pages.seq_lens, *addressed, batch, stride, width, pages.num_pages, self._most_tokens,
             page_size, block, *kinds, num_warps=4,
         )  # fmt: skip
-        most = min(max(32, _power(batch)), _ROWS)
+        most = min(max(32, _power(batch)), ROWS)
         sharing_kernels.find_shared[(rows,)](
-            *addressed, batch, stride, width, page_size, most, min(block, _BLOCK), *kinds,
+            *addressed, batch, stride, width, page_size, most, min(block, BLOCK), *kinds,
             num_warps=8 if most > 512 else 4,
         )  # fmt: skip
 

@@ -14,7 +14,8 @@ from treegen.ir.arrays import Ints
 class LaunchTables(NamedTuple):
     """A schedule's tables on a device.
 
-    table: all of them as one int32 tensor. items: the tables of each tile class. merges: those of each round's merges.
+    table: all of them as one int32 tensor. items: the tables of each kernel config. merges: those of each round's
+        merges.
     page_size: tokens of a page where each full tile lists the first KV slot of each of its pages, else 0.
     """
 
@@ -29,15 +30,15 @@ class LaunchTables(NamedTuple):
         shared = {
             "rows": table[arena.rows :],
             "tiles": table[arena.tiles :],
-            "runs": table[arena.blocks :],
+            "runs": table[arena.packed_runs :],
             "work_indptr": table[arena.work_indptr :],
             "work": table[arena.work :],
             "epilogue_indptr": table[arena.epilogue_indptr :],
-            "epilogue_slots": table[arena.epilogue_slots :],
+            "epilogue_partials": table[arena.epilogue_partials :],
             "row_positions": table[arena.positions :],
         }
         places = zip(arena.merge_rows, arena.merge_indptr, strict=True)
-        merges = [MergeTables(table[rows:], table[indptr:], table[arena.merge_slots :]) for rows, indptr in places]
+        merges = [MergeTables(table[rows:], table[indptr:], table[arena.merge_partials :]) for rows, indptr in places]
         return cls(table, [ItemTables(items=table[place:], **shared) for place in arena.items], merges)
 
 

@@ -1,9 +1,9 @@
 """Device functions of step kernels: look up the pages of requests, and write the tables that attention kernels read.
 
-entry     tokens 64:150 of a request          N = 64 tokens of a full tile
-pages     [ 64:80 ] [ 80:96 ] ... [ 144:150 ]      P = 16 tokens of a page
-tiles     [ 64:128 ]                          one KV slot for each page
-blocks    [ 128:144 ] [ 144:150 ]             packed runs of B = 16 tokens
+entry          tokens 64:150 of a request          N = 64 tokens of a full tile
+pages          [ 64:80 ] [ 80:96 ] ... [ 144:150 ]      P = 16 tokens of a page
+tiles          [ 64:128 ]                          one KV slot for each page
+packed_runs    [ 128:144 ] [ 144:150 ]             packed runs of B = 16 tokens
 """
 
 import triton
@@ -48,12 +48,12 @@ def picked(values, pick):
 
 @triton.jit
 def expand(
-    table, tiles, blocks, tile0, block0, begin, first, tokens, lo, hi, part, num_pages,
+    table, tiles, packed_runs, tile0, run0, begin, first, tokens, lo, hi, part, num_pages,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, E: tl.constexpr, T: tl.constexpr, PARTS: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """Writes the full tiles and packed runs of E entries from tile0 and block0 on, and returns their numbers.
+    """Writes the full tiles and packed runs of E entries from tile0 and run0 on, and returns their numbers.
 
     begin [E]: the offset of the page ids of an entry's request. first, tokens [E]: its first token and its number of
     tokens. lo, hi [E]: the rows that see it. Part 0 of PARTS writes the packed runs, and the other parts take turns
@@ -66,15 +66,15 @@ def expand(
     ends = tl.cumsum(full, 0)
     num_tiles = tl.sum(full, 0)
     rest = (tokens % N + N - 1) // N * (N // B) if APART else (tokens % N + B - 1) // B
-    block_ends = tl.cumsum(rest, 0)
-    num_blocks = tl.sum(rest, 0)
+    run_ends = tl.cumsum(rest, 0)
+    num_runs = tl.sum(rest, 0)
     if (PARTS == 1) | (part == 0):
-        origin = first + full * N - (block_ends - rest) * B
-        for t0 in range(0, num_blocks, T):
-            block = t0 + t
-            live = block < num_blocks
-            pick = e[None, :] == tl.sum((block_ends[None, :] <= block[:, None]).to(tl.int32), 1)[:, None]
-            position = picked(origin, pick) + block * B
+        origin = first + full * N - (run_ends - rest) * B
+        for t0 in range(0, num_runs, T):
+            run = t0 + t
+            live = run < num_runs
+            pick = e[None, :] == tl.sum((run_ends[None, :] <= run[:, None]).to(tl.int32), 1)[:, None]
+            position = picked(origin, pick) + run * B
             length = tl.minimum(picked(first + tokens, pick) - position, B)
             filled = live
             if APART:
@@ -82,7 +82,7 @@ def expand(
                 filled = live & (length > 0)
             found = tl.load(table + picked(begin, pick) + position // P, mask=filled, other=0)
             found = tl.minimum(tl.maximum(found, 0), num_pages - 1)
-            entry = blocks + (block0 + block) * RUN_WIDTH
+            entry = packed_runs + (run0 + run) * RUN_WIDTH
             tl.store(entry, found * P + position % P, mask=live)
             tl.store(entry + 1, length, mask=live)
             tl.store(entry + 2, picked(lo, pick), mask=live)
@@ -111,7 +111,7 @@ def expand(
             tl.store(entry + seen_at + 1, picked(hi, pick), mask=live)
             if POSITIONS:
                 tl.store(entry + seen_at + 2, position, mask=live)
-    return num_tiles, num_blocks
+    return num_tiles, num_runs
 
 
 @triton.jit
@@ -130,8 +130,8 @@ def deal(wanted, seat, first, count, before, seat_r, number_r):
 
 @triton.jit
 def write_lone_item(
-    table, item, rows, tiles, blocks, program, row0, slot0, row, live, begin, first, tokens, num_pages,
-    room_tiles, lone_tiles, room_blocks, lone_blocks,
+    table, item, rows, tiles, packed_runs, program, row0, partial0, row, live, begin, first, tokens, num_pages,
+    room_tiles, lone_tiles, room_runs, lone_runs,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
     POSITIONS: tl.constexpr, LONE_ROWS: tl.constexpr, T: tl.constexpr, APART: tl.constexpr,
@@ -139,26 +139,26 @@ def write_lone_item(
     """Writes a lone item, but for the number of its rows. Row r reads `tokens[r]` tokens from `first[r]` on."""
     r = tl.arange(0, LONE_ROWS)
     tile0 = room_tiles + program * lone_tiles
-    block0 = room_blocks + program * lone_blocks
-    num_tiles, num_blocks = expand(
-        table, tiles, blocks, tile0, block0, begin, first, tokens, r, r + 1, 0, num_pages,
+    run0 = room_runs + program * lone_runs
+    num_tiles, num_runs = expand(
+        table, tiles, packed_runs, tile0, run0, begin, first, tokens, r, r + 1, 0, num_pages,
         N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, 1, APART,
     )  # fmt: skip
     tl.store(rows + row0 + r, row, mask=live)
     tl.store(item, row0)
     tl.store(item + 2, tile0)
     tl.store(item + 3, num_tiles)
-    tl.store(item + 4, block0)
-    tl.store(item + 5, fill_up(blocks, block0, num_blocks, N // B, RUN_WIDTH))
-    tl.store(item + 6, slot0)
+    tl.store(item + 4, run0)
+    tl.store(item + 5, fill_up(packed_runs, run0, num_runs, N // B, RUN_WIDTH))
+    tl.store(item + 6, partial0)
     tl.store(item + 7, -1)
 
 
 @triton.jit
-def fill_up(blocks, block0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr):
+def fill_up(packed_runs, run0, count, PACKED: tl.constexpr, RUN_WIDTH: tl.constexpr):
     """Fills up the last tile of `count` packed runs with empty ones, and returns the number of tiles."""
     packed = (count + PACKED - 1) // PACKED
     b = count + tl.arange(0, PACKED)
     for column in tl.static_range(RUN_WIDTH):
-        tl.store(blocks + (block0 + b) * RUN_WIDTH + column, tl.zeros([PACKED], tl.int32), mask=b < packed * PACKED)
+        tl.store(packed_runs + (run0 + b) * RUN_WIDTH + column, tl.zeros([PACKED], tl.int32), mask=b < packed * PACKED)
     return packed

@@ -12,7 +12,7 @@ from treegen.backends.launch_tables import LaunchTables, staging_of
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
-from treegen.ir.arena import SURPLUS_MERGE, Capacity
+from treegen.ir.arena import SURPLUS_MERGE, ArenaSizes
 from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestTables
@@ -39,12 +39,14 @@ class RequestProgram:
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
-            at["items"], at["rows"], at["tiles"], at["blocks"], unused, unused, unused, unused, at["positions"]
+            at["items"], at["rows"], at["tiles"], at["packed_runs"], unused, unused, unused, unused, at["positions"]
         )
-        merges = MergeTables(at["merge_rows"], at["merge_indptr"], at["lone_slots" if room.chunk else "merge_slots"])
-        capacity = Capacity(
-            items=(room.lone_items + room.items,), rows=0, tiles=0, blocks=0, merges=(room.merges,),
-            merge_slots=room.merge_slots, slots=room.slots + room.lone_slots,
+        merges = MergeTables(
+            at["merge_rows"], at["merge_indptr"], at["lone_partials" if room.chunk else "merge_partials"]
+        )
+        capacity = ArenaSizes(
+            items=(room.lone_items + room.items,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
+            merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(
             empty_schedule((form.tile,), fixed=room.chunk > 0), shape, device, ProgramRoom(capacity, room.rows),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.schedule.passes.fuse_merge import waits
+from treegen.schedule.passes.fuse_merge import has_fused_merge
 
 _ALIGNMENT = 256
 _FP32_BYTES = 4
@@ -38,12 +38,14 @@ class Scratch(NamedTuple):
         return cls(out_at, flags_at, lse_at, lse_at + rows * of_lse)
 
 
-def scratch_of(schedule: Schedule, capacity: Capacity, rows: int, shape: Shape) -> Scratch:
+def scratch_of(schedule: Schedule, capacity: ArenaSizes, rows: int, shape: Shape) -> Scratch:
     """Lays out the memory of a call with `rows` rows, with a flag for each slot and head where some items wait."""
-    return Scratch.of(capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if waits(schedule) else 0)
+    return Scratch.of(
+        capacity.slots, rows, shape, capacity.slots * shape.num_qo_heads if has_fused_merge(schedule) else 0
+    )
 
 
-def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: Capacity | None = None) -> int:
+def workspace_bytes(schedule: Schedule, shape: Shape, rows: int, capacity: ArenaSizes | None = None) -> int:
     """Counts the bytes of device memory of a program: its tables, and the scratch memory of a call with `rows` rows."""
     capacity = capacity or schedule.size
     return schedule.pack(capacity).array.nbytes + scratch_of(schedule, capacity, rows, shape).size

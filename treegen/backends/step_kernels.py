@@ -23,8 +23,8 @@ from treegen.ir.request_tables import LONE_PARTS
 MOST_PARTS = tl.constexpr(LONE_PARTS)
 LEAST_PART = tl.constexpr(512)
 SIZES = [
-    "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_blocks", "room_tiles", "room_blocks",
-    "lone_slot0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
+    "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_runs", "room_tiles", "room_runs",
+    "lone_partial0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
 ]  # fmt: skip
 """Parameters that differ between batches. Machine code is not specialised for their values."""
 
@@ -75,7 +75,7 @@ def read_entries(
 def read_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
     items, entries, entry_indptr, read_rows, known, claims, queries, row_number, merge_number, counts, rows,
-    merge_rows, positions, tiles, blocks, states, counters, flags,
+    merge_rows, positions, tiles, packed_runs, states, counters, flags,
     num_seats, num_items, num_rows, batch_rows, table_stride, width, num_pages, max_tokens, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
@@ -108,7 +108,7 @@ def read_requests(
     row0 = tl.load(item)
     row_count = tl.load(item + 1)
     tile0 = tl.load(item + 2)
-    block0 = tl.load(item + 4)
+    run0 = tl.load(item + 4)
     entry0 = tl.load(entry_indptr + program // PARTS)
     entry1 = tl.load(entry_indptr + program // PARTS + 1)
     if row_count == 0:
@@ -120,7 +120,7 @@ def read_requests(
         )  # fmt: skip
         window_begin = tl.maximum(least - 1 - window_left, 0)
     num_tiles = 0
-    num_blocks = 0
+    num_runs = 0
     for e0 in range(entry0, entry1, E):
         e = e0 + tl.arange(0, E)
         there = e < entry1
@@ -130,16 +130,16 @@ def read_requests(
         )  # fmt: skip
         if WINDOWED:  # by whole tiles and pages, so that the rest still fits its room
             first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
-        new_tiles, new_blocks = expand(
-            table, tiles, blocks, tile0 + num_tiles, block0 + num_blocks,
+        new_tiles, new_runs = expand(
+            table, tiles, packed_runs, tile0 + num_tiles, run0 + num_runs,
             begin, first, tl.maximum(end - first, 0), lo, hi, part, num_pages,
             N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, E, T, PARTS, False,
         )  # fmt: skip
         num_tiles += new_tiles
-        num_blocks += new_blocks
+        num_runs += new_runs
     if part == 0:
         tl.store(item + 3, num_tiles)
-        tl.store(item + 5, fill_up(blocks, block0, num_blocks, PACKED, RUN_WIDTH))
+        tl.store(item + 5, fill_up(packed_runs, run0, num_runs, PACKED, RUN_WIDTH))
 
 
 @triton.jit
@@ -201,8 +201,8 @@ def tokens_of_part(
 @triton.jit(do_not_specialize=SIZES)
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
-    items, rows, merge_rows, merge_indptr, lone_slots, tiles, blocks, states, counters, flags,
-    num_seats, num_rows, lone_items, lone_tiles, lone_blocks, room_tiles, room_blocks, lone_slot0, lone_list0,
+    items, rows, merge_rows, merge_indptr, lone_partials, tiles, packed_runs, states, counters, flags,
+    num_seats, num_rows, lone_items, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0, lone_list0,
     batch_rows, table_stride, width, num_pages, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
@@ -215,9 +215,9 @@ def settle_requests(
     With half as many requests as lone items, or fewer, several items share a request. With an impossible page id in any
     request all requests are alone, because items of the plan may have read that page.
 
-    merge_rows, merge_indptr: the merges of lone items. lone_slots: their partial slots, which begin at entry lone_list0
-    of merge_slots; the first of these slots is lone_slot0. With QUERIES query rows are dealt instead of requests, and
-    the number of each request's query rows follows the states.
+    merge_rows, merge_indptr: the merges of lone items. lone_partials: their partial slots, which begin at entry
+    lone_list0 of merge_partials; the first of these slots is lone_partial0. With QUERIES query rows are dealt instead
+    of requests, and the number of each request's query rows follows the states.
     """
     program = tl.program_id(0)
     if DEPENDENT:
@@ -260,7 +260,7 @@ def settle_requests(
     tl.store(merge_rows + program, merged, mask=of_merge)
     if divided & (row_count > 0):
         number = program % alone
-        tl.store(lone_slots + number * parts + part, lone_slot0 + program)
+        tl.store(lone_partials + number * parts + part, lone_partial0 + program)
         tl.store(merge_indptr + number, lone_list0 + number * parts)
         tl.store(merge_indptr + number + 1, lone_list0 + (number + 1) * parts)
     if row_count > 0:
@@ -272,7 +272,7 @@ def settle_requests(
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
         first, tokens = tokens_of_part(length, part, parts, window_left, max(N, P), LONE_ROWS, WINDOWED)
         write_lone_item(
-            table, item, rows, tiles, blocks, program, row0, tl.where(divided, lone_slot0 + program, -1),
-            written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_blocks, lone_blocks,
+            table, item, rows, tiles, packed_runs, program, row0, tl.where(divided, lone_partial0 + program, -1),
+            written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_runs, lone_runs,
             N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, False,
         )  # fmt: skip

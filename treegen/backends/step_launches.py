@@ -12,7 +12,7 @@ from treegen.backends.kernel_launch import KernelLaunch
 from treegen.codegen.compile_counter import watch_compiles
 from treegen.codegen.kernel_signature import depends_on_launches
 from treegen.ir.request_tables import RequestTables
-from treegen.schedule.by_request import block_of
+from treegen.schedule.by_request import run_tokens_of
 from treegen.target.tile_config import rows_per_tile
 
 CHECKED, SCANNED = 256, 256
@@ -57,7 +57,7 @@ class _Common(NamedTuple):
         stride, width = (0, 0) if indptr is not None else (pages.table.stride(0), pages.table.shape[1])
         slots = max(1, tile.tokens // page_size)
         sizes = (
-            tile.tokens, page_size, block_of(page_size), slots, room.tile_width, room.run_width,
+            tile.tokens, page_size, run_tokens_of(page_size), slots, room.tile_width, room.run_width,
             int(form.positions), form.window_left >= 0,
         )  # fmt: skip
         bounds = len(pages.seq_lens), stride, width, pages.num_pages
@@ -97,7 +97,7 @@ def _read(common: _Common) -> KernelLaunch:
     most_rows = max(16, 1 << (rows_per_tile(form.tile.rows, form.shape.group) - 1).bit_length())
     tables = common.of_tables(
         "planned", "entries", "entry_indptr", "read_rows", "seats", "claims", "queries", "row_number", "merge_number",
-        "counts", "rows", "merge_rows", "positions", "tiles", "blocks", "states", "counters", "flags",
+        "counts", "rows", "merge_rows", "positions", "tiles", "packed_runs", "states", "counters", "flags",
     )  # fmt: skip
     arguments = (
         *common.pages, *tables,
@@ -116,9 +116,9 @@ def _settle(common: _Common) -> KernelLaunch:
     arguments = (
         *common.pages, *common.of_tables("items", "rows"),
         tables["merge_rows"][room.rows + 1 :], tables["merge_indptr"][room.rows + 1 :],
-        *common.of_tables("lone_slots", "tiles", "blocks", "states", "counters", "flags"),
-        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
-        room.slots, places.lone_slots - places.merge_slots, *common.bounds, form.window_left,
+        *common.of_tables("lone_partials", "tiles", "packed_runs", "states", "counters", "flags"),
+        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_runs, room.tiles, room.packed_runs,
+        room.slots, places.lone_partials - places.merge_partials, *common.bounds, form.window_left,
         *common.sizes, _TILES, room.lone_rows, SCANNED, *common.kinds, common.dependent,
     )  # fmt: skip
     return KernelLaunch(settle_requests, (room.lone_items,), arguments, common.second_options)
@@ -130,12 +130,12 @@ def _deal(common: _Common) -> KernelLaunch:
 
     form, room = common.form, common.form.room
     tables = common.of_tables(
-        "items", "rows", "merge_rows", "merge_indptr", "lone_slots", "shared", "shared_slots", "tiles", "blocks",
-        "states", "counters",
+        "items", "rows", "merge_rows", "merge_indptr", "lone_partials", "shared", "shared_partials",
+        "tiles", "packed_runs", "states", "counters",
     )  # fmt: skip
     arguments = (
         *common.pages[:-1], *tables,
-        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_blocks, room.tiles, room.blocks,
+        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_runs, room.tiles, room.packed_runs,
         room.slots, *common.bounds, form.window_left, room.chunk,
         *common.sizes, _TILES, room.lone_rows, SCANNED, *common.kinds[:-1], common.dependent,
     )  # fmt: skip

@@ -4,8 +4,7 @@ It reads the same tables as the Triton kernels, so it tests schedules without a 
 computed together: each such batch is one gather and two matrix products over all its items and KV heads.
 
 Matrix products and sums of other sizes give other bits. In a fixed schedule (of a batch-invariant plan) each row of
-each item is therefore a batch of its own, with the tokens that the row sees, and is merged alone. All sizes then follow
-from the row.
+each item is therefore a batch of its own, with the tokens that it sees, and is merged alone: all sizes follow from it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,10 @@ from treegen.backends.kv_views import token_major, tokens_at
 from treegen.backends.softmax import least_score, softmax, unseen_as_zero, with_sinks
 from treegen.backends.unfused import unfused_parts
 from treegen.ir.arrays import Longs, offsets, ragged, ragged_ranges
-from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
+from treegen.ir.kernel_config import KernelConfig
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.scoring.options import Scoring
 
 _OF_ROWS = ("row", "live", "slot", "position", "sees", "earlier")
@@ -52,15 +53,15 @@ class TorchProgram:
         """Takes another schedule, which later calls execute."""
         self._schedule = schedule
         self._unfused = unfused_parts(schedule, self._shape, self._device, self._scales, self._scoring)
-        self._stages = [
-            ([batch for c in classes for batch in self._batches(c)], *self._merges(merges))
-            for classes, merges in schedule.stages
+        self._rounds = [
+            ([batch for c in configs for batch in self._batches(c)], *self._merges(merges))
+            for configs, merges in schedule.rounds
         ]
         if schedule.fixed:
-            (batches, merge_rows, table), *_ = self._stages
+            (batches, merge_rows, table), *_ = self._rounds
             counts = np.diff(schedule.merge_indptr).tolist()
-            self._stages = [(batches, merge_rows[:0], table[:0])]
-            self._stages += [([], merge_rows[i : i + 1], table[i : i + 1, :n]) for i, n in enumerate(counts)]
+            self._rounds = [(batches, merge_rows[:0], table[:0])]
+            self._rounds += [([], merge_rows[i : i + 1], table[i : i + 1, :n]) for i, n in enumerate(counts)]
 
     @property
     def schedule(self) -> Schedule:
@@ -68,7 +69,7 @@ class TorchProgram:
         return self._schedule
 
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
-        schedule, tile = self._schedule, self._schedule.classes[c]
+        schedule, tile = self._schedule, self._schedule.configs[c]
         if tile.fused:
             for items in self._waves(c):
                 batches = _batches(schedule, tile, items, self._shape)
@@ -77,24 +78,24 @@ class TorchProgram:
                 yield from map(self._tensors, batches)
 
     def _waves(self, c: int) -> list[range]:
-        """Lists the items of a tile class, with items that wait for others after these."""
-        begin, end = self._schedule.class_indptr[c : c + 2].tolist()
-        if not self._schedule.classes[c].waiting:
+        """Lists the items of a kernel config, with items that wait for others after these."""
+        begin, end = self._schedule.config_indptr[c : c + 2].tolist()
+        if not self._schedule.configs[c].fused_merge:
             return [range(begin, end)]
-        border = begin + int(np.count_nonzero(self._schedule.column("slot0")[begin:end] >= 0))
+        border = begin + int(np.count_nonzero(self._schedule.column("partial0")[begin:end] >= 0))
         return [range(begin, border), range(border, end)]
 
     def _merges(self, merges: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the merged rows of a round, and a table of their partial slots.
 
-        Rows with fewer partials are padded with slot `num_slots`, whose lse is -inf.
+        Rows with fewer partials are padded with slot `num_partials`, whose lse is -inf.
         """
         schedule = self._schedule
         bounds = schedule.merge_indptr[merges.start : merges.stop + 1]
         counts = np.diff(bounds)
         listed = np.arange(counts.max(initial=0))[None, :] < counts[:, None]
-        table = np.full(listed.shape, schedule.num_slots)
-        table[listed] = schedule.merge_slots[bounds[0] : bounds[-1]]
+        table = np.full(listed.shape, schedule.num_partials)
+        table[listed] = schedule.merge_partials[bounds[0] : bounds[-1]]
         return self._tensor(schedule.merge_rows[merges]), self._tensor(table)
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
@@ -117,13 +118,13 @@ class TorchProgram:
         """Fills out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         shape = self._shape
         keys, values = (token_major(cache, shape.kv_layout) for cache in (k_cache, v_cache))
-        slots, heads = self._schedule.num_slots + 1, shape.num_qo_heads
+        slots, heads = self._schedule.num_partials + 1, shape.num_qo_heads
         dtype = TORCH_DTYPES[shape.partial_dtype]
         part_out = torch.zeros(slots, heads, shape.head_dim_v, dtype=dtype, device=q.device)
         part_lse = torch.full((slots, heads), -math.inf, dtype=torch.float32, device=q.device)
         for part in self._unfused:
             part(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
-        for batches, merge_rows, merge_table in self._stages:
+        for batches, merge_rows, merge_table in self._rounds:
             for batch in batches:
                 result, log_sum = self._attend(batch, q, keys, values, sm_scale)
                 row, slot = batch["row"][batch["live"]], batch["slot"][batch["live"]]
@@ -201,16 +202,16 @@ def _merged(partials: torch.Tensor, log_sums: torch.Tensor) -> tuple[torch.Tenso
     return unseen_as_zero(torch.einsum("rph,rphd->rhd", weights, partials), total), total
 
 
-def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
+def _batches(schedule: Schedule, tile: KernelConfig, items: range, shape: Shape) -> list[dict[str, np.ndarray]]:
     """Makes the index arrays of batches of items.
 
     row, live, slot, position: [items, rows]. kv, depth: [items, tokens]. sees: [items, rows, tokens]. earlier: [items,
     rows, most partials], the partial slots to merge before the result is written, padded as in `_merges`.
     """
     table = schedule.items[items.start : items.stop].astype(np.int64)
-    row0, rows, tile0, tiles, block0, block_tiles, slot0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
-    entries = tiles + block_tiles * tile.blocks_per_tile
-    tokens = tiles * tile.tokens + block_tiles * tile.tokens
+    row0, rows, tile0, tiles, run0, packed_tiles, partial0, _ = (table[:, i] for i in range(len(ITEM_FIELDS)))
+    entries = tiles + packed_tiles * tile.runs_per_tile
+    tokens = (tiles + packed_tiles) * tile.tokens
     order = np.argsort(tokens, kind="stable")
     per_token = shape.num_kv_heads * max(shape.head_dim, shape.head_dim_v)
     result = []
@@ -222,24 +223,22 @@ def _batches(schedule: Schedule, tile: TileClass, items: range, shape: Shape) ->
             if (end + 1 - begin) * tokens[order[end]] * per_token > _BATCH_ELEMENTS:
                 break
             end += 1
-        chosen = order[begin:end]
-        begin = end
-        runs = _runs(schedule, chosen, tile0, tiles, block0, block_tiles * tile.blocks_per_tile)
-        batch = _batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], slot0[chosen], tile)
-        result.append(batch)
+        chosen, begin = order[begin:end], end
+        runs = _runs(schedule, chosen, tile0, tiles, run0, packed_tiles * tile.runs_per_tile)
+        result.append(_batch(schedule, runs, entries[chosen], row0[chosen], rows[chosen], partial0[chosen], tile))
     return result
 
 
-def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, block0: Longs, blocks: Longs) -> np.ndarray:
+def _runs(schedule: Schedule, chosen: Longs, tile0: Longs, tiles: Longs, run0: Longs, packed: Longs) -> np.ndarray:
     """Lists the runs of the chosen items, each item's full tiles before its packed runs."""
-    both = np.concatenate([schedule.tiles, schedule.blocks])
-    starts = np.stack([tile0[chosen], len(schedule.tiles) + block0[chosen]], axis=1).ravel()
-    lengths = np.stack([tiles[chosen], blocks[chosen]], axis=1).ravel()
+    both = np.concatenate([schedule.tiles, schedule.packed_runs])
+    starts = np.stack([tile0[chosen], len(schedule.tiles) + run0[chosen]], axis=1).ravel()
+    lengths = np.stack([tiles[chosen], packed[chosen]], axis=1).ravel()
     return both[ragged_ranges(starts, lengths)].astype(np.int64)
 
 
 def _batch(
-    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, slot0: Longs, tile: TileClass
+    schedule: Schedule, runs: np.ndarray, entries: Longs, row0: Longs, rows: Longs, partial0: Longs, tile: KernelConfig
 ) -> dict[str, np.ndarray]:
     slot, length, lo, hi = (runs[:, column] for column in range(4))
     depth = runs[:, 4] if runs.shape[1] > 4 else slot
@@ -263,15 +262,16 @@ def _batch(
         sees = (np.where(numbers < 32, lowest, highest) >> (numbers % 32)) & 1 != 0
     else:
         sees = (numbers >= lowest) & (numbers < highest)
+    final = live & (partial0[:, None] < 0)
     return {
         "row": row,
         "live": live,
-        "slot": np.where(slot0[:, None] < 0, -1, slot0[:, None] + number[None, :]),
+        "slot": np.where(partial0[:, None] < 0, -1, partial0[:, None] + number[None, :]),
         "position": schedule.row_positions[row] if len(schedule.row_positions) else row,
         "kv": kv,
         "depth": depths,
         "sees": sees,
-        "earlier": _earlier(schedule, entry, live & (slot0[:, None] < 0) & (tile.merging or tile.waiting)),
+        "earlier": _earlier(schedule, entry, final & (tile.epilogue_merge or tile.fused_merge)),
     }
 
 
@@ -287,12 +287,12 @@ def _rows_alone(batch: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]
 def _earlier(schedule: Schedule, entry: Longs, merging: np.ndarray) -> np.ndarray:
     """Lists the partial slots that are merged into row-table entries, where `merging`, along a new last axis.
 
-    Entries with fewer slots are padded with `num_slots`.
+    Entries with fewer slots are padded with `num_partials`.
     """
     counts = np.zeros(entry.shape, np.int64)
     begins = schedule.epilogue_indptr[entry[merging]]
     counts[merging] = schedule.epilogue_indptr[entry[merging] + 1] - begins
     listed = np.arange(counts.max(initial=0)) < counts[..., None]
-    table = np.full(listed.shape, schedule.num_slots)
-    table[listed] = schedule.epilogue_slots[ragged_ranges(begins, counts[merging])]
+    table = np.full(listed.shape, schedule.num_partials)
+    table[listed] = schedule.epilogue_partials[ragged_ranges(begins, counts[merging])]
     return table

@@ -35,16 +35,16 @@ from treegen.codegen.kernel_signature import (
 from treegen.codegen.load import load_module
 from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.module_text import compile_templates
-from treegen.codegen.partial_keys import KernelOptions, kernel_key, reads_bits
+from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.codegen.register_layout import check_pairs
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.keys import KernelKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import FP8, Shape
-from treegen.schedule.passes.fuse_merge import parts_of, waits
+from treegen.schedule.passes.fuse_merge import has_fused_merge, parts_of
 from treegen.scoring.options import Scoring
 from treegen.target.tile_config import lanes_of
-from treegen.timed import stage
+from treegen.timed import phase
 
 _LAUNCHING = Lock()
 """Held while Triton compiles or interprets, because neither is safe in several threads. Bound calls need no lock."""
@@ -74,7 +74,7 @@ class ProgramRoom(NamedTuple):
     program with this limit keeps one workspace for all calls, so that addresses of its memory never change.
     """
 
-    capacity: Capacity | None = None
+    capacity: ArenaSizes | None = None
     most_rows: int | None = None
 
 
@@ -112,7 +112,7 @@ class TritonProgram:
         self.capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
         self._options = kernel_options(shape, self.capability, scales, scoring)
         self._merge_keys = [
-            merge_key_of(schedule, shape, s, capacity, sinks=self._options.sinks) for s in range(schedule.num_stages)
+            merge_key_of(schedule, shape, s, capacity, sinks=self._options.sinks) for s in range(schedule.num_rounds)
         ]
         self._capacity = capacity or schedule.size
         self._workspace: torch.Tensor | None = None
@@ -133,7 +133,7 @@ class TritonProgram:
             self._values |= {"sinks": scoring.sinks, **captured_values(scoring.readable)}
 
     def load(self, schedule: Schedule) -> None:
-        """Takes another schedule of the same tile classes and rounds.
+        """Takes another schedule of the same kernel configs and rounds.
 
         Later calls on the current stream execute it, and so do replays of graphs that captured earlier calls. Raises
         PlanError for a schedule that exceeds the capacity.
@@ -227,17 +227,17 @@ class TritonProgram:
         shape, caches = self._shape, (k_cache, v_cache)
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
-        options = self._options._replace(shared_kv=shared_kv(shape, tensors), words=words is not None)
+        options = self._options._replace(shared_kv=shared_kv(shape, tensors), packed_fp8=words is not None)
         values = {**self._values, **call_values(shape, tensors, sm_scale, lse_scale)}
-        values["parts"] = parts_of(self._schedule) if waits(self._schedule) else 0
-        for stage_number, (classes, _) in enumerate(self._schedule.stages):
-            for c in classes:
-                tile = self._schedule.classes[c]
+        values["parts"] = parts_of(self._schedule) if has_fused_merge(self._schedule) else 0
+        for round_number, (configs, _) in enumerate(self._schedule.rounds):
+            for c in configs:
+                tile = self._schedule.configs[c]
                 if self._capacity.items[c] == 0 or not tile.fused:
                     continue
                 key = kernel_key(tile, shape, page_size, options)
                 values.update(self.tables.items[c]._asdict())
-                blocks = self._capacity.workers if tile.dealt else self._capacity.items[c] * lanes_of(tile, shape)
+                blocks = self._capacity.workers if tile.work_list else self._capacity.items[c] * lanes_of(tile, shape)
                 in_other_form = _caches_for(key, caches, words)
                 if in_other_form is None:
                     yield self._launch(emit_partial(key), blocks, values)
@@ -245,10 +245,10 @@ class TritonProgram:
                     read = tensors._replace(k=in_other_form[0], v=in_other_form[1])
                     of_call = call_values(shape, read, sm_scale, lse_scale)
                     yield self._launch(emit_partial(key), blocks, values | of_call)
-            merges = self._capacity.merges[stage_number]
+            merges = self._capacity.merges[round_number]
             if merges:
-                merging = self._merge_keys[stage_number]
-                values.update(self.tables.merges[stage_number]._asdict())
+                merging = self._merge_keys[round_number]
+                values.update(self.tables.merges[round_number]._asdict())
                 yield self._launch(emit_merge(merging), merges * -(-shape.num_qo_heads // merging.heads), values)
 
     def _launch(self, source: Source, blocks: int, values: dict[str, Any]) -> KernelLaunch:
@@ -263,9 +263,9 @@ def _caches_for(
     key: KernelKey, caches: tuple[torch.Tensor, torch.Tensor], words: tuple[torch.Tensor, ...] | None
 ) -> tuple[torch.Tensor, ...] | None:
     """Returns the caches in the form that a kernel reads; None where it reads them as they are given."""
-    if key.words:
+    if key.packed_fp8:
         return words
-    return tuple(cache.view(torch.uint8) for cache in caches) if key.by_bits else None
+    return tuple(cache.view(torch.uint8) for cache in caches) if key.emulate_e4m3 else None
 
 
 def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring: Scoring | None) -> KernelOptions:
@@ -273,7 +273,7 @@ def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring
     return KernelOptions(
         scoring=None if scoring is None else scoring.code,
         scaled=scales is not None,
-        by_bits=reads_bits(shape, capability),
+        emulate_e4m3=emulates_e4m3(shape, capability),
         sinks=scoring is not None and scoring.sinks is not None,
         guarded=scoring is not None and scoring.guarded,
     )
@@ -281,7 +281,7 @@ def kernel_options(shape: Shape, capability: int, scales: Scales | None, scoring
 
 def module_of(source: Source) -> ModuleType:
     """Loads the module of a source."""
-    with stage(f"load {source.kernel} {source.digest}"):
+    with phase(f"load {source.kernel} {source.digest}"):
         return load_module(source)
 
 

@@ -1,4 +1,4 @@
-"""Unfused attention: runs tile classes with dense masks in plain PyTorch, with scores and weights in memory.
+"""Unfused attention: runs kernel configs with dense masks in plain PyTorch, with scores and weights in memory.
 
 Medusa's tree attention works so (DeFT, section 2 and table 4). Both backends use it.
 """
@@ -14,11 +14,13 @@ from treegen.backends.kv_scales import HeadScales
 from treegen.backends.kv_views import token_major, tokens_at
 from treegen.backends.softmax import least_score, softmax, unseen_as_zero, with_sinks
 from treegen.ir.arrays import ragged, ragged_ranges
-from treegen.ir.schedule import Schedule, TileClass, WorkItem
+from treegen.ir.kernel_config import KernelConfig
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
+from treegen.ir.work_items import WorkItem
 from treegen.scoring.options import Scoring
 
-_MOST_SCORES = 1 << 30
+MOST_SCORES = 1 << 30
 """The most scores in memory at a time, unless one KV head alone has more."""
 
 
@@ -28,15 +30,15 @@ class UnfusedPart:
     def __init__(
         self,
         schedule: Schedule,
-        tile: TileClass,
+        tile: KernelConfig,
         item: WorkItem,
         shape: Shape,
         device: torch.device,
         scales: HeadScales | None,
         scoring: Scoring | None,
     ) -> None:
-        blocks = schedule.blocks[item.block0 :][: item.block_tiles * tile.blocks_per_tile]
-        runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], blocks]).astype(np.int64)
+        packed_runs = schedule.packed_runs[item.run0 :][: item.packed_tiles * tile.runs_per_tile]
+        runs = np.concatenate([schedule.tiles[item.tile0 : item.tile0 + item.tiles], packed_runs]).astype(np.int64)
         owner, _ = ragged(runs[:, 1])
         numbers = np.arange(item.rows)[:, None]
         # A row that sees no run is left out of the mask, as its result would be 0 / 0.
@@ -69,7 +71,7 @@ class UnfusedPart:
         nothing = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
         self._write(self._blind, slice(None), q.new_zeros(1, 1, 1).float(), nothing, out, lse, lse_scale)
         group, heads = self._shape.group, self._shape.num_kv_heads
-        at_once = max(1, _MOST_SCORES // max(1, group * self._hidden.numel()))
+        at_once = max(1, MOST_SCORES // max(1, group * self._hidden.numel()))
         for head in range(0, heads, at_once):
             chosen = slice(head, min(head + at_once, heads))
             of_heads = slice(chosen.start * group, chosen.stop * group)
@@ -124,7 +126,7 @@ def unfused_parts(
     """Prepares all items with dense masks. They write final output, so they may run before anything else."""
     return [
         UnfusedPart(schedule, tile, schedule.work_items[index], shape, device, scales, scoring)
-        for c, tile in enumerate(schedule.classes)
+        for c, tile in enumerate(schedule.configs)
         if not tile.fused
-        for index in range(schedule.class_indptr[c], schedule.class_indptr[c + 1])
+        for index in range(schedule.config_indptr[c], schedule.config_indptr[c + 1])
     ]

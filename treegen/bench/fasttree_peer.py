@@ -54,8 +54,8 @@ class FastTreeArtifact:
     def prepare(self, case: Case) -> Call:
         """See Provider. The call writes to an output of its own."""
         _check(case)
-        kernels = _load(self._folder / "fasttree.py")
-        nodes, kv_ptrs, slot_of_token = _nodes(case.tree, _load(self._folder / "kv_tree_simple.py"))
+        kernels = load_file(self._folder / "fasttree.py")
+        nodes, kv_ptrs, slot_of_token = _nodes(case.tree, load_file(self._folder / "kv_tree_simple.py"))
         shape, q = case.shape, case.q
         query, kv = list(query_tiles(shape.group)), list(_KV_TILES)
         parameters = kernels.FastTreeParams()
@@ -137,7 +137,7 @@ def _nodes(tree: Tree, module: Any) -> tuple[list[Any], list[int], Any]:
     return nodes, offsets(tokens).tolist(), slots
 
 
-def _load(path: Path) -> Any:
+def load_file(path: Path) -> Any:
     """Loads a single module of the checkout without changing sys.path or sys.modules."""
     if not path.is_file():
         raise UnavailableError(f"no {path.name} in {path.parent}")

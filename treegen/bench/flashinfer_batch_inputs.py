@@ -15,7 +15,7 @@ import torch
 from treegen.bench.batch_case import BatchCase
 from treegen.ir.arrays import Ints
 
-_WORKSPACE_BYTES = 512 << 20
+WORKSPACE_BYTES = 512 << 20
 """Bytes of a wrapper's workspace. Plans for CUDA graphs split KV over the whole grid and need more than the recommended
 128 MB."""
 
@@ -53,7 +53,7 @@ def int_buffer(count: int, device: torch.device) -> torch.Tensor:
 
 def workspace(case: BatchCase) -> torch.Tensor:
     """Returns a workspace for one wrapper."""
-    return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=case.device)
+    return torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=case.device)
 
 
 def paged_caches(case: BatchCase, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -66,7 +66,7 @@ def examined() -> dict[str, Any]:
             **{name: _version(name) for name in _PACKAGES},
             "CUDA of torch": None if torch is None else torch.version.cuda,
             "NVIDIA driver": _driver(torch),
-            "C compiler": _compiler(),
+            "C compiler": c_compiler(),
         },
         "optional packages": {name: _version(name, package) for name, package in _OPTIONAL.items()},
         "GPUs": [{name: value for name, value in device.items() if name != "key"} for device in devices],
@@ -123,7 +123,7 @@ def _driver(torch: Any) -> str | None:
     return ", ".join(parts) or None
 
 
-def _compiler() -> str | None:
+def c_compiler() -> str | None:
     """Returns the C compiler for Triton's launchers: $CC, by default gcc or clang."""
     chosen = os.environ.get("CC")
     return shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")
@@ -239,7 +239,7 @@ def _notes(
         yield f"{problem}: install it to run kernels"
     elif not devices:
         yield f"no CUDA device: kernels run on the torch backend, plans are made for {DEFAULT_TARGET}"
-    elif _compiler() is None:
+    elif c_compiler() is None:
         yield "no C compiler: Triton needs one at the first launch; install gcc or set CC"
     for device in devices:
         if float(device["capability"]) < 8:

@@ -35,7 +35,7 @@ from treegen.report.estimate_text import fitted
 from treegen.report.explain import explain as explained
 from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
 from treegen.report.verified_plans import planned
-from treegen.schedule.pipeline import Lowering, launched
+from treegen.schedule.pipeline import Lowering, device_schedule
 from treegen.search.weigh import candidates
 from treegen.strategies import strategy_names
 from treegen.strategies.registry import spec_of
@@ -136,7 +136,7 @@ def emit(
         except OSError as cause:
             reason = f"cannot be made ({cause.strerror})"
             raise FormatError("output", str(output), reason, "name another folder") from cause
-    schedules = [launched(Lowering(entry.plan, entry.schedule), problem) for entry in made]
+    schedules = [device_schedule(Lowering(entry.plan, entry.schedule), problem) for entry in made]
     sources = _sources(schedules, shape)
     if not sources:
         print("nothing to emit: the plan launches no kernel, or runs unfused in PyTorch", file=sys.stderr)

@@ -13,7 +13,7 @@ from treegen import progress
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_QUIET_SECONDS = 1.0
+QUIET_SECONDS = 1.0
 
 
 class Advance(Protocol):
@@ -42,12 +42,12 @@ def activity_bar() -> Iterator[None]:
 
 @contextmanager
 def _bar(steps: float | None, doing: str) -> Iterator[_Bar | None]:
-    """Yields a bar, which is shown after _QUIET_SECONDS; None where stderr is not a terminal."""
+    """Yields a bar, which is shown after QUIET_SECONDS; None where stderr is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
     bar = _Bar(steps, doing)
-    timer = Timer(_QUIET_SECONDS, bar.show)
+    timer = Timer(QUIET_SECONDS, bar.show)
     timer.daemon = True
     timer.start()
     try:

@@ -109,7 +109,7 @@ def _compiled(source: Source, shape: Shape, architecture: int) -> Any:
     kernel = getattr(load_module(source), source.kernel)
     arguments = _arguments(source.key, shape, architecture)
     options = launch_options(source.key, architecture)
-    with _device_of(architecture), expected_compiles():
+    with device_of(architecture), expected_compiles():
         compiled = kernel.warmup(*arguments, grid=(1,), **options)
     check_pairs(compiled)
     return compiled
@@ -161,12 +161,12 @@ def _arguments(key: KernelKey | MergeKey, shape: Shape, architecture: int) -> tu
 def _tensors(shape: Shape, key: KernelKey | MergeKey) -> Tensors:
     dtype, heads = _DTYPES[shape.dtype], shape.num_qo_heads
     kv_dtype, (k_sizes, v_sizes) = _DTYPES[shape.kv_dtype], shape.cache_sizes(_ANY)
-    if isinstance(key, KernelKey) and key.words:
+    if isinstance(key, KernelKey) and key.packed_fp8:
         kv_dtype, (k_sizes, v_sizes) = (
             "torch.int32",
             ((*sizes[:-1], sizes[-1] // ELEMENTS_PER_WORD) for sizes in (k_sizes, v_sizes)),
         )
-    elif isinstance(key, KernelKey) and key.by_bits:
+    elif isinstance(key, KernelKey) and key.emulate_e4m3:
         kv_dtype = "torch.uint8"
     return Tensors(
         q=_Contiguous(dtype, (_ANY, heads, shape.head_dim)),
@@ -202,7 +202,7 @@ class _Device:
 
 
 @contextmanager
-def _device_of(architecture: int) -> Iterator[None]:
+def device_of(architecture: int) -> Iterator[None]:
     """Within it Triton compiles for this architecture."""
     from triton.runtime import driver
 

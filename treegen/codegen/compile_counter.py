@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
@@ -27,16 +27,29 @@ class KernelCounts:
     compiled: int
 
 
+@dataclass(slots=True)
+class CompileState:
+    """What a process knows of its compilations.
+
+    loaded, compiled: see KernelCounts. watching: whether it listens to Triton. warned: whether it has warned of
+    compilations. surprises: kernels compiled while somebody waited, with seconds, not yet told.
+    """
+
+    loaded: int = 0
+    compiled: int = 0
+    watching: bool = False
+    warned: bool = False
+    surprises: list[tuple[str, float]] = field(default_factory=list)
+
+
+state = CompileState()
 _lock = Lock()
-_loaded = _compiled = 0
-_watching = _warned = False
-_surprises: list[tuple[str, float]] = []  # kernels compiled while somebody waited, with seconds, not yet told
 _expected: ContextVar[bool] = ContextVar("expected", default=False)
 
 
 def kernel_counts() -> KernelCounts:
     """The counts so far. A process that serves what `treegen warm` compiled ahead keeps `compiled` at 0."""
-    return KernelCounts(_loaded, _compiled)
+    return KernelCounts(state.loaded, state.compiled)
 
 
 @contextmanager
@@ -51,21 +64,19 @@ def expected_compiles() -> Iterator[None]:
 
 def count_loaded() -> None:
     """Counts a module, which has imported Triton, and from the first one on Triton's compilations."""
-    global _loaded
     with _lock:
-        _loaded += 1
+        state.loaded += 1
     watch_compiles()
 
 
 def watch_compiles() -> None:
     """Listens to Triton's compiler from now on, beside whoever listened before."""
-    global _watching
     from triton import knobs
 
     with _lock:
-        if _watching:
+        if state.watching:
             return
-        _watching = True
+        state.watching = True
         before = knobs.compilation.listener
 
         def listen(**facts: Any) -> None:
@@ -77,25 +88,23 @@ def watch_compiles() -> None:
 
 
 def _count_compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
-    global _compiled
     kernel = getattr(src, "fn", None)  # only of Python sources
     module = getattr(kernel, "__module__", "")
     if cache_hit or not module.startswith(_OWN):
         return
     with _lock:
-        _compiled += 1
-        if not _expected.get() and not _warned:
-            _surprises.append((f"{src.name} of {module.removeprefix(MODULE_PREFIX)}", times.total / 1e6))
+        state.compiled += 1
+        if not _expected.get() and not state.warned:
+            state.surprises.append((f"{src.name} of {module.removeprefix(MODULE_PREFIX)}", times.total / 1e6))
 
 
 def warn_of_compiles() -> None:
     """Warns, once per process, when kernels were compiled in a launch and nobody expected it."""
-    global _warned
-    if not _surprises:
+    if not state.surprises:
         return
     with _lock:
-        told, _surprises[:] = list(_surprises), []
-        said, _warned = _warned, True
+        told, state.surprises = state.surprises, []
+        said, state.warned = state.warned, True
     if said or not told:
         return
     more = f" and {len(told) - 1} more" if len(told) > 1 else ""

@@ -11,7 +11,7 @@ from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.module_text import module_text
 from treegen.codegen.partial_context import PartialContext
 from treegen.codegen.partial_keys import NO_OPTIONS, KernelOptions, kernel_key
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -36,13 +36,13 @@ def emit(
     schedule: Schedule,
     shape: Shape,
     page_size: int = 1,
-    capacity: Capacity | None = None,
+    capacity: ArenaSizes | None = None,
     options: KernelOptions = NO_OPTIONS,
 ) -> list[Source]:
     """Emits the modules of a schedule as it is launched.
 
     Args:
-        schedule: The schedule. A tile class that runs unfused has no module.
+        schedule: The schedule. A kernel config that runs unfused has no module.
         shape: The attention shape.
         page_size: Tokens of a page, or 1 to address the cache by slot.
         capacity: See merge_key_of.
@@ -51,7 +51,7 @@ def emit(
     Returns:
         Each module once, in launch order.
     """
-    fused = [tile for tile in schedule.classes if tile.fused]
+    fused = [tile for tile in schedule.configs if tile.fused]
     keys = (kernel_key(tile, shape, page_size, options) for tile in fused)
     emitted = [emit_partial(key) for key in dict.fromkeys(keys)]
     rows = (capacity or schedule.size).merges

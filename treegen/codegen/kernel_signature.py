@@ -63,7 +63,7 @@ class Tensors(NamedTuple):
 
 
 class ItemTables(NamedTuple):
-    """The tables of a tile class, named as the parameters of partial kernels."""
+    """The tables of a kernel config, named as the parameters of partial kernels."""
 
     items: TensorLike
     rows: TensorLike
@@ -72,7 +72,7 @@ class ItemTables(NamedTuple):
     work_indptr: TensorLike
     work: TensorLike
     epilogue_indptr: TensorLike
-    epilogue_slots: TensorLike
+    epilogue_partials: TensorLike
     row_positions: TensorLike
 
 
@@ -81,7 +81,7 @@ class MergeTables(NamedTuple):
 
     merge_rows: TensorLike
     merge_indptr: TensorLike
-    merge_slots: TensorLike
+    merge_partials: TensorLike
 
 
 class ParameterKind(Enum):
@@ -128,12 +128,12 @@ def kernel_signature(key: KernelKey | MergeKey) -> tuple[Parameter, ...]:
 
 def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
     tensors = _each(ParameterKind.TENSOR, *Tensors._fields)
-    yield (*tensors, Parameter("parts", ParameterKind.COUNT, specialized=False)) if key.waiting else tensors[:-1]
+    yield (*tensors, Parameter("parts", ParameterKind.COUNT, specialized=False)) if key.fused_merge else tensors[:-1]
     yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "runs")
-    if key.dealt:
+    if key.work_list:
         yield _each(ParameterKind.TABLE, "work_indptr", "work")
-    if key.merging:
-        yield _each(ParameterKind.TABLE, "epilogue_indptr", "epilogue_slots")
+    if key.epilogue_merge:
+        yield _each(ParameterKind.TABLE, "epilogue_indptr", "epilogue_partials")
     if key.scaled:
         yield _each(ParameterKind.HEAD_VALUES, "k_scales", "v_scales")
     yield _each(ParameterKind.SIZE, "kv_heads")
@@ -251,13 +251,13 @@ def launch_options(key: KernelKey | MergeKey, capability: int) -> dict[str, Any]
     """What Triton takes of a launch besides arguments. capability: as of switch_values."""
     dependent, on_hopper = depends_on_launches(capability), _HOPPER <= capability < _BLACKWELL
     if isinstance(key, MergeKey):
-        return {"num_warps": key.warps, **({"launch_pdl": True} if dependent else {})}
-    needs_most = key.merging or key.dealt or key.tile_tokens > _FEW_TOKENS
+        return {"num_warps": key.num_warps, **({"launch_pdl": True} if dependent else {})}
+    needs_most = key.epilogue_merge or key.work_list or key.tile_tokens > _FEW_TOKENS
     may_take_all = capability > 0 and not on_hopper and not needs_most
     return {
-        "num_warps": key.warps,
-        "num_stages": key.stages,
-        **({"launch_pdl": True} if dependent and key.merging else {}),
+        "num_warps": key.num_warps,
+        "num_stages": key.num_stages,
+        **({"launch_pdl": True} if dependent and key.epilogue_merge else {}),
         **({"maxnreg": _MOST_REGISTERS} if may_take_all else {}),
     }
 

@@ -11,7 +11,7 @@ from treegen.autotune_cache.store import write_text
 from treegen.codegen.compile_counter import MODULE_PREFIX, count_loaded
 from treegen.codegen.emit import Source
 
-_loaded: dict[str, ModuleType] = {}
+loaded: dict[str, ModuleType] = {}
 _lock = Lock()
 
 
@@ -22,7 +22,7 @@ def load_module(source: Source) -> ModuleType:
     beside it is never run.
     """
     with _lock:
-        module = _loaded.get(source.digest)
+        module = loaded.get(source.digest)
         if module is None:
             path = str(write_text("kernels", f"{source.digest}.py", source.text).absolute())
             module = ModuleType(f"{MODULE_PREFIX}{source.digest}")
@@ -32,6 +32,6 @@ def load_module(source: Source) -> ModuleType:
             linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
             sys.modules[module.__name__] = module
             exec(compile(source.text, path, "exec", dont_inherit=True), vars(module))
-            _loaded[source.digest] = module
+            loaded[source.digest] = module
             count_loaded()
         return module

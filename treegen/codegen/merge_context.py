@@ -33,7 +33,7 @@ class MergeContext:
         return cls(
             heads=key.heads,
             parts=key.parts,
-            to_partials=key.staged,
+            to_partials=key.several_rounds,
             head_dim_v=key.head_dim_v,
             padded_v=padded(key.head_dim_v),
             mask_v=padded(key.head_dim_v) != key.head_dim_v,

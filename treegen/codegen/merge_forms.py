@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.keys import MergeKey
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -31,26 +31,28 @@ _MERGE_FORMS = {
 _FIXED_FORM = MergeForm(2, 8)
 
 
-def fixed_merge_key(shape: Shape, *, sinks: bool = False) -> MergeKey:
+def invariant_merge_key(shape: Shape, *, sinks: bool = False) -> MergeKey:
     """Makes the key of the only merge kernel of schedules with fixed merges."""
     return _merge_key(shape, False, _FIXED_FORM, sinks=sinks)
 
 
-def merge_key(shape: Shape, *, staged: bool, rows: int, longest: int, sinks: bool = False) -> MergeKey:
+def merge_key(shape: Shape, *, several_rounds: bool, rows: int, longest: int, sinks: bool = False) -> MergeKey:
     """Makes the key of the merge kernel for this many merged rows of at most `longest` partials."""
     forms = next(forms for most, forms in _MERGE_FORMS.items() if rows * shape.num_qo_heads <= most)
     form = next((form for form in forms if form.parts >= longest), forms[-1])
-    return _merge_key(shape, staged, form, sinks=sinks)
+    return _merge_key(shape, several_rounds, form, sinks=sinks)
 
 
 def merge_keys(shape: Shape) -> list[MergeKey]:
     """Lists every key that `merge_key` makes for an attention shape."""
     forms = [form for some in _MERGE_FORMS.values() for form in some]
-    return list(dict.fromkeys(_merge_key(shape, staged, form) for staged in (False, True) for form in forms))
+    return list(
+        dict.fromkeys(_merge_key(shape, several_rounds, form) for several_rounds in (False, True) for form in forms)
+    )
 
 
 def merge_key_of(
-    schedule: Schedule, shape: Shape, round_number: int, capacity: Capacity | None = None, *, sinks: bool = False
+    schedule: Schedule, shape: Shape, round_number: int, capacity: ArenaSizes | None = None, *, sinks: bool = False
 ) -> MergeKey:
     """Makes the key of the kernel that merges at the end of one round of a schedule's launches.
 
@@ -65,18 +67,18 @@ def merge_key_of(
         The key.
     """
     if schedule.fixed:
-        return fixed_merge_key(shape, sinks=sinks)
-    staged = schedule.num_stages > 1
+        return invariant_merge_key(shape, sinks=sinks)
+    several_rounds = schedule.num_rounds > 1
     if capacity is not None:
-        rows, longest = capacity.merges[round_number], capacity.merge_slots
-        return merge_key(shape, staged=staged, rows=rows, longest=longest, sinks=sinks)
-    first, last = schedule.merge_stage_indptr[round_number : round_number + 2]
+        rows, longest = capacity.merges[round_number], capacity.merge_partials
+        return merge_key(shape, several_rounds=several_rounds, rows=rows, longest=longest, sinks=sinks)
+    first, last = schedule.merge_round_indptr[round_number : round_number + 2]
     bounds = schedule.merge_indptr[first : last + 1]
     longest = int((bounds[1:] - bounds[:-1]).max(initial=0))
-    return merge_key(shape, staged=staged, rows=len(bounds) - 1, longest=longest, sinks=sinks)
+    return merge_key(shape, several_rounds=several_rounds, rows=len(bounds) - 1, longest=longest, sinks=sinks)
 
 
-def _merge_key(shape: Shape, staged: bool, form: MergeForm, *, sinks: bool = False) -> MergeKey:
+def _merge_key(shape: Shape, several_rounds: bool, form: MergeForm, *, sinks: bool = False) -> MergeKey:
     heads = min(form.heads, 1 << (shape.num_qo_heads - 1).bit_length())
     warps = max(1, heads * form.parts * padded(shape.head_dim_v) // _MERGED_BY_WARP)
-    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, staged, warps, sinks)
+    return MergeKey(shape.dtype, shape.head_dim_v, heads, form.parts, several_rounds, warps, sinks)

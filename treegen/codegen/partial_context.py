@@ -80,28 +80,29 @@ class KVContext:
     """How caches are read.
 
     page_size: 1 by slot, else the tokens of a page. shared: whether values are the first piece of keys. converted:
-    whether elements in 8 bits are converted one by one, with by_bits out of bytes. words: whether they are read four at
-    a time; planes: the function that then converts them. scaled: whether keys and values have scales by head.
+    whether elements in 8 bits are converted one by one, with emulate_e4m3 out of bytes. packed_fp8: whether they are
+    read four at a time; planes: the function that then converts them. scaled: whether keys and values have scales by
+    head.
     """
 
     page_size: int
     shared: bool
     converted: bool
-    by_bits: bool
-    words: bool
+    emulate_e4m3: bool
+    packed_fp8: bool
     planes: str
     scaled: bool
 
     @classmethod
     def of(cls, key: KernelKey) -> KVContext:
         """Spells out how a key's caches are read."""
-        of_e4m3 = "e4m3_planes_from_bits" if key.by_bits else "e4m3_planes"
+        of_e4m3 = "e4m3_planes_from_bits" if key.emulate_e4m3 else "e4m3_planes"
         return cls(
             page_size=key.page_size,
             shared=key.shared_kv,
-            converted=key.kv_dtype in FP8 and not key.words,
-            by_bits=key.by_bits,
-            words=key.words,
+            converted=key.kv_dtype in FP8 and not key.packed_fp8,
+            emulate_e4m3=key.emulate_e4m3,
+            packed_fp8=key.packed_fp8,
             planes="e5m2_planes" if key.kv_dtype == "e5m2" else of_e4m3,
             scaled=key.scaled,
         )
@@ -109,14 +110,15 @@ class KVContext:
 
 @dataclass(frozen=True, slots=True)
 class JoinContext:
-    """Which partials final items join: those of earlier launches (merging) or of their own (waiting).
+    """Which partials final items join: those of earlier launches (epilogue_merge) or of their own
+    (fused_merge).
 
     paired: whether partials are read into the registers of results, two at a time. chunk_rows, chunk_dims: rows and
-    dims that lie together in a waiting kernel's partial results.
+    dims that lie together in the partial results of a kernel with a fused merge.
     """
 
-    merging: bool
-    waiting: bool
+    epilogue_merge: bool
+    fused_merge: bool
     paired: bool
     chunk_rows: int
     chunk_dims: int
@@ -124,11 +126,11 @@ class JoinContext:
     @classmethod
     def of(cls, key: KernelKey) -> JoinContext:
         """Spells out what a key joins."""
-        has_room = key.waiting or key.tile_tokens <= _MOST_PAIRED_TOKENS
+        has_room = key.fused_merge or key.tile_tokens <= _MOST_PAIRED_TOKENS
         return cls(
-            merging=key.merging,
-            waiting=key.waiting,
-            paired=has_room and key.dtype != "fp32" and not key.words,
+            epilogue_merge=key.epilogue_merge,
+            fused_merge=key.fused_merge,
+            paired=has_room and key.dtype != "fp32" and not key.packed_fp8,
             chunk_rows=math.gcd(key.group, _CHUNK),
             chunk_dims=_CHUNK,
         )
@@ -136,7 +138,7 @@ class JoinContext:
     @property
     def any(self) -> bool:
         """Whether there are any."""
-        return self.merging or self.waiting
+        return self.epilogue_merge or self.fused_merge
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class PartialContext:
     masked: bool
     bits: bool
     leaves_out: bool
-    dealt: bool
+    work_list: bool
     indent: int
     sinks: bool
     guarded: bool
@@ -187,8 +189,8 @@ class PartialContext:
             masked=key.mask != "none",
             bits=key.mask == "bits",
             leaves_out=key.request_page > 0,
-            dealt=key.dealt,
-            indent=4 if key.dealt else 0,
+            work_list=key.work_list,
+            indent=4 if key.work_list else 0,
             sinks=key.sinks,
             guarded=key.guarded,
             values_first=key.guarded and not key.shared_kv,
@@ -198,7 +200,7 @@ class PartialContext:
             unspecialized=tuple(parameter.name for parameter in parameters if not parameter.specialized),
             dims=DimContext.of(key),
             kv=KVContext.of(key),
-            full=FullTileContext.of(key) if key.full else None,
+            full=FullTileContext.of(key) if key.has_full_tiles else None,
             packed=PackedTileContext.of(key),
             joins=JoinContext.of(key),
         )

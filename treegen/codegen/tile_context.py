@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from treegen.ir.keys import KernelKey
-from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS
+from treegen.ir.work_items import POSITIONED_RUN_FIELDS, RUN_FIELDS
 from treegen.target.tile_config import MOST_UNROLLED
 
 _MOST_HIDDEN_BY_RUN = 4
@@ -76,12 +76,12 @@ class PackedTileContext:
     @classmethod
     def of(cls, key: KernelKey) -> PackedTileContext:
         """Spells out a key's packed tiles."""
-        names, runs = run_fields(key), key.tile_tokens // key.block_tokens
+        names, runs = run_fields(key), key.tile_tokens // key.run_tokens
         by_run = runs <= _MOST_HIDDEN_BY_RUN
         read = tuple((name, column) for column, name in enumerate(names) if name not in _unread(key))
         return cls(
             runs=runs,
-            run_tokens=key.block_tokens,
+            run_tokens=key.run_tokens,
             width=len(names),
             fields=read,
             unrolled=runs <= MOST_UNROLLED,

@@ -13,7 +13,7 @@ from treegen.cost.profiled import launches_us
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.schedule.passes.fuse_merge import in_one_launch, waits
+from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
 from treegen.target.problem import Problem
 
 _INTERVAL_BYTES = 8  # lo and hi, int32
@@ -85,11 +85,11 @@ def assess(
 ) -> tuple[Estimate, Times]:
     """Returns the account, and the parts of its time. Arguments as of `account`."""
     tree, shape, target = problem
-    schedule = schedule if fixed else in_one_launch(schedule)
+    schedule = schedule if fixed else with_fused_merge(schedule)
     items, merges = item_launches(plan, schedule, problem), merge_launches(schedule, shape)
     heads, unique = shape.num_qo_heads, tree.unique_tokens
-    partials = schedule.num_slots + int((schedule.merge_rows < 0).sum())
-    partials += len(schedule.merge_slots) + len(schedule.epilogue_slots)
+    partials = schedule.num_partials + int((schedule.merge_rows < 0).sum())
+    partials += len(schedule.merge_partials) + len(schedule.epilogue_partials)
     blocks, loads = int(items.turns.sum()), int(items.kv_loads.sum())
     masks, scores = mask_bytes(plan, shape, int(items.mask_runs.sum())), score_bytes(plan, shape)
     q_bytes, flops = int(items.q_bytes.sum()), int(items.padded_flops.sum())
@@ -105,7 +105,7 @@ def assess(
         passes = 3 if widened == 1 else 3 + 2 * widened
         unfused = scores + masks + q_bytes + passes * unique * shape.kv_token_bytes
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
-    launches = ScheduleLaunches(items, merges, schedule.launches, unfused, waits(schedule))
+    launches = ScheduleLaunches(items, merges, schedule.launches, unfused, has_fused_merge(schedule))
     made_of = times(launches, target, items_us=measured)
     estimate = Estimate(
         kv_unique_bytes=unique * shape.kv_token_bytes,

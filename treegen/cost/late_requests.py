@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arrays import Bools, offsets
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.problem import Problem
@@ -29,7 +29,7 @@ class LateCost(NamedTuple):
 
 
 def late_cost(
-    batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: TileClass, planned: Problem
+    batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: KernelConfig, planned: Problem
 ) -> LateCost:
     """Estimates the cost for a layer while the plan `made` of `planned` still serves `batch`.
 
@@ -41,7 +41,7 @@ def late_cost(
         batch: The requests at present.
         made: The plan's schedule.
         room: The sizes of the kernel's tables.
-        tile: The tile class of all launches.
+        tile: The kernel config of all launches.
         planned: The tree, shape and target of the plan.
     """
     _, shape, target = planned
@@ -86,7 +86,7 @@ def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
 
 
 @lru_cache(64)
-def _lone_token_us(tile: TileClass, shape: Shape, target: Target) -> float:
+def _lone_token_us(tile: KernelConfig, shape: Shape, target: Target) -> float:
     """Returns the microseconds per token of a thread block that is alone on its SM."""
     flops, _ = tile_work(tile, shape)
     return float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts_of(target)))) / tile.tokens

@@ -10,8 +10,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from treegen.ir.arrays import INT32_MAX, Longs, offsets, ragged_ranges
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.target.problem import Problem
 from treegen.target.tile_config import resident_blocks, tile_operations, tile_work
@@ -56,7 +57,7 @@ class MergeCounts(Generic[Count]):
 
 
 class ItemLaunches(ItemCounts[Longs]):
-    """Launches of work items, with an entry for each tile class that has items, in launch order."""
+    """Launches of work items, with an entry for each kernel config that has items, in launch order."""
 
     __slots__ = ()
 
@@ -72,20 +73,20 @@ _MERGE_COUNTS = tuple(field.name for field in fields(MergeCounts))
 
 
 def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunches:
-    """Counts the launches of work items of a plan's schedule; unfused classes have none."""
+    """Counts the launches of work items of a plan's schedule; unfused configs have none."""
     tree, shape, target = problem
     tile_ends = offsets(schedule.tiles[:, 1])
-    block_ends, block_runs = offsets(schedule.blocks[:, 1]), offsets(schedule.blocks[:, 1] > 0)
+    run_ends, run_counts = offsets(schedule.packed_runs[:, 1]), offsets(schedule.packed_runs[:, 1] > 0)
     group_tokens = plan.group_tokens
     launches: list[ItemCounts[int]] = []
-    for index, tile in enumerate(schedule.classes):
-        of_class = slice(schedule.class_indptr[index], schedule.class_indptr[index + 1])
-        items = schedule.items[of_class].astype(np.int64)
+    for index, tile in enumerate(schedule.configs):
+        of_config = slice(schedule.config_indptr[index], schedule.config_indptr[index + 1])
+        items = schedule.items[of_config].astype(np.int64)
         if not len(items) or not tile.fused:
             continue
-        row0, rows, tile0, full, block0, packed, slot0, group = items.T
-        end = block0 + packed * tile.blocks_per_tile
-        loads = tile_ends[tile0 + full] - tile_ends[tile0] + block_ends[end] - block_ends[block0]
+        row0, rows, tile0, full, run0, packed, partial0, group = items.T
+        end = run0 + packed * tile.runs_per_tile
+        loads = tile_ends[tile0 + full] - tile_ends[tile0] + run_ends[end] - run_ends[run0]
         # A row whose heads need several tiles has a thread block for each of them, per KV head; each loads the KV.
         head_tiles = -(-shape.group // tile.rows)
         lanes = shape.num_kv_heads * head_tiles
@@ -93,14 +94,14 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
         read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
         heads = shape.num_qo_heads
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
-        partial = int(rows[slot0 >= 0].sum()) * shape.partial_bytes
-        final = int(rows[slot0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
+        partial = int(rows[partial0 >= 0].sum()) * shape.partial_bytes
+        final = int(rows[partial0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
         turns, tiles = len(items) * lanes, int((full + packed).sum()) * lanes
         tile_flops, tile_bytes = tile_work(tile, shape)
         launches.append(
             ItemCounts(
-                blocks=len(schedule.work_indptr) - 1 if tile.dealt else turns,
+                blocks=len(schedule.work_indptr) - 1 if tile.work_list else turns,
                 turns=turns,
                 evened=int(evened_turns(turns, target.sms)),
                 full=int(full.sum()) * lanes,
@@ -115,7 +116,7 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
                 tile_rows=tile.rows,
                 resident=resident_blocks(tile, shape, target),
                 kv_loads=int(loads.sum()) * head_tiles,
-                mask_runs=int((full + block_runs[end] - block_runs[block0]).sum()) if tile.mask != "none" else 0,
+                mask_runs=int((full + run_counts[end] - run_counts[run0]).sum()) if tile.mask != "none" else 0,
                 q_bytes=q_bytes,
                 memory_bytes=read + q_bytes + partial + final + joined * shape.partial_bytes,
             )
@@ -132,12 +133,14 @@ def evened_turns(turns: Longs | int, sms: int) -> Longs:
     return evened
 
 
-def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Longs, lanes: int) -> tuple[int, int, int]:
+def _longest_block(
+    schedule: Schedule, tile: KernelConfig, full: Longs, packed: Longs, lanes: int
+) -> tuple[int, int, int]:
     """Returns turns, full and packed tiles of the thread block with the most tiles.
 
     Of several such thread blocks it is the one with the most packed tiles.
     """
-    if not tile.dealt:
+    if not tile.work_list:
         longest = int(((full + packed) * INT32_MAX + packed).argmax())
         return 1, int(full[longest]), int(packed[longest])
     item = schedule.work.astype(np.int64) // lanes
@@ -148,9 +151,9 @@ def _longest_block(schedule: Schedule, tile: TileClass, full: Longs, packed: Lon
     return int(turns[longest]), int(fulls[longest]), int(packeds[longest])
 
 
-def _merged_by_items(schedule: Schedule, tile: TileClass, row0: Longs, rows: Longs) -> tuple[int, int]:
-    """Returns the partials that items of a class join: the most of a row, and those of all their rows."""
-    if not tile.merging:
+def _merged_by_items(schedule: Schedule, tile: KernelConfig, row0: Longs, rows: Longs) -> tuple[int, int]:
+    """Returns the partials that items of a config join: the most of a row, and those of all their rows."""
+    if not tile.epilogue_merge:
         return 0, 0
     counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
     return int(counts.max()), int(counts.sum())
@@ -162,7 +165,7 @@ def merge_launches(schedule: Schedule, shape: Shape) -> MergeLaunches:
     partial = shape.partial_bytes
     final = heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
     launches: list[MergeCounts[int]] = []
-    for _, merges in schedule.stages:
+    for _, merges in schedule.rounds:
         rows, bounds = schedule.merge_rows[merges], schedule.merge_indptr[merges.start : merges.stop + 1]
         if len(rows):
             kept = int((rows < 0).sum())

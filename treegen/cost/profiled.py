@@ -18,14 +18,14 @@ Floats = npt.NDArray[np.float64]
 
 def item_tokens(schedule: Schedule) -> Longs:
     """Returns the KV tokens that each work item loads, per KV head."""
-    tile0, full, block0, packed = (
-        schedule.column(name).astype(np.int64) for name in ("tile0", "tiles", "block0", "block_tiles")
+    tile0, full, run0, packed = (
+        schedule.column(name).astype(np.int64) for name in ("tile0", "tiles", "run0", "packed_tiles")
     )
-    item_class = np.repeat(np.arange(len(schedule.classes)), np.diff(schedule.class_indptr))
-    per_tile = np.array([tile.blocks_per_tile for tile in schedule.classes], np.int64)[item_class]
-    tile_ends, block_ends = offsets(schedule.tiles[:, 1]), offsets(schedule.blocks[:, 1])
+    item_config = np.repeat(np.arange(len(schedule.configs)), np.diff(schedule.config_indptr))
+    per_tile = np.array([tile.runs_per_tile for tile in schedule.configs], np.int64)[item_config]
+    tile_ends, run_ends = offsets(schedule.tiles[:, 1]), offsets(schedule.packed_runs[:, 1])
     tokens: Longs = tile_ends[tile0 + full] - tile_ends[tile0]
-    tokens += block_ends[block0 + packed * per_tile] - block_ends[block0]
+    tokens += run_ends[run0 + packed * per_tile] - run_ends[run0]
     return tokens
 
 
@@ -37,14 +37,14 @@ def launches_us(schedule: Schedule, items: ItemLaunches, shape: Shape, target: T
     which is not part of the measured tasks. Partials that items join before they write count as traffic alone.
     """
     tokens, cost, times = item_tokens(schedule), task_costs(shape, target), []
-    for c, tile in enumerate(schedule.classes):
-        of_class = tokens[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
-        if not len(of_class) or not tile.fused:
+    for c, tile in enumerate(schedule.configs):
+        of_config = tokens[schedule.config_indptr[c] : schedule.config_indptr[c + 1]]
+        if not len(of_config) or not tile.fused:
             continue
         lanes = lanes_of(tile, shape)
-        rows = schedule.column("rows")[schedule.class_indptr[c] : schedule.class_indptr[c + 1]]
-        costs = cost(task_rows(rows, tile, shape), of_class)
-        if tile.dealt:
+        rows = schedule.column("rows")[schedule.config_indptr[c] : schedule.config_indptr[c + 1]]
+        costs = cost(task_rows(rows, tile, shape), of_config)
+        if tile.work_list:
             ends = np.concatenate([[0.0], np.cumsum(costs[schedule.work // lanes])])
             times.append(float(np.diff(ends[schedule.work_indptr]).max()))
         else:

@@ -15,8 +15,8 @@ from treegen.workloads.traces import CourseSegment
 
 Floats = npt.NDArray[np.float64]
 
-_LARGEST_BATCH = 512  # trees of a batch
-_MOST_TOKENS = 2**30  # tokens of a batch, because token coordinates are int32
+LARGEST_BATCH = 512  # trees of a batch
+MOST_TOKENS = 2**30  # tokens of a batch, because token coordinates are int32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +79,7 @@ def batches(segments: Iterable[CourseSegment], stride: int) -> Iterator[Batch]:
         for place, stands_for in zip(places.tolist(), weight.tolist(), strict=True):
             tree = segment.at(segment.first + place)
             size = int(tree.tokens.sum(dtype=np.int64))
-            if trees and (len(trees) == _LARGEST_BATCH or tokens + size > _MOST_TOKENS):
+            if trees and (len(trees) == LARGEST_BATCH or tokens + size > MOST_TOKENS):
                 yield Batch.of(trees, np.array(weights), np.array(numbers))
                 trees, weights, numbers, tokens = [], [], [], 0
             trees.append(tree)

@@ -95,7 +95,7 @@ def entry_json(entry: ExplainedPlan) -> dict[str, Any]:
         "name": entry.name,
         "options": entry.strategy.options,
         "groups": groups,
-        "tile_classes": [asdict(tile) for tile in entry.schedule.classes],
+        "kernel_configs": [asdict(tile) for tile in entry.schedule.configs],
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
     }
@@ -109,13 +109,13 @@ def entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[
     lines += [f"    group {index}: {group_text(plan.groups[index])}" for index in range(shown)]
     if 0 < shown < len(plan):
         lines.append(f"    ... {len(plan) - shown} more groups")
-    partial = int((schedule.column("slot0") >= 0).sum())
+    partial = int((schedule.column("partial0") >= 0).sum())
     counts = f"{len(schedule.items) - partial} final, {partial} partial"
-    merges = f"{schedule.num_slots} partial rows, {len(schedule.merge_rows)} merged rows"
+    merges = f"{schedule.num_partials} partial rows, {len(schedule.merge_rows)} merged rows"
     lines.append(f"  {len(schedule.items)} work items ({counts}), {merges}")
-    for index, tile in enumerate(schedule.classes):
-        items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
-        lines.append(f"    tile class {tile}: {items} work items")
+    for index, tile in enumerate(schedule.configs):
+        items = schedule.config_indptr[index + 1] - schedule.config_indptr[index]
+        lines.append(f"    kernel config {tile}: {items} work items")
     if entry.estimate.launches < schedule.launches:
         lines.append("  one launch: final items wait for partial items")
     return [*lines, *account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]

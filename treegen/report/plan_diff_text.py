@@ -33,17 +33,17 @@ def reading_lines(
     depth = tree.topology.depth[comparison.nodes].astype(np.int64)
     in_both = _groups_in_both(plans[0], comparison)
     kinds = np.column_stack([comparison.same_rows, in_both > 0, one.kinds(), two.kinds()])
-    classes = _classes(kinds, depth, np.column_stack([kinds, depth]))
-    if len(classes) > most_lines:
-        classes = _classes(kinds, depth, kinds)
+    configs = _configs(kinds, depth, np.column_stack([kinds, depth]))
+    if len(configs) > most_lines:
+        configs = _configs(kinds, depth, kinds)
     lines = []
-    for members in classes[:most_lines]:
+    for members in configs[:most_lines]:
         first = int(members[0])
         text = _difference_text(one, two, first, bool(comparison.same_rows[first]))
         also = f"apart from {_counted(int(in_both[first]), 'group')} in both, " if in_both[first] else ""
         others = _others_text(members[1:], depth, one, two)
         lines.append(f"{one.node_text(first)}: {also}{text}{others}")
-    left = sum(len(members) for members in classes[most_lines:])
+    left = sum(len(members) for members in configs[most_lines:])
     return [*lines, f"... {_counted(left, 'more node')}"] if left else lines
 
 
@@ -176,18 +176,18 @@ def _beside(plan: Plan, readings: Readings, nodes: Longs, tree: Tree) -> Longs:
     return np.where(first == last, _ALONE, where)
 
 
-def _classes(kinds: npt.NDArray[np.int64], depth: Longs, keys: npt.NDArray[np.int64]) -> list[Longs]:
+def _configs(kinds: npt.NDArray[np.int64], depth: Longs, keys: npt.NDArray[np.int64]) -> list[Longs]:
     """Groups positions by equal keys, ascending.
 
-    Classes of nodes that other rows read come first, then classes are in order of depth and of position.
+    Classes of nodes that other rows read come first, then configs are in order of depth and of position.
     """
     if not len(keys):
         return []
     order = np.lexsort(keys.T)
     new = (keys[order][1:] != keys[order][:-1]).any(axis=1)
-    classes = np.split(order, np.flatnonzero(new) + 1)
-    first = np.array([members[0] for members in classes])
-    return [classes[i] for i in np.lexsort((first, depth[first], kinds[first, 0]))]
+    configs = np.split(order, np.flatnonzero(new) + 1)
+    first = np.array([members[0] for members in configs])
+    return [configs[i] for i in np.lexsort((first, depth[first], kinds[first, 0]))]
 
 
 def _difference_text(one: _Side, two: _Side, node: int, same_rows: bool) -> str:

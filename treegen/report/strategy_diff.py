@@ -44,9 +44,9 @@ class Difference:
 
     @property
     def none(self) -> bool:
-        """Whether both plans are the same: the same groups, in tiles of the same classes."""
+        """Whether both plans are the same: the same groups, in tiles of the same configs."""
         one, two = self.entries
-        return not any(map(len, self.comparison.only)) and one.schedule.classes == two.schedule.classes
+        return not any(map(len, self.comparison.only)) and one.schedule.configs == two.schedule.configs
 
     def text(self, most_groups: int = DEFAULT_GROUPS) -> str:
         """Returns plain, stable text. most_groups: the most lines on nodes, and the most groups per plan, to list."""
@@ -164,9 +164,9 @@ def _entry_lines(entry: ExplainedPlan) -> Iterable[str]:
     plan, schedule = entry.plan, entry.schedule
     yield f"strategy {entry.strategy.summary}: {entry.reason}"
     yield f"  {len(plan)} groups, {len(plan.node)} segments, {len(schedule.items)} work items"
-    for index, tile in enumerate(schedule.classes):
-        items = schedule.class_indptr[index + 1] - schedule.class_indptr[index]
-        yield f"    tile class {tile}: {items} work items"
+    for index, tile in enumerate(schedule.configs):
+        items = schedule.config_indptr[index + 1] - schedule.config_indptr[index]
+        yield f"    kernel config {tile}: {items} work items"
 
 
 def _group_lines(name: str, entry: ExplainedPlan, only: Longs, most_groups: int) -> Iterable[str]:

@@ -29,7 +29,7 @@ from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.timed import stage
+from treegen.timed import phase
 
 Program: TypeAlias = "RequestProgram | TorchRequestProgram"
 
@@ -83,7 +83,7 @@ class BatchKernel:
     def program(self) -> Program:
         """The program on the device, made at the first use."""
         if self._program is None:
-            with stage(f"prepare {self._backend}"):
+            with phase(f"prepare {self._backend}"):
                 on_gpu = self._backend == "triton"
                 self._program = RequestProgram(self.form) if on_gpu else TorchRequestProgram(self.form)
         return self._program
@@ -106,7 +106,7 @@ class BatchKernel:
         if strategy is not None and (strategy.batch_invariant or self.form.room.chunk):
             reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
             raise StrategyError("strategy", str(strategy), reason, fix)
-        with stage("plan"):
+        with phase("plan"):
             problem = Problem(batch.tree(shared=shares()), self._shape, self._target)
             planned = plan_batch(problem, strategy or self._options.strategy, self.choices, self.form)
         self.program.load(planned.schedule)
@@ -295,4 +295,4 @@ class BatchKernel:
         They follow from the page table's sizes and `max_tokens` alone.
         """
         room = self.form.room
-        return RequestTables.of(room).words * 4 + (room.slots + room.lone_slots) * self._shape.partial_bytes
+        return RequestTables.of(room).words * 4 + (room.slots + room.lone_partials) * self._shape.partial_bytes

@@ -13,17 +13,17 @@ from treegen.backends.page_table import PageTable
 from treegen.codegen.tile_context import tile_form
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.request_tables import RequestRoom, RequestTables
-from treegen.ir.schedule import TileClass
 from treegen.ir.shape import Shape
 from treegen.runtime.call_options import BatchOptions
-from treegen.schedule.by_request import block_of
+from treegen.schedule.by_request import run_tokens_of
 from treegen.strategies import Strategy
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class
+from treegen.target.tile_config import SMALL_ROWS, kernel_config, lanes_of, rows_per_tile
 
 RESERVE = 2048
 """Tokens that a request may gain until it is walked alone, without a new plan."""
@@ -38,9 +38,10 @@ CLAIMS_PER_ROW = 8
 """The most requests that a request shares pages with, on average; where there are more, each keeps this number."""
 
 
-def tile_of(shape: Shape, target: Target) -> TileClass:
-    """Returns the one tile class of all plans: the large one, with masks."""
-    return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block_of(shape.page_size))
+def tile_of(shape: Shape, target: Target) -> KernelConfig:
+    """Returns the one kernel config of all plans: the large one, with masks."""
+    rows = SMALL_ROWS + 1
+    return replace(kernel_config(shape, target, rows), mask="interval", run_tokens=run_tokens_of(shape.page_size))
 
 
 def reserve_of(most_tokens: int) -> int:
@@ -50,7 +51,7 @@ def reserve_of(most_tokens: int) -> int:
 
 def room_of(
     shape: Shape,
-    tile: TileClass,
+    tile: KernelConfig,
     requests: int,
     most_tokens: int,
     sms: int,
@@ -62,7 +63,7 @@ def room_of(
 
     Args:
         shape: The attention shape.
-        tile: The tile class of all plans.
+        tile: The kernel config of all plans.
         requests: The most requests at a time.
         most_tokens: The most tokens of a request.
         sms: The SMs of the device.
@@ -75,7 +76,7 @@ def room_of(
     items = rows + filling
     slots = _PARTS_PER_ROW * rows + 2 * filling * per_tile
     entries = 8 * items + 4 * rows
-    page_size, packed = shape.page_size, tile.tokens // block_of(shape.page_size)
+    page_size, packed = shape.page_size, tile.tokens // run_tokens_of(shape.page_size)
     tiles = -(-(most_tokens + reserve_of(most_tokens)) // tile.tokens)
     lone_items = max(-(-rows // per_tile), math.ceil(sms / lanes))
     lone_rows = 1 << (-(-rows // lone_items) - 1).bit_length()
@@ -87,13 +88,13 @@ def room_of(
         entries=entries,
         claims=CLAIMS_PER_ROW * requests,
         slots=slots,
-        merge_slots=slots,
+        merge_partials=slots,
         tiles=rows * tiles,
-        blocks=entries * packed,
+        packed_runs=entries * packed,
         lone_items=lone_items,
         lone_rows=lone_rows,
         lone_tiles=lone_rows * tiles,
-        lone_blocks=lone_rows * packed,
+        lone_runs=lone_rows * packed,
         tile_width=tile_width,
         run_width=5 if positions else 4,
         queries=max_rows is not None,
@@ -101,7 +102,7 @@ def room_of(
 
 
 def chunk_room_of(
-    shape: Shape, tile: TileClass, requests: int, most_tokens: int, chunk: int, sms: int, *, positions: bool = False
+    shape: Shape, tile: KernelConfig, requests: int, most_tokens: int, chunk: int, sms: int, *, positions: bool = False
 ) -> RequestRoom:
     """Sizes tables as room_of does, for batch-invariant mode with chunks of `chunk` tokens.
 
@@ -112,7 +113,7 @@ def chunk_room_of(
     chunks = requests * -(-most_tokens // chunk)
     lone_items = max(-(-chunks // per_tile), min(chunks, filling))
     lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes, as step kernels are compiled for it
-    items, packed = requests + filling, tile.tokens // block_of(shape.page_size)
+    items, packed = requests + filling, tile.tokens // run_tokens_of(shape.page_size)
     _, tile_width = tile_form(tile.tokens, shape.page_size, positions=positions)
     return RequestRoom(
         seats=requests,
@@ -121,13 +122,13 @@ def chunk_room_of(
         entries=items,
         claims=CLAIMS_PER_ROW * requests,
         slots=chunks // 2,
-        merge_slots=0,
+        merge_partials=0,
         tiles=items * (chunk // tile.tokens),
-        blocks=items * packed,
+        packed_runs=items * packed,
         lone_items=lone_items,
         lone_rows=lone_rows,
         lone_tiles=lone_rows * (chunk // tile.tokens),
-        lone_blocks=lone_rows * packed,
+        lone_runs=lone_rows * packed,
         tile_width=tile_width,
         run_width=5 if positions else 4,
         chunk=chunk,
@@ -164,8 +165,8 @@ def form_for(
 
 def is_served(plan: Plan) -> bool:
     """Says whether the tables of kernels for running batches can hold a plan of this form."""
-    plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.fixed_block
-    return plain and not np.count_nonzero(plan.stage)
+    plain = plan.merge == "reduce" and plan.mask == "interval" and not plan.blocks and not plan.invariant_block
+    return plain and not np.count_nonzero(plan.round)
 
 
 def in_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:

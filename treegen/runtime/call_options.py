@@ -15,11 +15,11 @@ from treegen.backends.torch_program import TorchProgram
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
-from treegen.runtime.prepared import Prepared, Program
+from treegen.runtime.prepared import PreparedPlan, Program
 from treegen.scoring.options import Scoring
 from treegen.strategies import Strategy
 from treegen.strategies.batch_invariant import BatchInvariant
-from treegen.timed import stage
+from treegen.timed import phase
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class CallOptions:
 
     def checked(
         self,
-        prepared: Prepared,
+        prepared: PreparedPlan,
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
@@ -84,7 +84,7 @@ class CallOptions:
 
     def bound(
         self,
-        prepared: Prepared,
+        prepared: PreparedPlan,
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
@@ -100,15 +100,15 @@ class CallOptions:
         if isinstance(program, TorchProgram):
             return unbound(program, scale, check_inputs.lse_scale(lse_base))
         check_inputs.check_strides(prepared.neighbours, k_cache, v_cache, shape.kv_layout)
-        with stage("bind"):
+        with phase("bind"):
             return program.bind(q, k_cache, v_cache, out, scale, check_inputs.lse_scale(lse_base))
 
-    def program(self, prepared: Prepared, device: torch.device) -> Program:
+    def program(self, prepared: PreparedPlan, device: torch.device) -> Program:
         """Returns the program of a prepared tree on a device, made at the first use. Raises BackendError."""
         backend = backend_for(device, self.backend)
         program = prepared.programs.get((backend, device))
         if program is None:
-            with stage(f"prepare {backend}"):
+            with phase(f"prepare {backend}"):
                 program = prepared.make_program(backend, device, self.scales)
             prepared.programs[backend, device] = program
         return program

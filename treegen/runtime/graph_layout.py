@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treegen.ir.arena import Capacity
+from treegen.ir.arena import ArenaSizes
 from treegen.ir.arrays import frozen
 from treegen.ir.errors import InputError, PlanError, StrategyError
+from treegen.ir.kernel_config import TileMask
 from treegen.ir.plan import BIT_MASKS, Mask, Merge, Plan
-from treegen.ir.schedule import Schedule, TileMask
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
-from treegen.runtime.limits import Limits, WantedLimits
-from treegen.runtime.window import View
+from treegen.runtime.limits import GraphLimits, WantedLimits
+from treegen.runtime.window import WindowedTree
 from treegen.schedule.arrangement import Frame
 from treegen.schedule.lower import lower
 from treegen.schedule.pipeline import Lowering, lowered
@@ -40,13 +41,13 @@ _LEAST_RUNS = 1024
 class _Demand:
     """The first tree's use of tables without a limit of their own.
 
-    items: work items of its largest launch. tiles: full tiles. blocks: packed runs. listed: rows listed for groups of
-    several intervals. A KV run counts twice, because it may grow to a full tile, or by a packed run.
+    items: work items of its largest launch. tiles: full tiles. packed_runs: its packed runs. listed: rows listed for
+    groups of several intervals. A KV run counts twice, because it may grow to a full tile, or by a packed run.
     """
 
     items: int
     tiles: int
-    blocks: int
+    packed_runs: int
     listed: int
 
     def room(self, needed: int, max_items: int) -> int:
@@ -59,10 +60,10 @@ class _Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The choice of a strategy, the tile classes and the room of all tables, which serve every tree of a kernel.
+class GraphLayout:
+    """The choice of a strategy, the kernel configs and the room of all tables, which serve every tree of a kernel.
 
-    Limits fix some sizes: each tile class has room for `max_items` items, and each merge for `max_rows` rows. Full
+    Limits fix some sizes: each kernel config has room for `max_items` items, and each merge for `max_rows` rows. Full
     tiles, packed runs and listed rows have twice the room that `max_items` items like the first tree's would take (a
     run counted twice, so that it can grow), at least four times what the first tree takes, and at least 1,024 runs and
     `max_rows` rows. Lists of partial slots have room for all slots, and twice that where results are merged between
@@ -70,15 +71,15 @@ class Layout:
     """
 
     choice: Choice
-    limits: Limits
+    limits: GraphLimits
     frame: Frame
-    room: Capacity
+    room: ArenaSizes
     _mask: Mask
     _merge: Merge
     _blocks: int
     _demand: _Demand
 
-    def lowered(self, view: View) -> Lowering:
+    def lowered(self, view: WindowedTree) -> Lowering:
         """Plans for another tree, and lowers the plan in this layout.
 
         Raises InputError, which names the limit to raise, for a tree that exceeds a limit, and PlanError for a tree
@@ -104,20 +105,20 @@ class Layout:
             raise _exceeded("max_slots", limits.max_slots, f"{size.slots} slots of partial results", size.slots)
         tables = (
             ("full tiles", size.tiles, room.tiles, demand.tiles, 0),
-            ("packed runs", size.blocks, room.blocks, demand.blocks, 0),
+            ("packed runs", size.packed_runs, room.packed_runs, demand.packed_runs, 0),
             ("listed rows", size.rows, room.rows, demand.listed, limits.max_rows),
         )
         for what, wanted, there, needed, besides in tables:
             if wanted > there:
                 enough = max(demand.items_for(wanted - besides, needed), limits.max_items + 1)
                 raise _exceeded("max_items", limits.max_items, f"{wanted} {what}, with room for {there}", enough)
-        for stage, (wanted, there) in enumerate(zip(size.merges, room.merges, strict=True)):
+        for round, (wanted, there) in enumerate(zip(size.merges, room.merges, strict=True)):
             if wanted > there:
-                reason = f"merges {wanted} rows after round {stage}, where the first tree merged none"
+                reason = f"merges {wanted} rows after round {round}, where the first tree merged none"
                 raise PlanError("tree", f"{wanted} merges", reason, "compile a kernel for such trees")
 
 
-def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
+def layout_of(wanted: WantedLimits, choice: Choice, view: WindowedTree) -> GraphLayout:
     """Makes the layout for a first tree and the declared limits.
 
     Default headroom: each unspecified limit is 2x what the first tree needs, and more in proportion where `max_rows` is
@@ -135,7 +136,7 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
     """
     tree, shape, plan = view.tree, view.problem.shape, view.planned(choice.strategy)
     exact = lower(plan, view.problem, positions=view.positions)
-    if not all(tile.fused for tile in exact.classes):
+    if not all(tile.fused for tile in exact.configs):
         reason = "runs unfused, with operations that follow the tree"
         raise StrategyError("strategy", str(choice.strategy), reason, "name another one, or declare no capacity")
     frame = _frame(plan, exact)
@@ -145,25 +146,25 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: View) -> Layout:
     runs[: len(plan)] = runs_of_groups(plan, tree).counts
     listed = len(first.rows) - tree.num_rows
     growing = int(runs[first.column("group")].sum())
-    demand = _Demand(max(most, 1), len(first.tiles) + growing, len(first.blocks) + growing, listed)
+    demand = _Demand(max(most, 1), len(first.tiles) + growing, len(first.packed_runs) + growing, listed)
     if wanted.pages is None:
         max_rows = wanted.max_rows or max(_HEADROOM * tree.num_rows, _FEWEST)
         growth = max(_HEADROOM, max_rows / max(tree.num_rows, 1)) if tree.num_rows else _HEADROOM
-        bound = Limits(
+        bound = GraphLimits(
             max_rows,
             max(math.ceil(growth * most), _FEWEST),
             max(math.ceil(growth * first.size.slots), max_rows),
         )
     else:
         bound = wanted.pages.limits(choice.strategy, frame.sizes, shape)
-    limits = Limits(
+    limits = GraphLimits(
         wanted.max_rows or bound.max_rows, wanted.max_items or bound.max_items, wanted.max_slots or bound.max_slots
     )
     room = _room(limits, demand, first, plan, _merges(choice.strategy), shape)
     if wanted.pages is not None:
-        tiles, blocks = wanted.pages.entries(frame.sizes, limits.max_items)
-        room = replace(room, tiles=max(room.tiles, tiles), blocks=max(room.blocks, blocks))
-    layout = Layout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
+        tiles, packed_runs = wanted.pages.entries(frame.sizes, limits.max_items)
+        room = replace(room, tiles=max(room.tiles, tiles), packed_runs=max(room.packed_runs, packed_runs))
+    layout = GraphLayout(choice, limits, frame, room, plan.mask, plan.merge, plan.blocks, demand)
     layout.lowered(view)
     return layout
 
@@ -174,57 +175,62 @@ def _merges(strategy: Strategy) -> bool:
 
 
 def _frame(plan: Plan, exact: Schedule) -> Frame:
-    """Makes the tile classes of the plan's own schedule general enough for every tree.
+    """Makes the kernel configs of the plan's own schedule general enough for every tree.
 
     They have masks, the shortest packed runs of all rounds, and an epilogue that merges in the last round under "final"
     merge.
     """
-    count = len(exact.classes) // exact.num_stages
-    stages = max(int(plan.stage.max(initial=0)) + 1, 2 if plan.merge == "final" else 1)
+    count = len(exact.configs) // exact.num_rounds
+    rounds = max(int(plan.round.max(initial=0)) + 1, 2 if plan.merge == "final" else 1)
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     sizes = [
-        replace(exact.classes[k], mask=mask, block=min(tile.block for tile in exact.classes[k::count]), merging=False)
+        replace(
+            exact.configs[k],
+            mask=mask,
+            run_tokens=min(tile.run_tokens for tile in exact.configs[k::count]),
+            epilogue_merge=False,
+        )
         for k in range(count)
     ]
-    last = [replace(tile, merging=plan.merge == "final") for tile in sizes]
-    return Frame((*sizes * (stages - 1), *last), stages)
+    last = [replace(tile, epilogue_merge=plan.merge == "final") for tile in sizes]
+    return Frame((*sizes * (rounds - 1), *last), rounds)
 
 
-def _framed(plan: Plan, view: View, frame: Frame, blocks: int) -> Lowering:
+def _framed(plan: Plan, view: WindowedTree, frame: Frame, blocks: int) -> Lowering:
     """Lowers a plan in a frame. Under "final" merge the plan's last round becomes the frame's last one."""
-    latest = int(plan.stage.max(initial=0))
-    if latest >= frame.stages:
-        reason = f"needs more than the {frame.stages} rounds of launches that the first tree had"
+    latest = int(plan.round.max(initial=0))
+    if latest >= frame.rounds:
+        reason = f"needs more than the {frame.rounds} rounds of launches that the first tree had"
         raise PlanError("tree", f"{latest + 1} rounds", reason, "compile a kernel for such trees")
-    if plan.merge == "final" and len(plan) and latest != frame.stages - 1:
-        plan = replace(plan, stage=frozen(np.where(plan.stage == latest, frame.stages - 1, plan.stage)))
+    if plan.merge == "final" and len(plan) and latest != frame.rounds - 1:
+        plan = replace(plan, round=frozen(np.where(plan.round == latest, frame.rounds - 1, plan.round)))
     if plan.blocks > blocks:
         plan = replace(plan, blocks=blocks)
     return lowered(plan, view.problem, frame, view.positions)
 
 
-def _room(limits: Limits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> Capacity:
+def _room(limits: GraphLimits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> ArenaSizes:
     """Sizes all tables. See Layout."""
-    stages, final = first.num_stages, plan.merge == "final"
+    rounds, final = first.num_rounds, plan.merge == "final"
     # Rows are merged after each round but the first, and after that if the first tree's rows are.
-    there = [s > 0 or first.size.merges[0] > 0 for s in range(stages)]
-    there = [merges and (s == stages - 1 or (there[s] and not final)) for s in range(stages)]
+    there = [s > 0 or first.size.merges[0] > 0 for s in range(rounds)]
+    there = [merges and (s == rounds - 1 or (there[s] and not final)) for s in range(rounds)]
     slots = limits.max_slots if merges else 0
-    tile = first.classes[0]
+    tile = first.configs[0]
     lanes = lanes_of(tile, shape)
     rows = limits.max_rows + max(demand.room(demand.listed, limits.max_items), limits.max_rows)
-    return Capacity(
-        items=(limits.max_items,) * len(first.classes),
+    return ArenaSizes(
+        items=(limits.max_items,) * len(first.configs),
         rows=rows,
         tiles=max(demand.room(demand.tiles, limits.max_items), _LEAST_RUNS),
-        blocks=max(demand.room(demand.blocks, limits.max_items), _LEAST_RUNS),
+        packed_runs=max(demand.room(demand.packed_runs, limits.max_items), _LEAST_RUNS),
         merges=tuple(limits.max_rows if merged else 0 for merged in there),
-        merge_slots=slots * (2 if stages > 1 and not final else 1),
+        merge_partials=slots * (2 if rounds > 1 and not final else 1),
         slots=slots,
         workers=plan.blocks,
-        work=limits.max_items * lanes if tile.dealt else 0,
+        work=limits.max_items * lanes if tile.work_list else 0,
         epilogue_rows=rows if final else 0,
-        epilogue_slots=slots if final else 0,
+        epilogue_partials=slots if final else 0,
         positions=limits.max_rows if len(first.row_positions) else 0,
     )
 

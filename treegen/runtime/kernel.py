@@ -17,7 +17,7 @@ from treegen.ir.tree import Tree
 from treegen.runtime import torch_op
 from treegen.runtime.copies import Copyable
 from treegen.runtime.kernel_text import describe, explain_kernel, kernel_source
-from treegen.runtime.limits import Limits
+from treegen.runtime.limits import GraphLimits
 from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.strategies import Choice
 from treegen.target.targets import Target
@@ -112,11 +112,11 @@ class Kernel(Copyable):
     def update(self, tree: Tree) -> None:
         """Plans for another tree.
 
-        Loaded kernels serve the new tree as well. A new kernel is loaded only if the tree needs another tile class:
+        Loaded kernels serve the new tree as well. A new kernel is loaded only if the tree needs another kernel config:
         masked or not, few or many rows, short or long runs. `auto` keeps its choice for trees of the same bucket
         (`treegen cache why`) and chooses again for others.
 
-        A kernel of fixed capacity keeps choice and tile classes for all trees. Its tables are overwritten on the
+        A kernel of fixed capacity keeps choice and kernel configs for all trees. Its tables are overwritten on the
         current stream, after the calls and replays before, and without waiting for them.
 
         Args:
@@ -260,7 +260,7 @@ class Kernel(Copyable):
             return self._calls.prepared.schedule
 
     @property
-    def capacity(self) -> Limits | None:
+    def capacity(self) -> GraphLimits | None:
         """The limits of a kernel of fixed capacity; None for any other kernel."""
         return self._calls.prepared.limits
 

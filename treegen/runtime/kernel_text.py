@@ -30,7 +30,7 @@ def explain_kernel(calls: PreparedCalls, groups: int, formulas: bool) -> str:
         choice.strategy, choice.reason, prepared.plan, prepared.counted, problem, fixed=fixed
     )
     tree, shape, target = problem
-    beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.fixed_block else ()
+    beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.invariant_block else ()
     best = Choice(beside[0].strategy, beside[0].reason) if beside else choice
     text = Explanation(tree, shape, calls.shape_is_assumed, target, (entry, *beside), best).text(groups, formulas)
     if scoring is None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.strategies import Strategy
 from treegen.target.tile_config import rows_per_tile
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GraphLimits:
     """The most that trees of a kernel of fixed capacity may need.
 
     max_rows: query rows. max_items: work items of one launch. max_slots: partial slots, each of `num_qo_heads *
@@ -41,37 +41,39 @@ class PageBounds:
         """The most tokens of all requests, which work items that read only visible tokens cannot exceed either."""
         return self.pages * self.page_size
 
-    def limits(self, strategy: Strategy, classes: tuple[TileClass, ...], shape: Shape) -> Limits:
-        """Derives the limits of a strategy's plans of such page tables, in these tile classes.
+    def limits(self, strategy: Strategy, configs: tuple[KernelConfig, ...], shape: Shape) -> GraphLimits:
+        """Derives the limits of a strategy's plans of such page tables, in these kernel configs.
 
-        `cohort` has one group for each `head_rows` query head rows; with `apart` at most one more for each request; and
-        with `split` one more for each `split` of all tokens, because no group reads tokens that none of its rows sees.
-        `query` has one group for each request instead of the first kind. A group is cut into tiles of rows, and has a
-        partial for each row. Other strategies without partial results have items with rows of their own. For all other
-        strategies a row of an item is expected to see at least a page there; shorter pieces may exceed these limits.
+        `cohort` has one group for each `head_rows` query head rows; with `split_shared_rows` at most one more for each
+        request; and with `split` one more for each `split` of all tokens, because no group reads tokens that none of
+        its rows sees. `query` has one group for each request instead of the first kind. A group is cut into tiles of
+        rows, and has a partial for each row. Other strategies without partial results have items with rows of their
+        own. For all other strategies a row of an item is expected to see at least a page there; shorter pieces may
+        exceed these limits.
         """
         alone = strategy.traffic is not None and strategy.traffic.partials == "none"
         if strategy.name not in ("cohort", "query"):
             most = self.requests if alone else self.requests + self.pages
-            return Limits(self.requests, most, most)
-        split, head_rows, apart = (strategy.options.get(name) for name in ("split", "head_rows", "apart"))
+            return GraphLimits(self.requests, most, most)
+        names = ("split", "head_rows", "split_shared_rows")
+        split, head_rows, split_shared_rows = (strategy.options.get(name) for name in names)
         rows = rows_per_tile(head_rows, shape.group) if isinstance(head_rows, int) else 1
-        tiles = -(-rows // min(rows_per_tile(tile.rows, shape.group) for tile in classes))
-        further = self.requests if apart else 0
+        tiles = -(-rows // min(rows_per_tile(tile.rows, shape.group) for tile in configs))
+        further = self.requests if split_shared_rows else 0
         pieces = self.tokens // split if isinstance(split, int) else 0
         items = (-(-self.requests // rows) + further + pieces) * tiles
-        return Limits(self.requests, items, self.requests + further + pieces * rows)
+        return GraphLimits(self.requests, items, self.requests + further + pieces * rows)
 
-    def entries(self, classes: tuple[TileClass, ...], max_items: int) -> tuple[int, int]:
-        """Counts the full tiles and packed runs that `max_items` items need, in these tile classes.
+    def entries(self, configs: tuple[KernelConfig, ...], max_items: int) -> tuple[int, int]:
+        """Counts the full tiles and packed runs that `max_items` items need, in these kernel configs.
 
         Each item may cut a run of pages in two. The end of a request in the middle of a page may cut the runs of all
         items that read this page. The last tile of an item's packed runs is filled up.
         """
         runs = min(self.pages + self.requests * min(self.requests, max_items), self.tokens) + max_items
-        filling = max(tile.blocks_per_tile for tile in classes)
-        tiles = self.tokens // min(tile.tokens for tile in classes)
-        return tiles, self.tokens // min(tile.block for tile in classes) + runs + filling * max_items
+        filling = max(tile.runs_per_tile for tile in configs)
+        tiles = self.tokens // min(tile.tokens for tile in configs)
+        return tiles, self.tokens // min(tile.run_tokens for tile in configs) + runs + filling * max_items
 
 
 @dataclass(frozen=True, slots=True)

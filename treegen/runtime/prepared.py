@@ -16,15 +16,15 @@ from treegen.cost.estimate import Estimate, account
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
-from treegen.runtime.graph_layout import Layout, layout_of
+from treegen.runtime.graph_layout import GraphLayout, layout_of
 from treegen.runtime.kept_calls import KeptCalls
-from treegen.runtime.limits import Limits, WantedLimits
-from treegen.runtime.window import View
-from treegen.schedule.pipeline import Lowering, launched, lowered
+from treegen.runtime.limits import GraphLimits, WantedLimits
+from treegen.runtime.window import WindowedTree
+from treegen.schedule.pipeline import Lowering, device_schedule, lowered
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.problem import Problem
-from treegen.timed import stage
+from treegen.timed import phase
 from treegen.tuning.planner import Planner
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
@@ -33,7 +33,7 @@ KeptCall: TypeAlias = "tuple[Call, int]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedPlan:
     """A tree with everything that serves it. It never changes, so calls read it without a lock.
 
     problem: the caller's whole tree, the attention shape and the target. view: the tree that the plan is made for.
@@ -44,12 +44,12 @@ class Prepared:
     """
 
     problem: Problem
-    view: View
+    view: WindowedTree
     choice: Choice
     plan: Plan
     counted: Schedule
     scoring: Scoring | None = None
-    layout: Layout | None = None
+    layout: GraphLayout | None = None
     programs: dict[tuple[str, torch.device], Program] = field(default_factory=dict)
     calls: KeptCalls[KeptCall] = field(default_factory=KeptCalls)
     last_slot: int = field(init=False)
@@ -59,38 +59,40 @@ class Prepared:
         object.__setattr__(self, "last_slot", self.problem.tree.kv.last_slot)
 
     @classmethod
-    def of(cls, problem: Problem, view: View, choice: Choice, scoring: Scoring | None) -> Prepared:
+    def of(cls, problem: Problem, view: WindowedTree, choice: Choice, scoring: Scoring | None) -> PreparedPlan:
         """Plans for a problem with the chosen strategy."""
-        with stage("plan"):
+        with phase("plan"):
             plan = view.planned(choice.strategy)
-        with stage("lower"):
+        with phase("lower"):
             made = lowered(plan, view.problem, positions=view.positions)
         return cls(problem, view, choice, plan, made.schedule, scoring)
 
     @classmethod
     def in_layout(
-        cls, problem: Problem, view: View, layout: Layout, scoring: Scoring | None, **served: Any
-    ) -> Prepared:
+        cls, problem: Problem, view: WindowedTree, layout: GraphLayout, scoring: Scoring | None, **served: Any
+    ) -> PreparedPlan:
         """Plans for a problem in a layout. served: the layout's present `programs` and `calls`.
 
         Raises InputError or PlanError for a problem that exceeds the layout.
         """
-        with stage("plan and lower"):
+        with phase("plan and lower"):
             made = layout.lowered(view)
         return cls(problem, view, layout.choice, made.plan, made.schedule, scoring, layout, **served)
 
     @classmethod
-    def again(cls, problem: Problem, choice: Choice, layout: Layout | None, scoring: Scoring | None) -> Prepared:
+    def again(
+        cls, problem: Problem, choice: Choice, layout: GraphLayout | None, scoring: Scoring | None
+    ) -> PreparedPlan:
         """Plans for a problem whose choice, and in a fixed capacity whose layout, was made before."""
-        view = View.of(problem, scoring)
+        view = WindowedTree.of(problem, scoring)
         if layout is None:
             return cls.of(problem, view, choice, scoring)
         return cls.in_layout(problem, view, layout, scoring)
 
-    def successor(self, problem: Problem) -> Prepared:
+    def successor(self, problem: Problem) -> PreparedPlan:
         """Plans for another tree in the same layout, programs and calls. Errors come before any change on a device."""
         assert self.layout is not None
-        view, programs, calls = View.of(problem, self.scoring), self.programs, self.calls
+        view, programs, calls = WindowedTree.of(problem, self.scoring), self.programs, self.calls
         made = self.in_layout(problem, view, self.layout, self.scoring, programs=programs, calls=calls)
         for program in programs.values():
             program.load(made.schedule)
@@ -107,7 +109,7 @@ class Prepared:
         if self.layout is not None:
             return self.counted
         if self._launched is None:
-            made = launched(Lowering(self.plan, self.counted), self.view.problem)
+            made = device_schedule(Lowering(self.plan, self.counted), self.view.problem)
             object.__setattr__(self, "_launched", made)
             return made
         return self._launched
@@ -117,10 +119,10 @@ class Prepared:
         """The most tokens whose offsets kernels compute from that of the first: those of a full tile, if any."""
         if self.layout is None and not self.counted.column("tiles").any():
             return 1
-        return max((tile.tokens for tile in self.counted.classes), default=1)
+        return max((tile.tokens for tile in self.counted.configs), default=1)
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> GraphLimits | None:
         """The limits of a fixed capacity; None without one."""
         return None if self.layout is None else self.layout.limits
 
@@ -154,17 +156,17 @@ def prepare(
     wanted: WantedLimits | None = None,
     *,
     shape_is_assumed: bool = False,
-) -> Prepared:
+) -> PreparedPlan:
     """Plans for a problem with the planner's choice.
 
     With `wanted` limits the plan is made in a layout, which serves all later trees. Errors are those of strategies,
     lowering and graph_layout.layout_of.
     """
-    view = View.of(problem, scoring)
+    view = WindowedTree.of(problem, scoring)
     if wanted is None:
         choice = planner.choose(view.problem, shape_is_assumed=shape_is_assumed)
-        return Prepared.of(problem, view, choice, scoring)
+        return PreparedPlan.of(problem, view, choice, scoring)
     choice = planner.choose_fixed(view.problem, shape_is_assumed=shape_is_assumed)
-    with stage("layout"):
+    with phase("layout"):
         layout = layout_of(wanted, choice, view)
-        return Prepared.in_layout(problem, view, layout, scoring)
+        return PreparedPlan.in_layout(problem, view, layout, scoring)

@@ -16,10 +16,10 @@ from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.captured_graphs import CapturedGraphs
 from treegen.runtime.limits import WantedLimits
-from treegen.runtime.prepared import KeptCall, Prepared, prepare
-from treegen.runtime.window import View
+from treegen.runtime.prepared import KeptCall, PreparedPlan, prepare
+from treegen.runtime.window import WindowedTree
 from treegen.target.problem import Problem
-from treegen.timed import stage
+from treegen.timed import phase
 from treegen.tuning.planner import Planner
 
 
@@ -37,7 +37,7 @@ class PreparedCalls:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedPlan,
         planner: Planner,
         options: CallOptions,
         wanted: WantedLimits | None = None,
@@ -72,7 +72,7 @@ class PreparedCalls:
     def again(cls, state: dict[str, Any]) -> PreparedCalls:
         """Makes calls of a state: with the same choice and layout, and a plan and tables of their own."""
         planner, options, wanted = state["asked"]
-        prepared = Prepared.again(state["problem"], state["choice"], state["layout"], options.scoring)
+        prepared = PreparedPlan.again(state["problem"], state["choice"], state["layout"], options.scoring)
         return cls(prepared, planner, options, wanted, shape_is_assumed=state["shape_is_assumed"])
 
     def attend(
@@ -105,7 +105,7 @@ class PreparedCalls:
         if out is None:
             out = _empty_out(prepared, q)
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device) if return_lse else None
-        with stage("launch"):
+        with phase("launch"):
             call(q, k_cache, v_cache, out, lse)
         return out, lse
 
@@ -117,7 +117,7 @@ class PreparedCalls:
         v_cache: torch.Tensor,
         out: torch.Tensor | None,
         lse_base: str,
-    ) -> tuple[Prepared, KeptCall]:
+    ) -> tuple[PreparedPlan, KeptCall]:
         """Checks tensors, and binds a call for all tensors of their form.
 
         The first call of a kernel that was compiled without a shape plans anew for the shape of its tensors.
@@ -165,14 +165,14 @@ class PreparedCalls:
             prepared, scoring = self.prepared, self.options.scoring
             problem = prepared.problem.with_tree(tree)
             if prepared.layout is None:
-                view = View.of(problem, scoring)
+                view = WindowedTree.of(problem, scoring)
                 choice = self.planner.keep(prepared.choice, prepared.tree, tree)
                 choice = choice or self.planner.choose(view.problem, shape_is_assumed=self.shape_is_assumed)
-                self.prepared = Prepared.of(problem, view, choice, scoring)
+                self.prepared = PreparedPlan.of(problem, view, choice, scoring)
             else:
                 check_inputs.check_captured(tree.kv.last_slot, self._graphs.least_slots(prepared.programs.values()))
                 self.prepared = prepared.successor(problem)
 
 
-def _empty_out(prepared: Prepared, q: torch.Tensor) -> torch.Tensor:
+def _empty_out(prepared: PreparedPlan, q: torch.Tensor) -> torch.Tensor:
     return torch.empty(*q.shape[:2], prepared.problem.shape.head_dim_v, dtype=q.dtype, device=q.device)

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from treegen.cost.late_requests import LateCost, late_cost
 from treegen.ir.arrays import Ints
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.schedule import TileClass
 from treegen.runtime.batch_plans import BatchPlan
 
 GROWN = 128
@@ -46,11 +46,11 @@ class _PlannedBatch(NamedTuple):
 class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
-    room, tile: the room and the tile class of the kernel. plans: plans so far. layers: calls of the last step with
+    room, tile: the room and the kernel config of the kernel. plans: plans so far. layers: calls of the last step with
     calls. calls: calls since then.
     """
 
-    def __init__(self, room: RequestRoom, tile: TileClass) -> None:
+    def __init__(self, room: RequestRoom, tile: KernelConfig) -> None:
         self._room, self._tile = room, tile
         self._seen: _PlannedBatch | None = None
         self._planned: BatchPlan | None = None

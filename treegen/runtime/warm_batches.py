@@ -18,7 +18,7 @@ from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.targets import Target
 
 _PAGES = 4
-_ROWS = (1, 16, 48, 256, 1024)
+ROWS = (1, 16, 48, 256, 1024)
 """Rows of the small batches, which cover each form of the merge kernel for any number of heads."""
 
 
@@ -31,7 +31,7 @@ def warm_batches(shapes: Sequence[Shape], target: Target, device: torch.device) 
     with expected_compiles():
         for shape in dict.fromkeys(shapes):
             before = kernel_counts().compiled
-            for rows in _ROWS:
+            for rows in ROWS:
                 _serve(shape, rows, target, device)
             yield shape, kernel_counts().compiled - before
 
@@ -45,7 +45,7 @@ def _serve(shape: Shape, rows: int, target: Target, device: torch.device) -> Non
     q = torch.zeros(rows, shape.num_qo_heads, shape.head_dim, dtype=TORCH_DTYPES[shape.dtype], device=device)
     batch = LiveBatch(shape.page_size, rows)
     batch.add(shape.page_size)
-    invariant = [(BatchInvariant(), pages) for pages in _tables(rows, device)] if rows == _ROWS[0] else []
+    invariant = [(BatchInvariant(), pages) for pages in _tables(rows, device)] if rows == ROWS[0] else []
     plain = ((query(), pages) for queries in (False, True) for pages in _tables(rows, device, queries=queries))
     for strategy, pages in (*plain, *invariant):
         options = BatchOptions(strategy, "triton")

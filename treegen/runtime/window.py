@@ -14,7 +14,7 @@ from treegen.target.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class View:
+class WindowedTree:
     """The problem that plans are made for.
 
     problem: the problem, whose tree has only tokens that some row may see. positions: the positions of rows and tokens,
@@ -26,7 +26,7 @@ class View:
     window_left: int = -1
 
     @classmethod
-    def of(cls, problem: Problem, scoring: Scoring | None) -> View:
+    def of(cls, problem: Problem, scoring: Scoring | None) -> WindowedTree:
         """Views a problem under score options."""
         if scoring is None or not scoring.positions:
             return cls(problem)

@@ -8,34 +8,34 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged, ragged_ranges, ramp, zeros
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
-from treegen.ir.schedule import TileClass
 from treegen.ir.tree import Tree
 from treegen.schedule.pack_runs import Sizes
 from treegen.schedule.segment_runs import Runs, runs_of_groups, runs_of_items
 from treegen.target.problem import Problem
-from treegen.target.tile_config import fixed_class, sizes_of, tile_sizes
+from treegen.target.tile_config import invariant_config, sizes_of, tile_sizes
 
 
 class Frame(NamedTuple):
-    """Tile classes that serve every tree, so that the launches never change.
+    """Kernel configs that serve every tree, so that the launches never change.
 
-    classes: all tile classes, round by round, larger rows first; every round has the same number of them. stages: the
+    configs: all kernel configs, round by round, larger rows first; every round has the same number of them. rounds: the
     number of rounds.
     """
 
-    classes: tuple[TileClass, ...]
-    stages: int
+    configs: tuple[KernelConfig, ...]
+    rounds: int
 
     @property
-    def sizes(self) -> tuple[TileClass, ...]:
-        """The tile classes of one round."""
-        return self.classes[: len(self.classes) // self.stages]
+    def sizes(self) -> tuple[KernelConfig, ...]:
+        """The kernel configs of one round."""
+        return self.configs[: len(self.configs) // self.rounds]
 
 
 class Items(NamedTuple):
-    """Columns of work items: each has the rows `begin:begin + rows` of its group, and a tile class `tile`."""
+    """Columns of work items: each has the rows `begin:begin + rows` of its group, and a kernel config `tile`."""
 
     group: Longs
     begin: Longs
@@ -50,17 +50,17 @@ class Items(NamedTuple):
 class Arranged(NamedTuple):
     """Work items in launch order, with the KV runs that each of them reads.
 
-    sizes: the tile class of each launch. tokens: KV tokens of a tile in each launch. work: KV tokens of each item.
-    bounds: the offset of each launch's first item, then the number of items. num_stages: the number of rounds.
+    sizes: the kernel config of each launch. tokens: KV tokens of a tile in each launch. work: KV tokens of each item.
+    bounds: the offset of each launch's first item, then the number of items. num_rounds: the number of rounds.
     """
 
-    sizes: tuple[TileClass, ...]
+    sizes: tuple[KernelConfig, ...]
     tokens: Sizes
     items: Items
     runs: Runs
     work: Longs
     bounds: list[int]
-    num_stages: int
+    num_rounds: int
 
 
 def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions: Positions | None = None) -> Arranged:
@@ -70,19 +70,19 @@ def arrange(plan: Plan, problem: Problem, frame: Frame | None = None, positions:
     """
     tree, shape, target = problem
     most_rows = max(1, largest(plan.group_rows)) if len(plan) else 1
-    if plan.fixed_block and frame is None:
-        frame = Frame((fixed_class(shape, target, plan.fixed_block),), 1)
+    if plan.invariant_block and frame is None:
+        frame = Frame((invariant_config(shape, target, plan.invariant_block),), 1)
     if frame is None:
         sizes, tokens, heights = tile_sizes(plan.tiles, plan.mask, most_rows, shape, target)
     else:
         sizes, tokens, heights = sizes_of(frame.sizes, plan.mask, shape)
     items, runs = cut_rows(plan, runs_of_groups(plan, tree, positions), heights, whole=most_rows <= heights.item(0))
-    items, runs, work, num_stages = _in_launch_order(plan, items, runs, len(sizes), frame)
-    launches = num_stages * len(sizes)
+    items, runs, work, num_rounds = _in_launch_order(plan, items, runs, len(sizes), frame)
+    launches = num_rounds * len(sizes)
     bounds = [0, len(items.tile)] if launches == 1 else items.tile.searchsorted(np.arange(launches + 1)).tolist()
-    if num_stages > 1:
-        sizes, tokens = sizes * num_stages, tokens * num_stages
-    return Arranged(sizes if frame is None else frame.classes, tokens, items, runs, work, bounds, num_stages)
+    if num_rounds > 1:
+        sizes, tokens = sizes * num_rounds, tokens * num_rounds
+    return Arranged(sizes if frame is None else frame.configs, tokens, items, runs, work, bounds, num_rounds)
 
 
 def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[Items, Runs]:
@@ -94,11 +94,12 @@ def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[It
     Args:
         plan: The groups.
         runs: The KV runs of each group.
-        heights: Rows of a tile in each tile class, larger first: `[groups, classes]`, or `[1, classes]` for all groups.
+        heights: Rows of a tile in each kernel config, larger first: `[groups, configs]`, or `[1, configs]` for all
+            groups.
         whole: Whether no group has more rows than the largest tile.
 
     Returns:
-        The items, each in the smallest tile class that holds its rows, and their runs.
+        The items, each in the smallest kernel config that holds its rows, and their runs.
     """
     rows = plan.group_rows.astype(np.int64)
     if whole and np.count_nonzero(rows) == len(rows):
@@ -123,32 +124,32 @@ def cut_rows(plan: Plan, runs: Runs, heights: Longs, *, whole: bool) -> tuple[It
 def _in_launch_order(
     plan: Plan, items: Items, runs: Runs, sizes: int, frame: Frame | None
 ) -> tuple[Items, Runs, Longs, int]:
-    """Sorts items by round, then by tile class, then the longest first; returns their runs, tokens, and the rounds.
+    """Sorts items by round, then by kernel config, then the longest first; returns their runs, tokens, and the rounds.
 
     Items of one length that begin with the same KV slot are neighbours. They run at the same time, so all but the first
-    find that KV in L2. In the result, `tile` numbers the tile classes of all rounds.
+    find that KV in L2. In the result, `tile` numbers the kernel configs of all rounds.
     """
-    num_stages = 1 if frame is None else frame.stages
+    num_rounds = 1 if frame is None else frame.rounds
     if frame is not None:
-        items = items._replace(tile=items.tile + plan.stage[items.group].astype(np.int64) * sizes)
-    elif np.count_nonzero(plan.stage):
-        stages, stage = np.unique(plan.stage[items.group], return_inverse=True)
-        items, num_stages = items._replace(tile=items.tile + stage * sizes), max(len(stages), 1)
+        items = items._replace(tile=items.tile + plan.round[items.group].astype(np.int64) * sizes)
+    elif np.count_nonzero(plan.round):
+        rounds, round = np.unique(plan.round[items.group], return_inverse=True)
+        items, num_rounds = items._replace(tile=items.tile + round * sizes), max(len(rounds), 1)
     work = runs.tokens
     # First slots and numbers of tokens have 31 bits each.
     key = runs.table.take(runs.indptr[:-1], 0)[:, 0] - (work << number(32))
-    if num_stages * sizes > 1:
+    if num_rounds * sizes > 1:
         order = np.lexsort((key, items.tile))
     elif np.count_nonzero(key[1:] < key[:-1]):
         order = key.argsort(kind="stable")
     else:
         return items, runs, work, 1
-    return items.at(order), runs.of(order), work[order], num_stages
+    return items.at(order), runs.of(order), work[order], num_rounds
 
 
 @lru_cache(64)
-def class_offsets(bounds: tuple[int, ...]) -> Ints:
-    """Makes the array of class offsets, once for all steps of a batch that have the same."""
+def config_offsets(bounds: tuple[int, ...]) -> Ints:
+    """Makes the array of config offsets, once for all steps of a batch that have the same."""
     return frozen(np.array(bounds))
 
 

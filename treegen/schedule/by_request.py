@@ -2,11 +2,11 @@
 
     segments   node 3, tokens 0:1000, seen by rows 0:8       tokens of a node of the tree
     entries    seat 5, tokens 64:1064, seen by rows 0:8      tokens of the request that owns the node, in its seat
-    room       tiles 40:55, blocks 120:124                   places where the step kernel writes what the item reads
+    room       tiles 40:55, packed_runs 120:124        places where the step kernel writes what the item reads
 
 No Python loop over items or requests, and the time does not depend on the length of contexts. An engine waits for this
-whenever requests come. So it goes straight from segments to tables, without KV slots, rounds and several tile classes,
-which plans of batches do not have. Tests compare the result with that of treegen.schedule.lower.
+whenever requests come. So it goes straight from segments to tables, without KV slots, rounds and several kernel
+configs, which plans of batches do not have. Tests compare the result with that of treegen.schedule.lower.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged_ranges, ramp
 from treegen.ir.errors import InputError
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import ENTRY_FIELDS, UNKNOWN, RequestSchedule
-from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.schedule.arrangement import class_offsets, cut_rows, row_table_of
-from treegen.schedule.merge_lists import NO_EPILOGUE, Merges, no_merges, single_stage_merges
+from treegen.ir.work_items import ITEM_FIELDS, RUN_FIELDS
+from treegen.schedule.arrangement import config_offsets, cut_rows, row_table_of
+from treegen.schedule.merge_lists import NO_EPILOGUE, Merges, no_merges, single_round_merges
 from treegen.schedule.segment_runs import Runs
 from treegen.target.problem import Problem
-from treegen.target.tile_config import BLOCK_TOKENS, rows_per_tile
+from treegen.target.tile_config import RUN_TOKENS, rows_per_tile
 
 _NONE = frozen(np.empty(0))
 _NO_RUNS = _NONE.reshape(0, len(RUN_FIELDS))
@@ -38,10 +40,10 @@ _AS_RUNS, _AS_SEGMENTS = (0, 1, 3, 4, 2), (0, 1, 4, 2, 3)
 class ItemRoom(NamedTuple):
     """The room of work items.
 
-    tile: their tile class. page_size: tokens of a page. reserve: tokens that a request may gain until the next plan.
+    tile: their kernel config. page_size: tokens of a page. reserve: tokens that a request may gain until the next plan.
     """
 
-    tile: TileClass
+    tile: KernelConfig
     page_size: int
     reserve: int
 
@@ -59,13 +61,13 @@ class _Items(NamedTuple):
     segments: Ints
 
 
-def block_of(page_size: int) -> int:
+def run_tokens_of(page_size: int) -> int:
     """Returns the tokens of a packed run: their KV slots are consecutive, so it must not cross pages."""
-    return BLOCK_TOKENS if page_size >= BLOCK_TOKENS else 1
+    return RUN_TOKENS if page_size >= RUN_TOKENS else 1
 
 
 def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedule:
-    """Makes the schedule of a plan of a tree by request, in one tile class and one round.
+    """Makes the schedule of a plan of a tree by request, in one kernel config and one round.
 
     Where the plan cuts a node's tokens, entries are cut at the last multiple of a tile or page before that, counted
     from the beginning of the node.
@@ -73,7 +75,7 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     Args:
         plan: The groups.
         problem: A tree by request in which each request has one row, the attention shape and the target.
-        room: The tile class and the room of items.
+        room: The kernel config and the room of items.
 
     Raises:
         InputError: The tree does not say which request its tokens belong to.
@@ -85,34 +87,34 @@ def lower_by_request(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSch
     row_table, first_row = row_table_of(plan, tree)
     items = _items(plan, tree, first_row, rows_per_tile(room.tile.rows, problem.shape.group))
     entries, most_tokens = _entries(items.segments, tree, requests, room)
-    (tile0, block0), (tile_room, block_room) = regions(most_tokens, items.indptr[:-1], room)
-    slot0, merges = _merges(items, row_table, tree.num_rows)
+    (tile0, run0), (tile_room, run_room) = regions(most_tokens, items.indptr[:-1], room)
+    partial0, merges = _merges(items, row_table, tree.num_rows)
 
     table = np.zeros((len(items.rows), len(ITEM_FIELDS)), np.int32)
-    row0, rows, of_tiles, _, of_blocks, _, of_slots, group = table.T
-    row0[:], rows[:], of_tiles[:], of_blocks[:] = items.row0, items.rows, tile0, block0
-    of_slots[:], group[:] = slot0, items.group
+    row0, rows, of_tiles, _, of_packed, _, of_slots, group = table.T
+    row0[:], rows[:], of_tiles[:], of_packed[:] = items.row0, items.rows, tile0, run0
+    of_slots[:], group[:] = partial0, items.group
     schedule = Schedule.trusted(
-        classes=(room.tile,),
-        class_indptr=class_offsets((0, len(table))),
+        configs=(room.tile,),
+        config_indptr=config_offsets((0, len(table))),
         items=frozen(table),
         rows=frozen(requests.seat.take(row_table)),
         tiles=_NO_RUNS,
-        blocks=_NO_RUNS,
+        packed_runs=_NO_RUNS,
         merge_rows=frozen(requests.seat.take(merges.rows)),
         merge_indptr=merges.indptr,
-        merge_slots=merges.slots,
-        stage_indptr=class_offsets((0, 1)),
-        merge_stage_indptr=merges.stage_indptr,
+        merge_partials=merges.slots,
+        round_indptr=config_offsets((0, 1)),
+        merge_round_indptr=merges.round_indptr,
         work_indptr=_NO_WORK,
         work=_NONE,
         epilogue_indptr=NO_EPILOGUE.indptr,
-        epilogue_slots=NO_EPILOGUE.slots,
+        epilogue_partials=NO_EPILOGUE.slots,
         row_positions=_NONE,
         fixed=False,
     )
     by_seat = of_seats(requests, room.reserve, row_table, merges.rows)
-    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, block_room, *by_seat)
+    return RequestSchedule(schedule, entries, frozen(items.indptr), tile_room, run_room, *by_seat)
 
 
 def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
@@ -168,17 +170,17 @@ def regions(most_tokens: Longs | Ints, items: Longs, room: ItemRoom) -> tuple[Lo
     Args:
         most_tokens: The most tokens of each entry.
         items: The first entry of each item.
-        room: The tile class, the page size and the reserve.
+        room: The kernel config, the page size and the reserve.
 
     Returns:
         Where each item's tiles and packed runs begin, `[2, items]`; and the room of all items in both tables.
     """
-    tokens, block = room.tile.tokens, block_of(room.page_size)
-    packed, size = tokens // block, (tokens.bit_length() - 1, block.bit_length() - 1)
+    tokens, run_tokens = room.tile.tokens, run_tokens_of(room.page_size)
+    packed, size = tokens // run_tokens, (tokens.bit_length() - 1, run_tokens.bit_length() - 1)
     pieces = np.empty((2, len(most_tokens)), np.int64)
     np.right_shift(most_tokens, size[0], out=pieces[0])
     # A request may have fewer tokens by now than when this was planned.
-    np.right_shift(np.minimum(most_tokens, tokens - 1) + (block - 1), size[1], out=pieces[1])
+    np.right_shift(np.minimum(most_tokens, tokens - 1) + (run_tokens - 1), size[1], out=pieces[1])
     ends = np.zeros((2, len(items) + 1), np.int64)
     of_items = np.add.reduceat(pieces, items, axis=1)
     of_items[1] = (of_items[1] + (packed - 1)) & -packed
@@ -193,11 +195,11 @@ def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int,
         return -1, no_merges(ramp(0), 1)
     ends = offsets(rows)
     row = row_table.take(ragged_ranges(items.row0, rows, ends))
-    slot0, partial = ends[:-1], np.maximum.reduceat(np.bincount(row).take(row), ends[:-1]) > 1
+    partial0, partial = ends[:-1], np.maximum.reduceat(np.bincount(row).take(row), ends[:-1]) > 1
     if np.count_nonzero(partial) < len(partial):
         row = row.compress(partial.repeat(rows))
-        slot0 = np.where(partial, offsets(rows * partial)[:-1], -1)
-    return slot0, single_stage_merges(row, ramp(len(row)))
+        partial0 = np.where(partial, offsets(rows * partial)[:-1], -1)
+    return partial0, single_round_merges(row, ramp(len(row)))
 
 
 def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: Ints | Longs) -> tuple[Ints, Ints]:

@@ -11,12 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, offsets, ragged, ramp, stacked
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestSchedule, SharedChunks
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.schedule import ITEM_FIELDS, RUN_FIELDS, Schedule, TileClass
+from treegen.ir.schedule import Schedule
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.schedule.by_request import block_of, of_seats
+from treegen.ir.work_items import ITEM_FIELDS, RUN_FIELDS
+from treegen.schedule.by_request import of_seats, run_tokens_of
 from treegen.target.problem import Problem
 from treegen.target.tile_config import rows_per_tile
 
@@ -33,7 +35,7 @@ class _SharedItems(NamedTuple):
     rows: Longs
 
 
-def lower_chunks(plan: Plan, problem: Problem, tile: TileClass, room: RequestRoom) -> RequestSchedule:
+def lower_chunks(plan: Plan, problem: Problem, tile: KernelConfig, room: RequestRoom) -> RequestSchedule:
     """Makes the schedule of a plan of treegen.strategies.chunk_paths, with work items for its groups of several rows.
 
     Where there is no room for all items, those of the fewest rows are left out. Their rows walk the chunk alone.
@@ -41,27 +43,27 @@ def lower_chunks(plan: Plan, problem: Problem, tile: TileClass, room: RequestRoo
     tree, requests, page_size = problem.tree, problem.tree.requests, problem.shape.page_size
     assert requests is not None
     items = _shared_items(plan, requests, room, rows_per_tile(tile.rows, problem.shape.group))
-    slot0, begin = offsets(items.rows)[:-1], items.chunk * room.chunk
-    full, packed = room.chunk // tile.tokens, tile.tokens // block_of(page_size)
+    partial0, begin = offsets(items.rows)[:-1], items.chunk * room.chunk
+    full, packed = room.chunk // tile.tokens, tile.tokens // run_tokens_of(page_size)
     entries = stacked(items.owner, begin, begin + room.chunk, 0, items.rows).T
     count, listed = len(items.rows), tree.topology.row_of_rank
     table = np.zeros((count, len(ITEM_FIELDS)), np.int32)
-    table[:, 0], table[:, 1], table[:, 6] = items.lo, items.rows, slot0
+    table[:, 0], table[:, 1], table[:, 6] = items.lo, items.rows, partial0
     table[:, 2], table[:, 4] = ramp(count) * full, ramp(count) * packed
     schedule = Schedule(
-        classes=(tile,),
-        class_indptr=frozen(np.array([0, count])),
+        configs=(tile,),
+        config_indptr=frozen(np.array([0, count])),
         items=frozen(table),
         rows=frozen(requests.seat.take(listed)),
         tiles=_NONE.reshape(0, len(RUN_FIELDS)),
-        blocks=_NONE.reshape(0, len(RUN_FIELDS)),
+        packed_runs=_NONE.reshape(0, len(RUN_FIELDS)),
         merge_rows=_NONE,
         merge_indptr=frozen(np.zeros(1)),
-        merge_slots=_NONE,
+        merge_partials=_NONE,
         fixed=True,
     )
     known, claims = of_seats(requests, _ANY_LENGTH, listed, _NONE)
-    chunks = _chunks_of(items, slot0, requests.seat.take(listed), known.shape[1])
+    chunks = _chunks_of(items, partial0, requests.seat.take(listed), known.shape[1])
     places = frozen(ramp(count + 1))
     return RequestSchedule(schedule, frozen(entries), places, count * full, count * packed, known, claims, None, chunks)
 
@@ -84,7 +86,7 @@ def _shared_items(plan: Plan, requests: RequestKV, room: RequestRoom, height: in
     return _SharedItems(owner.take(kept), chunk.take(kept), lo.take(kept), rows.take(kept))
 
 
-def _chunks_of(items: _SharedItems, slot0: Longs, seats: Ints, known: int) -> SharedChunks:
+def _chunks_of(items: _SharedItems, partial0: Longs, seats: Ints, known: int) -> SharedChunks:
     """Lists the partial slots of each seat's chunks. seats: the seat of each rank. known: the number of seats."""
     item, number = ragged(items.rows)
     seat, chunk = seats.take(items.lo.take(item) + number), items.chunk.take(item)
@@ -92,5 +94,5 @@ def _chunks_of(items: _SharedItems, slot0: Longs, seats: Ints, known: int) -> Sh
     np.maximum.at(counts, seat, chunk + 1)
     first = offsets(counts)
     slots = np.full(first.item(-1), -1)
-    slots[first.take(seat) + chunk] = slot0.take(item) + number
+    slots[first.take(seat) + chunk] = partial0.take(item) + number
     return SharedChunks(frozen(first[:-1]), frozen(counts), frozen(slots))

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
-from treegen.ir.schedule import Schedule, TileClass
+from treegen.ir.schedule import Schedule
 
 FREE, PLANNED, NEW, OUTGROWN, REFUTED, INVALID = range(6)
 
@@ -128,7 +129,7 @@ class _RowWork(NamedTuple):
 def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests, window_left: int) -> list[_RowWork]:
     """Lists the items of rows that the plan serves."""
     plan, rows, found = made.schedule, requests.seats[0], []
-    for number, (row0, count, _, _, _, _, slot0, _) in enumerate(plan.items.tolist()):
+    for number, (row0, count, _, _, _, _, partial0, _) in enumerate(plan.items.tolist()):
         entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
         seats = enumerate(plan.rows[row0 : row0 + count].tolist())
         live = [(i, int(rows[seat]), made.row_number(row0 + i)) for i, seat in seats if states[seat] == PLANNED]
@@ -136,7 +137,7 @@ def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests
         begin = _window(least, window_left, requests.page_size)
         for index, row, query in live:
             read = [_clamped(entry, requests, begin) for entry in entries if entry[3] <= index < entry[4]]
-            found.append(_RowWork(requests.query_rows(row)[query], slot0 + index if slot0 >= 0 else -1, read))
+            found.append(_RowWork(requests.query_rows(row)[query], partial0 + index if partial0 >= 0 else -1, read))
     return found
 
 
@@ -154,7 +155,7 @@ def _merged_rows(made: RequestSchedule, states: Ints, requests: RunningRequests)
     plan = made.schedule
     return {
         requests.query_rows(int(requests.seats[0, seat]))[made.merge_number(j)]: (
-            plan.merge_slots[plan.merge_indptr[j] : plan.merge_indptr[j + 1]].tolist()
+            plan.merge_partials[plan.merge_indptr[j] : plan.merge_indptr[j + 1]].tolist()
         )
         for j, seat in enumerate(plan.merge_rows.tolist())
         if states[seat] == PLANNED
@@ -187,7 +188,7 @@ def _chunk_work(
 
 def expanded(
     made: RequestSchedule,
-    tile: TileClass,
+    tile: KernelConfig,
     requests: RunningRequests,
     window_left: int = -1,
     chunk: int = 0,
@@ -198,7 +199,7 @@ def expanded(
 
     Args:
         made: The plan's schedule by request.
-        tile: The tile class.
+        tile: The kernel config.
         requests: The running requests.
         window_left: Tokens before its own that a row sees, -1 for all.
         chunk: Tokens of a chunk in batch-invariant mode, else 0.
@@ -217,24 +218,24 @@ def expanded(
     counts = np.array([run.shape[1] for run in runs], np.int64)
     place, num = offsets(counts), len(items)
     flat = np.concatenate([np.zeros((3, 0), np.int64), *runs], axis=1)
-    block = np.zeros((flat.shape[1], 5 if positions else 4), np.int64)
-    block[:, 0], block[:, 1], block[:, 3] = flat[0], flat[1], 1
+    packed = np.zeros((flat.shape[1], 5 if positions else 4), np.int64)
+    packed[:, 0], packed[:, 1], packed[:, 3] = flat[0], flat[1], 1
     if positions:
-        block[:, 4] = flat[2]
+        packed[:, 4] = flat[2]
     table = np.zeros((num, 8), np.int64)
     table[:, 0], table[:, 1] = np.arange(num), 1
     table[:, 4], table[:, 5], table[:, 6] = place[:-1], counts, [slot for _, slot, _ in items]
     row_positions = _row_positions(requests) if positions else np.empty(0)
     schedule = Schedule(
-        classes=(replace(tile, block=tile.tokens, full=False),),
-        class_indptr=frozen(np.array([0, num])),
+        configs=(replace(tile, run_tokens=tile.tokens, has_full_tiles=False),),
+        config_indptr=frozen(np.array([0, num])),
         items=frozen(table),
         rows=frozen(np.array([row for row, *_ in items], np.int64)),
-        tiles=frozen(block[:0]),
-        blocks=frozen(block),
+        tiles=frozen(packed[:0]),
+        packed_runs=frozen(packed),
         merge_rows=frozen(np.array([*merged], np.int64)),
         merge_indptr=frozen(offsets(np.array([len(slots) for slots in merged.values()], np.int64))),
-        merge_slots=frozen(np.array([slot for slots in merged.values() for slot in slots], np.int64)),
+        merge_partials=frozen(np.array([slot for slots in merged.values() for slot in slots], np.int64)),
         row_positions=frozen(row_positions),
         fixed=chunk > 0,
     )

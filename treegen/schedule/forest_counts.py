@@ -11,8 +11,8 @@ from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.schedule.arrangement import cut_rows, row_table_of
-from treegen.schedule.merge_lists import in_last_stage, kept_between_stages, partial_items
-from treegen.schedule.pack_runs import packed_pieces_of, usual_block
+from treegen.schedule.merge_lists import in_last_round, kept_between_rounds, partial_items
+from treegen.schedule.pack_runs import packed_pieces_of, usual_run_tokens
 from treegen.schedule.segment_runs import masked_runs, runs_of_groups
 from treegen.target.targets import Target
 from treegen.target.tile_config import tile_sizes
@@ -53,21 +53,21 @@ def count(plan: Plan, forest: Tree, first_row: Longs, shape: Shape, target: Targ
     item, position = ragged(items.rows)
     row = row_table[(row0[items.group] + items.begin)[item] + position]
     partial_item = partial_items(
-        items.rows, row, np.bincount(row, minlength=forest.num_rows), in_last_stage(plan, tree, trees)[items.group]
+        items.rows, row, np.bincount(row, minlength=forest.num_rows), in_last_round(plan, tree, trees)[items.group]
     )
     partial_rows = np.bincount(tree[items.group], np.where(partial_item, items.rows, 0), trees).astype(np.int64)
-    if plan.stage.any() and plan.merge == "reduce":
+    if plan.round.any() and plan.merge == "reduce":
         partial = partial_item[item]
-        stage = plan.stage[items.group[item[partial]]].astype(np.int64)
-        kept = kept_between_stages(row[partial].astype(np.int64), stage, int(plan.stage.max()) + 1)
+        round = plan.round[items.group[item[partial]]].astype(np.int64)
+        kept = kept_between_rounds(row[partial].astype(np.int64), round, int(plan.round.max()) + 1)
         partial_rows += np.bincount(np.searchsorted(first_row, kept, side="right") - 1, minlength=trees)
 
-    of_group = (tree * (int(plan.stage.max(initial=0)) + 1) + plan.stage)[items.group]
+    of_group = (tree * (int(plan.round.max(initial=0)) + 1) + plan.round)[items.group]
     _, first, launch = np.unique(of_group * tokens.shape[1] + items.tile, return_index=True, return_inverse=True)
     if not len(first):
         return Counts(partial_rows, np.zeros(trees, np.int64))
     of_launch, of_run = tokens[tree[items.group[first]], items.tile[first]], launch.repeat(runs.counts)
-    pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_block(plan))
+    pieces = packed_pieces_of(runs, runs.tokens, launch, tuple(of_launch.tolist()), usual_run_tokens(plan))
     masked = np.bincount(of_run, masked_runs(runs, items.rows), len(first)) > 0
     mask_runs = np.where(masked[launch], np.add(*pieces.of_items), 0)
     return Counts(partial_rows, np.bincount(tree[items.group], mask_runs, trees).astype(np.int64))

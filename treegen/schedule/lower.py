@@ -14,12 +14,13 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs, frozen, offsets
 from treegen.ir.errors import PlanError
+from treegen.ir.kernel_config import KernelConfig, TileMask
 from treegen.ir.plan import BIT_MASKS, Plan
 from treegen.ir.positions import Positions
-from treegen.ir.schedule import Schedule, TileClass, TileMask
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.schedule.arrangement import Arranged, Frame, Items, arrange, class_offsets, row_table_of
+from treegen.schedule.arrangement import Arranged, Frame, Items, arrange, config_offsets, row_table_of
 from treegen.schedule.merge_lists import NO_EPILOGUE, Epilogue
 from treegen.schedule.pack_runs import (
     PackedTables,
@@ -29,7 +30,7 @@ from treegen.schedule.pack_runs import (
     places_along_paths,
     table,
     tabulate,
-    usual_block,
+    usual_run_tokens,
 )
 from treegen.schedule.row_results import row_results
 from treegen.schedule.segment_runs import Runs, bit_words, masked_launches
@@ -66,129 +67,133 @@ def lower(
     Args:
         plan: The groups of rows and the segments that they read.
         problem: The tree, the attention shape and the target.
-        frame: Tile classes to use instead of those that suit the plan best; the plan's rounds keep their numbers.
+        frame: Kernel configs to use instead of those that suit the plan best; the plan's rounds keep their numbers.
         positions: The tree's positions, for kernels whose scores depend on them.
 
     Raises:
-        ShapeError: No tile class fits the shape.
+        ShapeError: No kernel config fits the shape.
         PlanError: A plan that runs unfused has rows to merge, a row has several items that could merge its partials, or
-            a plan's runs do not fill its fixed blocks.
+            a batch-invariant plan's runs do not fill its packed runs.
     """
     arranged = arrange(plan, problem, frame, positions)
-    if plan.fixed_block:
-        classes = arranged.sizes
-        tables = _tabulate_fixed(plan, problem.tree, classes[0], arranged.items, arranged.runs)
+    if plan.invariant_block:
+        configs = arranged.sizes
+        tables = _tabulate_fixed(plan, problem.tree, configs[0], arranged.items, arranged.runs)
     else:
-        classes, tables = _tabulate_classes(plan, arranged, fixed=frame is not None or plan.fixed_block > 0)
-    return scheduled(plan, problem, arranged, classes, tables, positions, framed=frame is not None)
+        configs, tables = _tabulate_configs(plan, arranged, fixed=frame is not None or plan.invariant_block > 0)
+    return scheduled(plan, problem, arranged, configs, tables, positions, framed=frame is not None)
 
 
 def scheduled(
     plan: Plan,
     problem: Problem,
     arranged: Arranged,
-    classes: tuple[TileClass, ...],
+    configs: tuple[KernelConfig, ...],
     tables: PackedTables,
     positions: Positions | None = None,
     *,
     framed: bool,
 ) -> Schedule:
-    """Makes the schedule of arranged items and their tables. framed: whether the tile classes come from a frame."""
+    """Makes the schedule of arranged items and their tables. framed: whether the kernel configs come from a frame."""
     tree, shape, target = problem
-    items, num_stages, launches = arranged.items, arranged.num_stages, len(arranged.bounds) - 1
+    items, num_rounds, launches = arranged.items, arranged.num_rounds, len(arranged.bounds) - 1
     row_table, row0 = row_table_of(plan, tree)
     row0 = row0[items.group] + items.begin
-    results = row_results(plan, items, row_table, row0, tree.num_rows, num_stages, launches)
-    if framed or plan.fixed_block:
-        if any(tile.merging for tile in classes) and not len(results.epilogue.slots):
+    results = row_results(plan, items, row_table, row0, tree.num_rows, num_rounds, launches)
+    if framed or plan.invariant_block:
+        if any(tile.epilogue_merge for tile in configs) and not len(results.epilogue.slots):
             results = results._replace(epilogue=Epilogue(frozen(np.zeros(len(row_table) + 1)), NO_EPILOGUE.slots))
     elif results.merging is not None:
-        classes = tuple(replace(tile, merging=own) for tile, own in zip(classes, results.merging, strict=True))
-    dealt = _deal(plan, classes, items.rows, arranged.work, shape, target)
+        configs = tuple(replace(tile, epilogue_merge=own) for tile, own in zip(configs, results.merging, strict=True))
+    dealt = _deal(plan, configs, items.rows, arranged.work, shape, target)
     return Schedule.trusted(
-        classes=classes,
-        class_indptr=class_offsets(tuple(arranged.bounds)),
-        items=table(row0, items.rows, *tables.walk, results.slot0, items.group),
+        configs=configs,
+        config_indptr=config_offsets(tuple(arranged.bounds)),
+        items=table(row0, items.rows, *tables.walk, results.partial0, items.group),
         rows=row_table,
         tiles=tables.tiles,
-        blocks=tables.blocks,
+        packed_runs=tables.packed_runs,
         merge_rows=results.merges.rows,
         merge_indptr=results.merges.indptr,
-        merge_slots=results.merges.slots,
-        stage_indptr=_stage_indptr(num_stages, launches),
-        merge_stage_indptr=results.merges.stage_indptr,
+        merge_partials=results.merges.slots,
+        round_indptr=_round_indptr(num_rounds, launches),
+        merge_round_indptr=results.merges.round_indptr,
         work_indptr=dealt.indptr,
         work=dealt.entries,
         epilogue_indptr=results.epilogue.indptr,
-        epilogue_slots=results.epilogue.slots,
+        epilogue_partials=results.epilogue.slots,
         row_positions=_NO_POSITIONS if positions is None else positions.row,
-        fixed=plan.fixed_block > 0,
+        fixed=plan.invariant_block > 0,
     )
 
 
 @cache
-def _launched(tile: TileClass, mask: TileMask, block: int, dealt: bool) -> TileClass:
-    """Specialises a tile class for the runs of one launch."""
-    return replace(tile, mask=mask, block=block, dealt=dealt)
+def _launched_config(tile: KernelConfig, mask: TileMask, run_tokens: int, dealt: bool) -> KernelConfig:
+    """Specialises a kernel config for the runs of one launch."""
+    return replace(tile, mask=mask, run_tokens=run_tokens, work_list=dealt)
 
 
 @cache
-def _stage_indptr(stages: int, launches: int) -> Ints:
+def _round_indptr(rounds: int, launches: int) -> Ints:
     """Makes the offsets of rounds that have the same number of launches each."""
-    return frozen(np.arange(stages + 1) * (launches // stages))
+    return frozen(np.arange(rounds + 1) * (launches // rounds))
 
 
-def _tabulate_classes(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[tuple[TileClass, ...], PackedTables]:
-    """Gives each launch's tile class the mask and packed runs that it needs, and makes the tables of all launches.
+def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[tuple[KernelConfig, ...], PackedTables]:
+    """Gives each launch's kernel config the mask and packed runs that it needs, and makes the tables of all launches.
 
-    fixed: whether tile classes stay as they are.
+    fixed: whether kernel configs stay as they are.
     """
     sizes, tokens, items, runs, work, bounds, _ = arranged
     if fixed and plan.mask in BIT_MASKS:
         runs.table[:, 2], runs.table[:, 3] = bit_words(runs.table[:, 2], runs.table[:, 3])
     if fixed or not sizes[0].fused:
-        pieces = pieces_of(runs, items.tile, tokens, tuple(tile.block for tile in sizes))
+        pieces = pieces_of(runs, items.tile, tokens, tuple(tile.run_tokens for tile in sizes))
         return sizes, tabulate(runs, pieces, items.tile, tokens)
-    pieces = packed_pieces_of(runs, work, items.tile, tokens, usual_block(plan))
+    pieces = packed_pieces_of(runs, work, items.tile, tokens, usual_run_tokens(plan))
     mask: TileMask = "bits" if plan.mask in BIT_MASKS else "interval"
     of_runs = [0, len(runs.table)] if len(sizes) == 1 else runs.indptr[bounds].tolist()
     masked = masked_launches(runs, items.rows, of_runs)
     if mask == "bits":
         for is_masked, (begin, end) in zip(masked, pairwise(of_runs), strict=True):
             if is_masked:
-                of_class = runs.table[begin:end]
-                of_class[:, 2], of_class[:, 3] = bit_words(of_class[:, 2], of_class[:, 3])
+                of_config = runs.table[begin:end]
+                of_config[:, 2], of_config[:, 3] = bit_words(of_config[:, 2], of_config[:, 3])
     dealt = plan.blocks > 0
-    classes = [
-        _launched(tile, mask if is_masked else "none", block, dealt)
-        for tile, block, is_masked in zip(sizes, pieces.block, masked, strict=True)
+    configs = [
+        _launched_config(tile, mask if is_masked else "none", run_tokens, dealt)
+        for tile, run_tokens, is_masked in zip(sizes, pieces.run_tokens, masked, strict=True)
     ]
-    return tuple(classes), tabulate(runs, pieces, items.tile, tokens)
+    return tuple(configs), tabulate(runs, pieces, items.tile, tokens)
 
 
-def _tabulate_fixed(plan: Plan, tree: Tree, tile: TileClass, items: Items, runs: Runs) -> PackedTables:
-    """Makes the tables of a plan with fixed blocks. Each of its groups is one work item."""
+def _tabulate_fixed(plan: Plan, tree: Tree, tile: KernelConfig, items: Items, runs: Runs) -> PackedTables:
+    """Makes the tables of a batch-invariant plan. Each of its groups is one work item."""
     if len(items.group) and int(items.begin.max()):
         rows = int(plan.group_rows.max())
         raise PlanError(
-            "fixed_block", f"a group of {rows} rows", f"exceeds a tile of {tile.rows} head rows", "divide it"
+            "invariant_block", f"a group of {rows} rows", f"exceeds a tile of {tile.rows} head rows", "divide it"
         )
     places = places_along_paths(plan, tree, items.group, runs)
-    return tabulate(runs, fixed_pieces_of(runs, places, tile.tokens, tile.block), items.tile, (tile.tokens,))
+    return tabulate(runs, fixed_pieces_of(runs, places, tile.tokens, tile.run_tokens), items.tile, (tile.tokens,))
 
 
-def _deal(plan: Plan, classes: tuple[TileClass, ...], rows: Longs, work: Longs, shape: Shape, target: Target) -> _Work:
+def _deal(
+    plan: Plan, configs: tuple[KernelConfig, ...], rows: Longs, work: Longs, shape: Shape, target: Target
+) -> _Work:
     """Deals items to the plan's thread blocks, the costliest first (treegen.strategies.makespan).
 
     rows, work: rows and KV tokens of each item. Without thread blocks in the plan the lists are empty. Raises PlanError
-    for a plan of several tile classes.
+    for a plan of several kernel configs.
     """
     if not plan.blocks:
         return _NO_WORK
-    if len(classes) > 1 or not classes[0].fused:
-        raise PlanError("blocks", plan.blocks, "needs a single tile class", "use one tile size, stage and fused mask")
-    lanes = lanes_of(classes[0], shape)
-    costs = task_costs(shape, target)(task_rows(rows, classes[0], shape), work)
+    if len(configs) > 1 or not configs[0].fused:
+        raise PlanError(
+            "blocks", plan.blocks, "needs a single kernel config", "use one tile size, round and fused mask"
+        )
+    lanes = lanes_of(configs[0], shape)
+    costs = task_costs(shape, target)(task_rows(rows, configs[0], shape), work)
     worker = assign(np.repeat(costs, lanes), min(plan.blocks, max(len(rows) * lanes, 1)))
     counts = np.bincount(worker, minlength=1)
     return _Work(frozen(offsets(counts)), frozen(np.argsort(worker, kind="stable")))

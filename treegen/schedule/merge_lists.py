@@ -3,7 +3,7 @@
     partials    row 4: slots 0, 7      row 6: slots 2, 3, 9      row 9: none, it sees no token
     one round   merge_rows    [ 4 | 6 | 9 ]
                 merge_indptr  [ 0 | 2 | 5 | 5 ]
-                merge_slots   [ 0, 7 | 2, 3, 9 ]                 row 9 gets out 0 and lse -inf
+                merge_partials   [ 0, 7 | 2, 3, 9 ]                 row 9 gets out 0 and lse -inf
 
 Where a row has partials from several rounds, each merge but the row's last one writes the row's first slot:
 
@@ -24,16 +24,16 @@ from treegen.ir.plan import Plan
 
 
 class Merges(NamedTuple):
-    """The merge lists of a Schedule: merge_rows, merge_indptr, merge_slots and merge_stage_indptr."""
+    """The merge lists of a Schedule: merge_rows, merge_indptr, merge_partials and merge_round_indptr."""
 
     rows: Ints
     indptr: Ints
     slots: Ints
-    stage_indptr: Ints
+    round_indptr: Ints
 
 
 class Epilogue(NamedTuple):
-    """The epilogue lists of a Schedule: epilogue_indptr and epilogue_slots."""
+    """The epilogue lists of a Schedule: epilogue_indptr and epilogue_partials."""
 
     indptr: Ints
     slots: Ints
@@ -43,7 +43,7 @@ _NO_SLOTS = frozen(np.empty(0))
 NO_EPILOGUE = Epilogue(frozen(np.zeros(1)), _NO_SLOTS)
 
 
-def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
+def in_last_round(plan: Plan, tree: Longs, trees: int) -> Bools:
     """Says for each group whether it merges the partials of earlier rounds: under "final" merge in the last round.
 
     tree: the tree of each group, out of `trees`, whose plans have last rounds of their own.
@@ -51,11 +51,11 @@ def in_last_stage(plan: Plan, tree: Longs, trees: int) -> Bools:
     if plan.merge == "reduce":
         return np.zeros(len(plan), np.bool_)
     if trees == 1:
-        last: Bools = plan.stage == plan.stage.max(initial=0)
+        last: Bools = plan.round == plan.round.max(initial=0)
         return last
     latest = np.zeros(trees, np.int64)
-    np.maximum.at(latest, tree, plan.stage)
-    last = plan.stage == latest[tree]
+    np.maximum.at(latest, tree, plan.round)
+    last = plan.round == latest[tree]
     return last
 
 
@@ -84,7 +84,7 @@ def check_last_items(item: Longs, row: Ints, last: Bools) -> None:
     counts = np.bincount(row[of_last], minlength=int(row.max(initial=0)) + 1)
     wrong = row[~of_last & (counts[row] > 1)]
     if len(wrong):
-        reason = f"cannot merge the partials of row {wrong[0]} in {counts[wrong[0]]} items of the last stage"
+        reason = f"cannot merge the partials of row {wrong[0]} in {counts[wrong[0]]} items of the last round"
         raise PlanError("merge", "final", reason, "give the row one item there, or use reduce")
 
 
@@ -96,15 +96,15 @@ def epilogue_lists(entry: Longs, slot: Longs, entries: int) -> Epilogue:
     return Epilogue(frozen(offsets(np.bincount(entry, minlength=entries))), frozen(slot[order]))
 
 
-def kept_between_stages(row: Longs, stage: Longs, stages: int) -> Longs:
+def kept_between_rounds(row: Longs, round: Longs, rounds: int) -> Longs:
     """Lists the rows whose merged partials a later round reads, once for each such merge (see merge_lists)."""
-    order = np.lexsort((stage, row))
-    merges = merge_lists(row, np.argsort(order), stage, np.empty(0, np.int64), stages)
+    order = np.lexsort((round, row))
+    merges = merge_lists(row, np.argsort(order), round, np.empty(0, np.int64), rounds)
     kept: Longs = row[order][-1 - merges.rows[merges.rows < 0]]
     return kept
 
 
-def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, stages: int) -> Merges:
+def merge_lists(row: Longs | Ints, slot: Longs, round: Longs, empty_rows: Longs, rounds: int) -> Merges:
     """Lists the merges of all rows, round by round.
 
     After each round that writes partials of a row, they are merged with the row's earlier ones. The result goes to the
@@ -114,22 +114,22 @@ def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, s
     Args:
         row: The row of each partial.
         slot: The slot of each partial.
-        stage: The round of each partial.
+        round: The round of each partial.
         unseeing: Rows without partials. Their merges are empty, in the last round.
-        stages: The number of rounds.
+        rounds: The number of rounds.
     """
-    if stages == 1:
-        return single_stage_merges(row, slot, unseeing)
-    order = np.lexsort((stage, row))
-    row, slot, stage = row[order], slot[order], stage[order]
+    if rounds == 1:
+        return single_round_merges(row, slot, empty_rows)
+    order = np.lexsort((round, row))
+    row, slot, round = row[order], slot[order], round[order]
     # A cell: the partials of one row in one round.
-    first = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (stage[1:] != stage[:-1]))[: len(row)])
+    first = np.flatnonzero(np.append(True, (row[1:] != row[:-1]) | (round[1:] != round[:-1]))[: len(row)])
     counts = np.diff(np.append(first, len(row)))
-    cell_row, cell_stage = row[first], stage[first]
+    cell_row, cell_round = row[first], round[first]
     opens = np.append(True, cell_row[1:] != cell_row[:-1])[: len(first)]
     closes = np.append(cell_row[1:] != cell_row[:-1], True)[: len(first)]
     running = slot[first[opens]][np.cumsum(opens) - 1]
-    cell_stage = np.where(opens & closes & (counts == 1), stages - 1, cell_stage)
+    cell_round = np.where(opens & closes & (counts == 1), rounds - 1, cell_round)
 
     kept = np.flatnonzero(~opens | closes | (counts > 1))
     joined = (~opens[kept]).astype(np.int64)
@@ -141,45 +141,45 @@ def merge_lists(row: Longs | Ints, slot: Longs, stage: Longs, unseeing: Longs, s
     slots[ragged_ranges(indptr[:-1] + joined, counts[kept])] = slot[ragged_ranges(first[kept], counts[kept])]
 
     # Rows without partials are empty merges of the last round.
-    target = np.concatenate([target, unseeing])
-    stage = np.concatenate([cell_stage[kept], np.full(len(unseeing), stages - 1)])
-    begin = np.concatenate([indptr[:-1], np.zeros(len(unseeing), np.int64)])
-    lengths = np.concatenate([lengths, np.zeros(len(unseeing), np.int64)])
-    owner = np.concatenate([cell_row[kept], unseeing])
-    order = np.lexsort((owner, stage))
+    target = np.concatenate([target, empty_rows])
+    round = np.concatenate([cell_round[kept], np.full(len(empty_rows), rounds - 1)])
+    begin = np.concatenate([indptr[:-1], np.zeros(len(empty_rows), np.int64)])
+    lengths = np.concatenate([lengths, np.zeros(len(empty_rows), np.int64)])
+    owner = np.concatenate([cell_row[kept], empty_rows])
+    order = np.lexsort((owner, round))
     return Merges(
         frozen(target[order]),
         frozen(offsets(lengths[order])),
         frozen(slots[ragged_ranges(begin[order], lengths[order])]),
-        frozen(np.searchsorted(stage[order], np.arange(stages + 1))),
+        frozen(np.searchsorted(round[order], np.arange(rounds + 1))),
     )
 
 
-def single_stage_merges(row: Longs | Ints, slot: Longs, unseeing: Longs | None = None) -> Merges:
+def single_round_merges(row: Longs | Ints, slot: Longs, empty_rows: Longs | None = None) -> Merges:
     """Makes `merge_lists` of one round, in which each row has one merge, and that is final."""
-    if unseeing is None or not len(unseeing):
+    if empty_rows is None or not len(empty_rows):
         lengths = np.bincount(row)
         rows = lengths.nonzero()[0]
     else:
-        lengths = np.bincount(row, minlength=largest(unseeing) + 1)
+        lengths = np.bincount(row, minlength=largest(empty_rows) + 1)
         merged = lengths > 0
-        merged[unseeing] = True
+        merged[empty_rows] = True
         rows = merged.nonzero()[0]
     # Keys of 16 bits are sorted by radix.
     order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
 
 
-def no_merges(unseeing: Longs, stages: int) -> Merges:
+def no_merges(empty_rows: Longs, rounds: int) -> Merges:
     """Makes `merge_lists` where no row has partials."""
     return (
-        _empty_merges(stages)
-        if not len(unseeing)
-        else merge_lists(unseeing[:0], unseeing[:0], unseeing[:0], unseeing, stages)
+        _empty_merges(rounds)
+        if not len(empty_rows)
+        else merge_lists(empty_rows[:0], empty_rows[:0], empty_rows[:0], empty_rows, rounds)
     )
 
 
 @cache
-def _empty_merges(stages: int) -> Merges:
+def _empty_merges(rounds: int) -> Merges:
     """Makes `merge_lists` of no rows."""
-    return Merges(_NO_SLOTS, NO_EPILOGUE.indptr, _NO_SLOTS, frozen(np.zeros(stages + 1)))
+    return Merges(_NO_SLOTS, NO_EPILOGUE.indptr, _NO_SLOTS, frozen(np.zeros(rounds + 1)))

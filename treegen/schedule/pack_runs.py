@@ -1,12 +1,12 @@
 """Packing: cuts the KV runs of work items into full tiles and packed runs, and makes the tables of both.
 
-    item       run of 150 tokens                        run of 20 tokens      tiles of 64, packed runs of 16
-    pieces     [ 64 | 64 | 16 | 6 ]                     [ 16 | 4 ]
-    tiles      [ 64 ][ 64 ]                             a full tile is one run of consecutive KV slots
-    blocks     [ 16 | 6 | 16 | 4 ]                      four packed runs fill one tile
+    item           run of 150 tokens                    run of 20 tokens      tiles of 64, packed runs of 16
+    pieces         [ 64 | 64 | 16 | 6 ]                 [ 16 | 4 ]
+    tiles          [ 64 ][ 64 ]                         a full tile is one run of consecutive KV slots
+    packed_runs    [ 16 | 6 | 16 | 4 ]                  four packed runs fill one tile
 
-`full` counts the full tiles of a run, `blocks` its packed runs. A packed run shorter than 16 leaves its place in the
-tile partly empty, and zeros fill up an item's last packed tile. No Python loop over items or tokens.
+`full` counts the full tiles of a run, `packed_runs` its packed runs. A packed run shorter than 16 leaves its place in
+the tile partly empty, and zeros fill up an item's last packed tile. No Python loop over items or tokens.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import numpy as np
 from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, positions, ragged_ranges, ramp, zeros
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import RUN_FIELDS
 from treegen.ir.tree import Tree
+from treegen.ir.work_items import RUN_FIELDS
 from treegen.schedule.segment_runs import Runs
-from treegen.target.tile_config import BLOCK_TOKENS, DEALT_BLOCK_TOKENS
+from treegen.target.tile_config import RUN_TOKENS, WORK_LIST_RUN_TOKENS
 
 MOST_SPREAD = 1.25
 """Runs are packed slot by slot where packed runs of several slots would take more than 1.25 times as many tiles."""
 
 # With more pieces than this, mostly whole runs (as pages in any order are), only the runs that are cut are computed.
-_MANY_PIECES = 1024
+MANY_PIECES = 1024
 
 Each: TypeAlias = "int | Longs"
 """One number for all, or an array with a number for each. Most schedules have one tile size."""
@@ -38,17 +38,17 @@ Sizes: TypeAlias = tuple[int, ...]
 class Pieces(NamedTuple):
     """The full tiles and packed runs that runs are cut into.
 
-    block: tokens of a packed run in each launch. full: full tiles of each run, None where no run has one. blocks:
-    packed runs of each run, None where each has one. of_items: full tiles and packed runs of each item. block_tiles:
-    tiles that hold the packed runs of each item. padded: whether some packed runs begin after the end of their run, and
-    are empty.
+    run_tokens: tokens of a packed run in each launch. full: full tiles of each run, None where no run has one.
+    packed_runs: packed runs of each run, None where each has one. of_items: full tiles and packed runs of each item.
+    packed_tiles: tiles that hold the packed runs of each item. padded: whether some packed runs begin after the end of
+    their run, and are empty.
     """
 
-    block: Sizes
+    run_tokens: Sizes
     full: Longs | None
-    blocks: Longs | None
+    packed_runs: Longs | None
     of_items: tuple[Longs, Longs]
-    block_tiles: Longs
+    packed_tiles: Longs
     padded: bool = False
 
 
@@ -59,26 +59,26 @@ class PackedTables(NamedTuple):
     """
 
     tiles: Ints
-    blocks: Ints
+    packed_runs: Ints
     walk: tuple[Longs, Longs, Longs, Longs]
 
 
-def usual_block(plan: Plan) -> int:
+def usual_run_tokens(plan: Plan) -> int:
     """Tokens of a packed run in tiles of a plan."""
-    return DEALT_BLOCK_TOKENS if plan.blocks else BLOCK_TOKENS
+    return WORK_LIST_RUN_TOKENS if plan.blocks else RUN_TOKENS
 
 
-def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pieces:
+def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, run_tokens: Sizes) -> Pieces:
     """Cuts runs into full tiles, and the rest into packed runs.
 
     Args:
         runs: The runs of each item; every item has one.
         launch: The launch of each item.
         tile_tokens: Tokens of a tile in each launch, powers of two.
-        block: Tokens of a packed run in each launch, powers of two.
+        run_tokens: Tokens of a packed run in each launch, powers of two.
     """
     rest, first_run, full, full_of_items = runs.length, runs.indptr[:-1], None, zeros(len(launch))
-    longest, packed = largest(rest) if len(rest) else 0, _blocks_per_tile(tile_tokens, block, launch)
+    longest, packed = largest(rest) if len(rest) else 0, _runs_per_tile(tile_tokens, run_tokens, launch)
     if longest >= min(tile_tokens):
         tokens = _each(tile_tokens, launch, runs)
         if isinstance(tokens, int):
@@ -86,12 +86,12 @@ def pieces_of(runs: Runs, launch: Longs, tile_tokens: Sizes, block: Sizes) -> Pi
         else:
             full, rest = np.divmod(rest, tokens)
         full_of_items = np.add.reduceat(full, first_run)
-    elif longest <= min(block):
+    elif longest <= min(run_tokens):
         counts = runs.counts
-        return Pieces(block, None, None, (full_of_items, counts), _ceiled(counts, packed))
-    blocks = _ceiled(rest, _each(block, launch, runs))
-    block_of_items = np.add.reduceat(blocks, first_run)
-    return Pieces(block, full, blocks, (full_of_items, block_of_items), _ceiled(block_of_items, packed))
+        return Pieces(run_tokens, None, None, (full_of_items, counts), _ceiled(counts, packed))
+    packed_runs = _ceiled(rest, _each(run_tokens, launch, runs))
+    packed_of_items = np.add.reduceat(packed_runs, first_run)
+    return Pieces(run_tokens, full, packed_runs, (full_of_items, packed_of_items), _ceiled(packed_of_items, packed))
 
 
 def packed_pieces_of(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes, usual: int) -> Pieces:
@@ -100,20 +100,20 @@ def packed_pieces_of(runs: Runs, work: Longs, launch: Longs, tile_tokens: Sizes,
     A launch packs single slots where packed runs of `usual` tokens would take more than MOST_SPREAD times their tiles.
     work: KV tokens of each item.
     """
-    block = tuple([min(usual, tokens) for tokens in tile_tokens])
-    pieces = pieces_of(runs, launch, tile_tokens, block)
-    by_block, by_token = pieces.of_items[0] + pieces.block_tiles, _ceiled(work, _each(tile_tokens, launch))
-    if not np.count_nonzero(by_block != by_token):
+    run_tokens = tuple([min(usual, tokens) for tokens in tile_tokens])
+    pieces = pieces_of(runs, launch, tile_tokens, run_tokens)
+    by_run, by_token = pieces.of_items[0] + pieces.packed_tiles, _ceiled(work, _each(tile_tokens, launch))
+    if not np.count_nonzero(by_run != by_token):
         return pieces
-    tiles = [np.bincount(launch, of_items, len(block)) for of_items in (by_block, by_token)]
+    tiles = [np.bincount(launch, of_items, len(run_tokens)) for of_items in (by_run, by_token)]
     spread = (tiles[0] > MOST_SPREAD * tiles[1]).tolist()
     if not any(spread):
         return pieces
-    single = tuple([1 if spreads else tokens for tokens, spreads in zip(block, spread, strict=True)])
+    single = tuple([1 if spreads else tokens for tokens, spreads in zip(run_tokens, spread, strict=True)])
     return pieces_of(runs, launch, tile_tokens, single)
 
 
-def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> Pieces:
+def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, run_tokens: int) -> Pieces:
     """Cuts runs into packed runs whose places in their tiles follow from the token's place along the path.
 
     Runs that continue one another along a path are neighbours in a tile. Any other run begins a tile.
@@ -122,7 +122,7 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> P
         runs: The runs of each item.
         place: The number of tokens on the path before each run.
         tile_tokens: Tokens of a tile.
-        block: Tokens of a packed run.
+        run_tokens: Tokens of a packed run.
 
     Raises:
         PlanError: A run that another one continues does not fill its last packed run, or a run that continues none does
@@ -132,18 +132,20 @@ def fixed_pieces_of(runs: Runs, place: Longs, tile_tokens: int, block: int) -> P
     end, follows = place + length, np.zeros(len(length) + 1, np.bool_)
     np.equal(place[1:], end[:-1], out=follows[1:-1])
     follows[runs.indptr] = False
-    partial = follows[1:] & (end % block > 0)
+    partial = follows[1:] & (end % run_tokens > 0)
     if partial.any():
         reason = (
             f"a path goes on after its token {end[partial.argmax()]}, in another node or another place in the cache"
         )
-        raise PlanError("block", block, reason, f"use block=1, or share and place KV in multiples of {block} tokens")
+        raise PlanError(
+            "block", run_tokens, reason, f"use block=1, or share and place KV in multiples of {run_tokens} tokens"
+        )
     if (place[~follows[:-1]] % tile_tokens).any():
-        raise PlanError("fixed_block", block, "some run begins inside a tile", "give whole tiles of paths")
-    blocks = _ceiled(length, block) + np.where(follows[1:], 0, -end % tile_tokens // block)
-    of_items = np.add.reduceat(blocks, runs.indptr[:-1])
+        raise PlanError("invariant_block", run_tokens, "some run begins inside a tile", "give whole tiles of paths")
+    packed_runs = _ceiled(length, run_tokens) + np.where(follows[1:], 0, -end % tile_tokens // run_tokens)
+    of_items = np.add.reduceat(packed_runs, runs.indptr[:-1])
     none = np.zeros(len(of_items), np.int64)
-    return Pieces((block,), None, blocks, (none, of_items), of_items * block // tile_tokens, padded=True)
+    return Pieces((run_tokens,), None, packed_runs, (none, of_items), of_items * run_tokens // tile_tokens, padded=True)
 
 
 def places_along_paths(plan: Plan, tree: Tree, group: Longs, runs: Runs) -> Longs:
@@ -164,32 +166,34 @@ def tabulate(runs: Runs, pieces: Pieces, launch: Longs, tile_tokens: Sizes) -> P
 
     The packed runs of an item fill its tiles one after another, and zeros fill up the last one.
     """
-    (tile_count, block_count), blocks = pieces.of_items, pieces.blocks
-    places = pieces.block_tiles * _blocks_per_tile(tile_tokens, pieces.block, launch)
-    block0, unfilled, tile0, num_tiles = offsets(places), places - block_count, tile_count, 0
+    (tile_count, packed_count), packed_runs = pieces.of_items, pieces.packed_runs
+    places = pieces.packed_tiles * _runs_per_tile(tile_tokens, pieces.run_tokens, launch)
+    run0, unfilled, tile0, num_tiles = offsets(places), places - packed_count, tile_count, 0
     padded = np.count_nonzero(unfilled) > 0
     if padded:  # the item's last run gets further pieces here, which become zeros below
-        blocks = np.ones(len(runs.table), np.int64) if blocks is None else blocks.copy()
-        blocks[runs.indptr[1:] - 1] += unfilled
-    if blocks is None:
+        packed_runs = np.ones(len(runs.table), np.int64) if packed_runs is None else packed_runs.copy()
+        packed_runs[runs.indptr[1:] - 1] += unfilled
+    if packed_runs is None:
         made = runs.table
-    elif pieces.blocks is None:
-        made = runs.table.repeat(blocks, 0)
+    elif pieces.packed_runs is None:
+        made = runs.table.repeat(packed_runs, 0)
     elif pieces.full is None:
-        made = _cut_table(runs.table, blocks, _each(pieces.block, launch, runs, blocks))
+        made = _cut_table(runs.table, packed_runs, _each(pieces.run_tokens, launch, runs, packed_runs))
     else:
-        ends, sizes = offsets(tile_count), (_each(tile_tokens, launch, runs), _each(pieces.block, launch, runs))
+        ends, sizes = offsets(tile_count), (_each(tile_tokens, launch, runs), _each(pieces.run_tokens, launch, runs))
         tile0, num_tiles = ends[:-1], ends.item(-1)
-        made = _tiles_and_blocks(runs.table, pieces.full, blocks, num_tiles, *sizes)
+        made = _tiles_and_packed_runs(runs.table, pieces.full, packed_runs, num_tiles, *sizes)
     if pieces.padded:
         made[made[:, 1] <= 0] = 0
     elif padded:
-        made[num_tiles + ragged_ranges(block0[:-1] + block_count, unfilled)] = 0
+        made[num_tiles + ragged_ranges(run0[:-1] + packed_count, unfilled)] = 0
     made = frozen(made)
-    return PackedTables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, block0[:-1], pieces.block_tiles))
+    return PackedTables(made[:num_tiles], made[num_tiles:], (tile0, tile_count, run0[:-1], pieces.packed_tiles))
 
 
-def _tiles_and_blocks(table: Ints, full: Longs, blocks: Longs, num_tiles: int, tokens: Each, block: Each) -> Ints:
+def _tiles_and_packed_runs(
+    table: Ints, full: Longs, packed_runs: Longs, num_tiles: int, tokens: Each, run_tokens: Each
+) -> Ints:
     """Makes one table of the full tiles of all runs and, after these, of their packed runs.
 
     The packed runs of a run begin where its full tiles end.
@@ -197,27 +201,30 @@ def _tiles_and_blocks(table: Ints, full: Longs, blocks: Longs, num_tiles: int, t
     Args:
         table: The runs.
         full: Full tiles of each run.
-        blocks: Packed runs of each run.
+        packed_runs: Packed runs of each run.
         num_tiles: Full tiles of all runs.
         tokens: Tokens of a tile, for each run or for all.
-        block: Tokens of a packed run, for each run or for all.
+        run_tokens: Tokens of a packed run, for each run or for all.
     """
-    counts, made = np.concatenate((full, blocks)), np.concatenate((table.repeat(full, 0), table.repeat(blocks, 0)))
+    counts, made = (
+        np.concatenate((full, packed_runs)),
+        np.concatenate((table.repeat(full, 0), table.repeat(packed_runs, 0))),
+    )
     first = offsets(counts)[:-1]
-    first[len(full) :] -= full * (tokens // block)  # the tiles take the place of this number of packed runs
+    first[len(full) :] -= full * (tokens // run_tokens)  # the tiles take the place of this number of packed runs
     if not isinstance(tokens, int):
         tokens = tokens.repeat(full)
-    if not isinstance(block, int):
-        block = block.repeat(blocks)
+    if not isinstance(run_tokens, int):
+        run_tokens = run_tokens.repeat(packed_runs)
     before = first.repeat(counts)
     np.subtract(ramp(len(before)), before, before)
-    of_tiles, of_blocks = before[:num_tiles], before[num_tiles:]
+    of_tiles, of_packed = before[:num_tiles], before[num_tiles:]
     of_tiles *= tokens
-    of_blocks *= block
+    of_packed *= run_tokens
     _go_on(made, before.astype(np.int32))
     rest = made[num_tiles:, 1]
     made[:num_tiles, 1] = tokens
-    np.minimum(rest, block, out=rest)
+    np.minimum(rest, run_tokens, out=rest)
     return made
 
 
@@ -238,7 +245,7 @@ def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
     """
     made, ends = table.repeat(counts, 0), offsets(counts)
     cut, part = made, None
-    if len(made) > _MANY_PIECES and np.count_nonzero(counts == 1) > len(made) // 2:
+    if len(made) > MANY_PIECES and np.count_nonzero(counts == 1) > len(made) // 2:
         few = (counts > 1).nonzero()[0]
         counts = counts[few]
         part, ends = ragged_ranges(ends[few], counts), offsets(counts)
@@ -253,11 +260,11 @@ def _cut_table(table: Ints, counts: Longs, size: int | Ints | Longs) -> Ints:
     return made
 
 
-def _blocks_per_tile(tile_tokens: Sizes, block: Sizes, launch: Longs) -> Each:
+def _runs_per_tile(tile_tokens: Sizes, run_tokens: Sizes, launch: Longs) -> Each:
     """The number of packed runs that a tile of each item holds."""
-    if len(block) == 1:
-        return tile_tokens[0] // block[0]
-    return _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, block, strict=True)]), launch)
+    if len(run_tokens) == 1:
+        return tile_tokens[0] // run_tokens[0]
+    return _each(tuple([of_tile // size for of_tile, size in zip(tile_tokens, run_tokens, strict=True)]), launch)
 
 
 def _each(values: Sizes, owner: Longs, runs: Runs | None = None, pieces: Longs | None = None) -> Each:

@@ -16,9 +16,9 @@ from treegen.ir.positions import Positions
 from treegen.ir.schedule import Schedule
 from treegen.schedule.arrangement import Frame
 from treegen.schedule.lower import lower
-from treegen.schedule.passes.empty_rows import with_unseeing_items
-from treegen.schedule.passes.fuse_merge import in_one_launch
-from treegen.schedule.passes.single_loop import in_one_loop
+from treegen.schedule.passes.empty_rows import with_empty_row_items
+from treegen.schedule.passes.fuse_merge import with_fused_merge
+from treegen.schedule.passes.single_loop import in_single_loop
 from treegen.schedule.passes.stagger import staggered
 from treegen.target.problem import Problem
 
@@ -41,13 +41,13 @@ OnSchedulePass: TypeAlias = Callable[[str, Lowering], None]
 
 
 def _empty_rows(lowering: Lowering, problem: Problem) -> Lowering:
-    return Lowering(*with_unseeing_items(lowering.plan, lowering.schedule, problem.shape))
+    return Lowering(*with_empty_row_items(lowering.plan, lowering.schedule, problem.shape))
 
 
 STAGGER = SchedulePass("stagger", lambda made, problem: Lowering(made.plan, staggered(made.schedule, problem)))
 EMPTY_ROWS = SchedulePass("empty-rows", _empty_rows)
-FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: Lowering(made.plan, in_one_launch(made.schedule)))
-SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: Lowering(made.plan, in_one_loop(made.schedule)))
+FUSE_MERGE = SchedulePass("fuse-merge", lambda made, _: Lowering(made.plan, with_fused_merge(made.schedule)))
+SINGLE_LOOP = SchedulePass("single-loop", lambda made, _: Lowering(made.plan, in_single_loop(made.schedule)))
 
 COUNTED = (STAGGER,)
 """The passes before accounts and estimates."""
@@ -80,13 +80,13 @@ def lowered(
     return run(COUNTED if frame is None else COUNTED_FIXED, made, problem, on_pass)
 
 
-def launched(lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None) -> Schedule:
+def device_schedule(lowering: Lowering, problem: Problem, on_pass: OnSchedulePass | None = None) -> Schedule:
     """Makes the schedule that a kernel without a fixed capacity launches, of a lowered plan."""
     return run(LAUNCHED, lowering, problem, on_pass).schedule
 
 
-def launch_schedule(
+def planned_device_schedule(
     plan: Plan, problem: Problem, positions: Positions | None = None, on_pass: OnSchedulePass | None = None
 ) -> Schedule:
     """Makes the schedule that a kernel without a fixed capacity launches, of a plan."""
-    return launched(lowered(plan, problem, positions=positions, on_pass=on_pass), problem, on_pass)
+    return device_schedule(lowered(plan, problem, positions=positions, on_pass=on_pass), problem, on_pass)

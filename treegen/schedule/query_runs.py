@@ -20,9 +20,10 @@ import numpy as np
 from treegen.ir.arrays import Bools, Ints, Longs, frozen, offsets, positions, ramp
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import ENTRY_FIELDS, Queries, RequestSchedule
-from treegen.ir.schedule import RUN_FIELDS, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.ir.tree.request_kv import RequestKV
+from treegen.ir.work_items import RUN_FIELDS
 from treegen.schedule.arrangement import Arranged, Frame, arrange, row_table_of
 from treegen.schedule.by_request import ItemRoom, lower_by_request, of_seats, regions
 from treegen.schedule.lower import scheduled
@@ -48,16 +49,16 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     arranged = arrange(plan, problem, Frame((room.tile,), 1))
     arranged = arranged._replace(runs=joined_runs(arranged.runs, tree))
     entries, most_tokens, least = _entries(plan, arranged, tree, requests, room)
-    (tile0, block0), (tile_room, block_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
+    (tile0, run0), (tile_room, run_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
     nothing = np.zeros(len(tile0), np.int64)
-    tables = PackedTables(_NO_RUNS, _NO_RUNS, (tile0, nothing, block0, nothing))
+    tables = PackedTables(_NO_RUNS, _NO_RUNS, (tile0, nothing, run0, nothing))
     made = scheduled(plan, problem, arranged, (room.tile,), tables, framed=True)
     request = ramp(len(requests.seat)).repeat(requests.queries)
     listed, merged = request.take(made.rows), request.take(made.merge_rows)
     of_rows = made.changed(rows=frozen(requests.seat.take(listed)), merge_rows=frozen(requests.seat.take(merged)))
     by_seat = of_seats(requests, room.reserve, listed, merged)
     queries = queries_of(made, requests, least, by_seat[0].shape[1])
-    return RequestSchedule(of_rows, entries, frozen(arranged.runs.indptr), tile_room, block_room, *by_seat, queries)
+    return RequestSchedule(of_rows, entries, frozen(arranged.runs.indptr), tile_room, run_room, *by_seat, queries)
 
 
 class OwnTokens(NamedTuple):

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from treegen.ir.arrays import Ints, Longs, offsets, ragged_ranges
 from treegen.ir.plan import Plan
 from treegen.ir.positions import Positions
-from treegen.ir.schedule import POSITIONED_RUN_FIELDS, RUN_FIELDS
 from treegen.ir.tree import Tree
 from treegen.ir.tree.kv import KVRuns
+from treegen.ir.work_items import POSITIONED_RUN_FIELDS, RUN_FIELDS
 
 
 class Runs(NamedTuple):

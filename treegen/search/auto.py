@@ -78,7 +78,7 @@ def by_estimate(problem: Problem, *, for_any_tree: bool = False, isolated: bool 
         isolated: Takes only isolated plans, of a few strategies that are all planned.
 
     Raises:
-        ShapeError: No tile class fits the shape.
+        ShapeError: No kernel config fits the shape.
     """
     if isolated:
         return _isolated(problem)

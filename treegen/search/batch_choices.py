@@ -17,7 +17,7 @@ from dataclasses import replace
 from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 from treegen.search.bucket import batch_bucket, policy_bucket
 from treegen.search.split_estimates import WAVES
 from treegen.search.weigh import Weights, as_named, weighed, weights_of
@@ -50,7 +50,7 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
     """Returns the policy at a place of weighed ones, for batches of the same bucket."""
     split, walk = place
     policy: dict[str, PolicyValue] = {"strategy": "cohort", "head_rows": weights.walks[walk].head_rows}
-    if weights.walks[walk].apart is not None:
+    if weights.walks[walk].split_shared_rows is not None:
         policy["cut"] = _CUTS[walk == len(weights.walks) - 1]
     if split:
         policy["waves"] = _WAVES[split - 1]
@@ -60,7 +60,7 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
 def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
     """Returns the place of a policy among those weighed for a batch; None where the batch has no such walk."""
     cut = policy.get("cut")
-    walks = [walk for walk, each in enumerate(weights.walks) if (each.apart is None) == (cut is None)]
+    walks = [walk for walk, each in enumerate(weights.walks) if (each.split_shared_rows is None) == (cut is None)]
     if cut is not None:
         walks = walks[-1:] if cut == _CUTS[1] else walks[:1]
     waves = policy.get("waves")
@@ -74,11 +74,11 @@ class BatchChoices:
     Files are read once for each bucket of the policy cache.
 
     Args:
-        tile: The tile class of all launches.
+        tile: The kernel config of all launches.
         most_items: The most work items of a plan.
     """
 
-    def __init__(self, tile: TileClass, most_items: int) -> None:
+    def __init__(self, tile: KernelConfig, most_items: int) -> None:
         self.tile, self.most_items = tile, most_items
         self._choices: dict[str, tuple[Choice, int]] = {}  # by bucket, with the tokens of the batch
         self._entries: dict[str, Entry | None] = {}

@@ -49,11 +49,11 @@ class Tally(NamedTuple):
 
 
 def tally(cohorts: Cohorts, walks: int) -> Tally:
-    """Adds up the cohorts of each walk. Runs are packed in blocks or token by token, as `lower` packs a launch."""
+    """Adds up the cohorts of each walk. Runs are packed whole or token by token, as `lower` packs a launch."""
     first, columns = cohorts.first, cohorts.columns
-    tokens, _, full, by_block, by_token = fold(np.add.reduceat(columns, first, axis=1), walks, np.add)
+    tokens, _, full, by_run, by_token = fold(np.add.reduceat(columns, first, axis=1), walks, np.add)
     alive = fold(np.add.reduceat(cohorts.tokens > 0, first, dtype=np.float64), walks, np.add)
-    spread = full + by_block > MOST_SPREAD * (full + by_token)
+    spread = full + by_run > MOST_SPREAD * (full + by_token)
     packed = columns[3]
     if np.count_nonzero(spread):
         packed = np.where(spread[cohorts.walk].repeat(cohorts.counts), columns[4], packed)
@@ -63,7 +63,7 @@ def tally(cohorts: Cohorts, walks: int) -> Tally:
     longest = fold(np.maximum.reduceat(cohorts.tokens, first), walks, np.maximum)
     most_tiles = fold(np.maximum.reduceat(tiles, first), walks, np.maximum)
     longest_tiles, longest_packed = np.divmod(most_tiles, _TIES)
-    packed = np.where(spread, by_token, by_block)
+    packed = np.where(spread, by_token, by_run)
     return Tally(tokens, alive, full, packed, longest, longest_tiles - longest_packed, longest_packed)
 
 

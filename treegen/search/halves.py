@@ -19,13 +19,13 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.schedule.lower import lower
 from treegen.schedule.pack_runs import MOST_SPREAD
-from treegen.schedule.passes.fuse_merge import in_one_launch, waits
+from treegen.schedule.passes.fuse_merge import has_fused_merge, with_fused_merge
 from treegen.search.weigh import Weights
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.problem import Problem
-from treegen.target.tile_config import SMALL_ROWS, resident_blocks, rows_per_tile, tile_class
+from treegen.target.tile_config import SMALL_ROWS, kernel_config, resident_blocks, rows_per_tile
 
 _PARTS = (3 / 4, 1 / 2)
 """The most tokens of half a path, over the tokens of the longest path.
@@ -52,7 +52,7 @@ class Lowered(NamedTuple):
     @property
     def takes_one_launch(self) -> bool:
         """Whether final items wait for partial ones in their launch."""
-        return waits(in_one_launch(self.schedule))
+        return has_fused_merge(with_fused_merge(self.schedule))
 
 
 def large_cohorts(shape: Shape) -> list[Cohort]:
@@ -64,8 +64,8 @@ def large_cohorts(shape: Shape) -> list[Cohort]:
 def halved(whole: Cohort, problem: Problem) -> Lowered | None:
     """Returns these paths by the first split into halves that one launch merges; None if there is none."""
     schedule = Lowered.of(whole, problem).schedule
-    tiles = (schedule.column("tiles") + schedule.column("block_tiles")).max(initial=1)
-    splits = (length * schedule.classes[0].tokens for length in _lengths(int(tiles)))
+    tiles = (schedule.column("tiles") + schedule.column("packed_tiles")).max(initial=1)
+    splits = (length * schedule.configs[0].tokens for length in _lengths(int(tiles)))
     found = (Lowered.of(replace(whole, split=split, merge="final"), problem) for split in splits)
     return next((each for each in found if each.takes_one_launch), None)
 
@@ -80,11 +80,11 @@ def best_halves(weights: Weights, problem: Problem, less_us: float) -> tuple[Coh
     if shape.head_dim_v > _WIDEST_MEASURED:
         return None
     found, launch_us = None, target.constants.launch_us
-    resident = resident_blocks(tile_class(shape, target, SMALL_ROWS + 1), shape, target)
+    resident = resident_blocks(kernel_config(shape, target, SMALL_ROWS + 1), shape, target)
     tiles = weights.layout.tiles
     for index, walk in enumerate(weights.walks):
         blocks = weights.whole.cohorts[index] * tiles.lanes[index]
-        if tiles.rows[index] <= SMALL_ROWS or walk.tile or walk.apart or blocks > target.sms * resident:
+        if tiles.rows[index] <= SMALL_ROWS or walk.tile or walk.split_shared_rows or blocks > target.sms * resident:
             continue
         # Twice the thread blocks, each with half of the work, take at least half of the time.
         if launch_us + WAITING * (weights.times_us[0, index] - launch_us) / 2 >= less_us:
@@ -109,15 +109,15 @@ def _split(weights: Weights, index: int) -> int | None:
     """
     cohorts = weights.cohorts
     first, count = cohorts.first.item(index), cohorts.counts.item(index)
-    full, by_block, by_token = cohorts.columns[2:5, first : first + count]
-    tiles = full + by_block
+    full, by_run, by_token = cohorts.columns[2:5, first : first + count]
+    tiles = full + by_run
     most, least = int(tiles.max()), int(tiles.min())
     length = next((length for length in _lengths(most) if length < least), None)
     if length is None:
         return None
     second = np.ceil(tiles / 2)
-    packed = np.minimum(by_block, second)
-    by_slot = second - packed + np.ceil(by_token * packed / np.maximum(by_block, 1))
+    packed = np.minimum(by_run, second)
+    by_slot = second - packed + np.ceil(by_token * packed / np.maximum(by_run, 1))
     if second.sum() > MOST_SPREAD * by_slot.sum():
         return None
     return length * int(weights.layout.tiles.tokens[index])

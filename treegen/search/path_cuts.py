@@ -21,13 +21,13 @@ class Cut(NamedTuple):
     """Paths cut at a threshold on rows.
 
     Attributes:
-        apart: The threshold: nodes that at least this number of rows see are above the cuts.
+        rows: The threshold: nodes that at least this number of rows see are above the cuts.
         lo: `[cuts]`; the first rank below each cut.
         hi: `[cuts]`; the end of the ranks below each cut.
         upper: The spans above all cuts.
     """
 
-    apart: int
+    rows: int
     lo: Longs
     hi: Longs
     upper: Longs
@@ -55,9 +55,9 @@ def cuts_of(tree: Tree) -> list[Cut]:
     of_tree = of_root[ends.searchsorted(spans.lo, "right")]
     seen_below, seen_above, of_span = seen[nodes], above[nodes], seen[spans.node]
     cuts: list[Cut] = []
-    for apart in sorted({int(seen_below.min()) + 1, int(seen_above.max())}):
-        node = nodes[(seen_above >= apart) & (seen_below < apart)]
+    for rows in sorted({int(seen_below.min()) + 1, int(seen_above.max())}):
+        node = nodes[(seen_above >= rows) & (seen_below < rows)]
         lo, hi = (ranks[node].astype(np.int64) for ranks in (topology.rank_lo, topology.rank_hi))
         if not cuts or not (np.array_equal(lo, cuts[-1].lo) and np.array_equal(hi, cuts[-1].hi)):
-            cuts.append(Cut(apart, lo, hi, ((of_span >= apart) | (of_tree < apart)).nonzero()[0]))
+            cuts.append(Cut(rows, lo, hi, ((of_span >= rows) | (of_tree < rows)).nonzero()[0]))
     return cuts

@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from treegen.ir.arrays import Longs
 from treegen.ir.errors import ShapeError
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, lanes_of, rows_per_tile, tile_class, tile_work, wanted_class
+from treegen.target.tile_config import SMALL_ROWS, kernel_config, lanes_of, rows_per_tile, tile_work, wanted_config
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -95,22 +95,22 @@ class WalkLayout(NamedTuple):
     counts: tuple[int, ...]
 
 
-def named_class(shape: Shape, target: Target) -> TileClass | None:
-    """Returns the large tile class that policies name for cohorts that would fit into the small one.
+def named_config(shape: Shape, target: Target) -> KernelConfig | None:
+    """Returns the large kernel config that policies name for cohorts that would fit into the small one.
 
-    It is None where no cohort would, or where no class has exactly this tile.
+    It is None where no cohort would, or where no config has exactly this tile.
     """
-    large = tile_class(shape, target, SMALL_ROWS + 1)
+    large = kernel_config(shape, target, SMALL_ROWS + 1)
     if shape.group > SMALL_ROWS:
         return None
     try:
-        return wanted_class(large.rows, large.tokens, shape, target)
+        return wanted_config(large.rows, large.tokens, shape, target)
     except ShapeError:
         return None
 
 
 @lru_cache(64)
-def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: TileClass | None = None) -> WalkLayout:
+def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: KernelConfig | None = None) -> WalkLayout:
     """Returns the layout for a number of rows and cuts.
 
     Args:
@@ -118,30 +118,30 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Tile
         target: The target.
         num_rows: Rows of the tree.
         cuts: Thresholds at which its paths are cut.
-        only: The tile class of all walks, where launches have only one.
+        only: The kernel config of all walks, where launches have only one.
 
     Raises:
-        ShapeError: No tile class fits the shape.
+        ShapeError: No kernel config fits the shape.
     """
-    large, facts = tile_class(shape, target, SMALL_ROWS + 1), facts_of(target)
+    tallest, facts = (only or kernel_config(shape, target, SMALL_ROWS + 1)).rows, facts_of(target)
     kinds: dict[tuple[Any, ...], tuple[Cohort, int]] = {}
     cut = [(1 + 2 * index, CUT, False, True) for index in range(cuts)]
     for part, head_rows, in_large, even in [*((0, *kind) for kind in WHOLE), *cut]:
-        rows = rows_per_tile(min(head_rows, large.rows), shape.group) if num_rows > 1 else 1
+        rows = rows_per_tile(min(head_rows, tallest), shape.group) if num_rows > 1 else 1
         rows = 1 << rows.bit_length() - 1 if even else rows
         tile, most = None, min(rows, num_rows)
-        made = only or tile_class(shape, target, most)
+        made = only or kernel_config(shape, target, most)
         if in_large and only is None:
-            named = named_class(shape, target)
+            named = named_config(shape, target)
             if named is None:
                 continue
             made, tile = named, (named.rows, named.tokens)
         kinds.setdefault((part, most, made), (Cohort(rows * shape.group if rows > 1 else 1, tile=tile), rows))
-    classes = [made for _, _, made in kinds]
-    sizes = tuple(sorted({made.tokens for made in classes}))
+    configs = [made for _, _, made in kinds]
+    sizes = tuple(sorted({made.tokens for made in configs}))
     columns = [
         (sizes.index(made.tokens), made.tokens, made.rows, *tile_work(made, shape), lanes_of(made, shape))
-        for made in classes
+        for made in configs
     ]
     size, tokens, tile_rows, flops, loaded, lanes = np.array(columns, np.float64).T
     of_tile = SimpleNamespace(tile_flops=flops, tile_bytes=loaded, **facts)

@@ -23,7 +23,7 @@ import numpy as np
 
 from treegen.cost.figures import time_text
 from treegen.ir.arrays import INT32_MAX
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
@@ -44,25 +44,25 @@ MOST_POLICIES = (1 + len(WAVES)) * (len(WHOLE) + MOST_CUTS)
 _WAVE_US = 8.0
 """Microseconds that a wave of thread blocks, two on every SM, adds where paths are split.
 
-This is for kernels with one tile class (treegen.runtime.batch_kernel). Fitted on an H200 to 34 running batches with 14
-to 36 policies each: choices then take 1.014 times the time of the best policy on average, and 1.077 at most; without it
-1.032 and 1.119.
+This is for kernels with one kernel config (treegen.runtime.batch_kernel). Fitted on an H200 to 34 running batches with
+14 to 36 policies each: choices then take 1.014 times the time of the best policy on average, and 1.077 at most; without
+it 1.032 and 1.119.
 """
 
 
-def weighed(problem: Problem, *, most_items: int | None = None, tile: TileClass | None = None) -> Choice:
+def weighed(problem: Problem, *, most_items: int | None = None, tile: KernelConfig | None = None) -> Choice:
     """Chooses the policy with the least estimated time from a fixed list.
 
     Args:
         problem: A tree, the attention shape of its rows, and the target.
         most_items: Leaves out policies whose plans have more work items. If all have more, takes one with the fewest.
-        tile: The tile class of all plans, where launches have but one; policies then name no tile.
+        tile: The kernel config of all plans, where launches have but one; policies then name no tile.
 
     Returns:
         A `query` or `cohort` strategy, which can plan any tree, and a reason with its estimated time.
 
     Raises:
-        ShapeError: No tile class fits the shape.
+        ShapeError: No kernel config fits the shape.
     """
     weights = weights_of(problem, tile)
     if weights is None:
@@ -98,7 +98,12 @@ def as_named(strategy: Strategy, tree: Tree) -> Strategy:
 
 
 def _is_query(strategy: Cohort) -> bool:
-    return strategy.head_rows == 1 and strategy.tile is None and strategy.apart is None and not strategy.cut
+    return (
+        strategy.head_rows == 1
+        and strategy.tile is None
+        and strategy.split_shared_rows is None
+        and not strategy.cut_nodes
+    )
 
 
 def _has_rows_inside(tree: Tree) -> bool:
@@ -132,7 +137,9 @@ class Weights(NamedTuple):
     @property
     def query_us(self) -> float:
         """Microseconds of plain per-row decoding with its best split."""
-        alone = [place for place, walk in enumerate(self.walks) if walk.head_rows == 1 and walk.apart is None]
+        alone = [
+            place for place, walk in enumerate(self.walks) if walk.head_rows == 1 and walk.split_shared_rows is None
+        ]
         return float(self.times_us[:, alone].min())
 
     def reason(self, strategy: Strategy, time_us: float) -> str:
@@ -184,7 +191,7 @@ class Weights(NamedTuple):
         return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
-def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | None:
+def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
     """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
@@ -196,7 +203,9 @@ def weights_of(problem: Problem, tile: TileClass | None = None) -> Weights | Non
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
     splits = splits_of(bins, whole, layout, target)
     whole_paths = len(layout.walks) - len(cuts)
-    cut = [replace(walk, apart=cut.apart) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)]
+    cut = [
+        replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
+    ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
     times_us = times_of(splits, outputs, whole, layout, problem)
     if tile is not None:

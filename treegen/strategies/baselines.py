@@ -5,7 +5,7 @@ from __future__ import annotations
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import StrategyError
 from treegen.strategies.groupings import by_node, by_row, by_row_whole_tree, whole_tree
-from treegen.strategies.passes import Pass, SplitContext, StageLevels, StoreMask, TrimRows
+from treegen.strategies.passes import LevelRounds, Pass, SplitContext, StoreMask, TrimRows
 from treegen.strategies.strategy import Pipeline, Strategy, Traffic
 
 
@@ -49,4 +49,4 @@ def cascade() -> Strategy:
     Results are merged after every level but the first.
     """
     traffic = Traffic("tree", "nodes")
-    return Pipeline("cascade", by_node, (StageLevels(),), proven=True, pipeline_traffic=traffic)
+    return Pipeline("cascade", by_node, (LevelRounds(),), proven=True, pipeline_traffic=traffic)

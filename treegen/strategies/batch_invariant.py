@@ -20,7 +20,7 @@ from treegen.strategies.chunk_paths import by_chunk
 from treegen.strategies.strategy import Choice, OnPass, Strategy
 from treegen.strategies.tile_paths import Machine, by_tile_path
 from treegen.target.problem import Problem
-from treegen.target.tile_config import BLOCK_TOKENS, fixed_class, lanes_of, rows_per_tile
+from treegen.target.tile_config import RUN_TOKENS, invariant_config, lanes_of, rows_per_tile
 
 CHUNK = 512
 """Default tokens of a path that a work item reads."""
@@ -69,8 +69,8 @@ class BatchInvariant(Strategy):
         if positive_int("chunk", self.chunk, StrategyError) % _MOST_TILE_TOKENS:
             reason = f"is no multiple of {_MOST_TILE_TOKENS}"
             raise StrategyError("chunk", self.chunk, reason, "give whole tiles")
-        if type(self.block) is not int or self.block not in (1, BLOCK_TOKENS):
-            raise StrategyError("block", self.block, "is unknown", f"use 1, or {BLOCK_TOKENS} for paged caches")
+        if type(self.block) is not int or self.block not in (1, RUN_TOKENS):
+            raise StrategyError("block", self.block, "is unknown", f"use 1, or {RUN_TOKENS} for paged caches")
 
     @property
     def options(self) -> dict[str, object]:
@@ -94,11 +94,11 @@ class BatchInvariant(Strategy):
         tree, shape, target = problem
         if tree.requests is not None:
             return by_chunk(tree, tree.requests, self.chunk).changed(strategy=str(self))
-        tile = fixed_class(shape, target, self.block)
+        tile = invariant_config(shape, target, self.block)
         lanes = lanes_of(tile, shape)
         machine = Machine(rows_per_tile(tile.rows, shape.group), target.sms / lanes)
         plan = by_tile_path(tree, self.chunk, tile.tokens, self.block, machine, isolated=self.isolated)
-        plan = plan.changed(strategy=str(self), fixed_block=self.block)
+        plan = plan.changed(strategy=str(self), invariant_block=self.block)
         if on_pass:
             on_pass("by_tile_path", plan)
         return plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import get_args
+from typing import TypeVar, get_args
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import rows_per_tile
 
+T = TypeVar("T")
 _NO_NODES = frozen(np.empty(0))
 
 
@@ -39,26 +40,27 @@ class Cohort(Strategy):
         head_rows: Query head rows of a group, of one KV head. A group has at least one row.
         split: Tokens per work item; by default a group is one item.
         tile: (head rows, tokens) of a tile; by default the one that suits the groups.
-        apart: Nodes that at least this number of rows see are read by groups of their own, apart from the nodes below
-            them; the results are merged.
-        cut: The same for the nodes above these ones, which belong to one tree.
+        split_shared_rows: Nodes that at least this number of rows see are read by groups of their own; the results are
+            merged.
+        cut_nodes: The same for the nodes above these ones, which belong to one tree.
         merge: "reduce" merges in a launch of its own. "final" merges where the lowest parts of the paths are read, in a
             second launch (or in the same one, treegen.schedule.passes.fuse_merge); these parts are not split. With
-            neither apart nor cut, "final" makes the parts of `split` equal in whole tiles, and the last part merges.
+            neither split_shared_rows nor cut_nodes, "final" makes the parts of `split` equal in whole tiles, and the
+            last part merges.
     """
 
     head_rows: int = 64
     split: int | None = None
     tile: tuple[int, int] | None = None
-    apart: int | None = None
-    cut: tuple[int, ...] = ()
+    split_shared_rows: int | None = None
+    cut_nodes: tuple[int, ...] = ()
     merge: Merge = "reduce"
     name: str = "cohort"
     proven: bool = True
 
     def __post_init__(self) -> None:
         positive_int("head_rows", self.head_rows, StrategyError)
-        for name in ("split", "apart"):
+        for name in ("split", "split_shared_rows"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name), StrategyError)
         if self.tile is not None:
@@ -68,15 +70,20 @@ class Cohort(Strategy):
                     raise StrategyError("tile", self.tile, "is not a tile", "give (head rows, tokens), powers of two")
         if not is_one_of(self.merge, get_args(Merge)):
             raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(Merge))}")
-        if not isinstance(self.cut, tuple):
-            raise StrategyError("cut", self.cut, "is not a tuple", "give the numbers of nodes")
-        if self.apart is not None and self.cut:
-            raise StrategyError("cut", self.cut, "cannot go with apart, which cuts by itself", "give one of them")
+        if not isinstance(self.cut_nodes, tuple):
+            raise StrategyError("cut_nodes", self.cut_nodes, "is not a tuple", "give the numbers of nodes")
+        if self.split_shared_rows is not None and self.cut_nodes:
+            raise StrategyError(
+                "cut_nodes",
+                self.cut_nodes,
+                "cannot go with split_shared_rows, which cuts by itself",
+                "give one of them",
+            )
 
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
-        chosen = {name: getattr(self, name) for name in ("split", "tile", "apart", "cut")}
+        chosen = {name: getattr(self, name) for name in ("split", "tile", "split_shared_rows", "cut_nodes")}
         merge = {} if self.merge == "reduce" else {"merge": self.merge}
         return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}, **merge}
 
@@ -87,13 +94,13 @@ class Cohort(Strategy):
     @property
     def traffic(self) -> Traffic | None:
         """See Strategy."""
-        merged = self.split is not None or self.apart is not None or bool(self.cut)
+        merged = self.split is not None or self.split_shared_rows is not None or bool(self.cut_nodes)
         return Traffic("plan", "lengths" if merged else "none")
 
     @property
     def serves_any_tree(self) -> bool:
         """See Strategy."""
-        return not self.cut
+        return not self.cut_nodes
 
     @property
     def merges_last(self) -> bool:
@@ -102,7 +109,7 @@ class Cohort(Strategy):
 
     def plan_size(self, tree: Tree, shape: Shape) -> int:
         """See Strategy."""
-        cut, rows = self.cut_nodes(tree), rows_per_tile(self.head_rows, shape.group)
+        cut, rows = self._cut_nodes(tree), rows_per_tile(self.head_rows, shape.group)
         listed = tree.num_rows + int((tree.topology.rank_hi - tree.topology.rank_lo)[cut].sum(dtype=np.int64))
         cohorts = cohorts_of_spans(tree, rows) + (1 if len(cut) else 0)
         size = int(cohorts.sum()) + listed
@@ -111,13 +118,15 @@ class Cohort(Strategy):
         parts = int((cohorts * tree.topology.spans.lengths).sum()) // self.split
         return size + parts * (1 + min(rows, tree.num_rows))
 
-    def cut_nodes(self, tree: Tree) -> Ints:
-        """Returns the nodes at which paths are cut. Raises StrategyError when `cut` does not fit the tree."""
-        if self.apart is not None or not self.cut:
-            return _NO_NODES if self.apart is None else nodes_below(tree, self.apart)
-        cut = int32_array("cut", self.cut, low=0, high=len(tree.parent) - 1, error=StrategyError)
-        if (tree.parent[cut] < 0).any() or len(set(self.cut)) < len(cut):
-            raise StrategyError("cut", self.cut, "names a root, or a node twice", "name nodes that have a parent")
+    def _cut_nodes(self, tree: Tree) -> Ints:
+        """Returns the nodes at which paths are cut. Raises StrategyError when `cut_nodes` does not fit the tree."""
+        if self.split_shared_rows is not None or not self.cut_nodes:
+            return _NO_NODES if self.split_shared_rows is None else nodes_below(tree, self.split_shared_rows)
+        cut = int32_array("cut_nodes", self.cut_nodes, low=0, high=len(tree.parent) - 1, error=StrategyError)
+        if (tree.parent[cut] < 0).any() or len(set(self.cut_nodes)) < len(cut):
+            raise StrategyError(
+                "cut_nodes", self.cut_nodes, "names a root, or a node twice", "name nodes that have a parent"
+            )
         return cut
 
     def plan(self, problem: Problem, on_pass: OnPass | None = None) -> Plan:
@@ -128,25 +137,25 @@ class Cohort(Strategy):
     def plan_of_joined(self, trees: Tree, borders: Longs | None, shape: Shape, on_pass: OnPass | None = None) -> Plan:
         """Plans trees that are joined to one, each as if it were alone.
 
-        More than one tree works only without `cut` and with merge="reduce". borders: offsets of the trees' rows; None
-        for one tree.
+        More than one tree works only without `cut_nodes` and with merge="reduce". borders: offsets of the trees' rows;
+        None for one tree.
         """
-        rows, cut = rows_per_tile(self.head_rows, shape.group), self.cut_nodes(trees)
+        rows, cut = rows_per_tile(self.head_rows, shape.group), self._cut_nodes(trees)
         plan = by_cohort(trees, rows, cut, borders)
-        stage = _is_lowest(plan, trees, cut) if self.merge == "final" else plan.stage
+        round = _is_lowest(plan, trees, cut) if self.merge == "final" else plan.round
         tiles = () if self.tile is None else (self.tile,)
-        plan = plan.changed(strategy=self._text, tiles=tiles, stage=stage, merge=self.merge)
+        plan = plan.changed(strategy=self._text, tiles=tiles, round=round, merge=self.merge)
         if on_pass:
             on_pass("by_cohort", plan)
-        if self.split is not None and self.merge == "final" and self.apart is None and not self.cut:
+        if self.split is not None and self.merge == "final" and self.split_shared_rows is None and not self.cut_nodes:
             group, begin, end, last = cut_in_tiles(plan, self.split)
-            plan = cut_context(plan, group, begin, end).changed(stage=frozen(last.astype(np.int32)))
+            plan = cut_context(plan, group, begin, end).changed(round=frozen(last.astype(np.int32)))
             if on_pass:
                 on_pass("split-in-tiles", plan)
         elif self.split is not None:
             length: int | Longs = self.split
             if self.merge == "final":
-                length = np.where(plan.stage > 0, np.maximum(plan.group_tokens, 1), self.split)
+                length = np.where(plan.round > 0, np.maximum(plan.group_tokens, 1), self.split)
             plan = cut_every(plan, length)
             if on_pass:
                 on_pass("split-context", plan)
@@ -154,7 +163,7 @@ class Cohort(Strategy):
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
         """See Strategy: one plan for all trees, where `plan_of_joined` allows it."""
-        if self.cut or self.merges_last:
+        if self.cut_nodes or self.merges_last:
             yield from super().plans_of_forest(forest, shape, target)
         else:
             yield ForestPlan.of_all(forest, self.plan_of_joined(forest.joined, forest.first_row, shape))
@@ -164,9 +173,12 @@ def cohort(
     head_rows: int = 64,
     split: int | None = None,
     tile: tuple[int, int] | None = None,
+    split_shared_rows: int | None = None,
+    cut_nodes: tuple[int, ...] = (),
+    merge: Merge = "reduce",
+    *,
     apart: int | None = None,
     cut: tuple[int, ...] = (),
-    merge: Merge = "reduce",
 ) -> Strategy:
     """Reads the whole paths of neighbouring rows that fill a tile, masked: one launch, no partials (path cohorts).
 
@@ -174,15 +186,27 @@ def cohort(
         head_rows: Query head rows of a group, of one KV head.
         split: Tokens per work item; by default a group is one item.
         tile: (head rows, tokens) of a tile; by default the one that suits the groups.
-        apart: Nodes that at least this number of rows see are read by groups of their own.
-        cut: The same for the nodes above these ones.
-        merge: "reduce" in a launch of its own, or "final" in the launch of the lowest parts of the paths. Without apart
-            and cut, the last part of each split path merges, and parts are whole tiles.
+        split_shared_rows: Nodes that at least this number of rows see are read by groups of their own.
+        cut_nodes: The same for the nodes above these ones.
+        merge: "reduce" in a launch of its own, or "final" in the launch of the lowest parts of the paths. Without
+            split_shared_rows and cut_nodes, the last part of each split path merges, and parts are whole tiles.
+        apart, cut: The earlier names of split_shared_rows and cut_nodes.
 
     Raises:
         StrategyError: An option is out of range, or two options contradict each other.
     """
-    return Cohort(head_rows, split, tile, apart, cut, merge)
+    if apart is not None:
+        split_shared_rows = _renamed("split_shared_rows", split_shared_rows, "apart", apart)
+    if cut:
+        cut_nodes = _renamed("cut_nodes", cut_nodes, "cut", cut)
+    return Cohort(head_rows, split, tile, split_shared_rows, cut_nodes, merge)
+
+
+def _renamed(name: str, value: T, earlier: str, given: T) -> T:
+    """Returns the value that was given by an option's earlier name. Raises StrategyError when both names are given."""
+    if value:
+        raise StrategyError(earlier, given, f"is the earlier name of {name}, which is given too", f"give {name} alone")
+    return given
 
 
 def _is_lowest(plan: Plan, tree: Tree, cut: Ints) -> Ints:

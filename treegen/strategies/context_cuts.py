@@ -19,7 +19,7 @@ from treegen.ir.arrays import (
 )
 from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
-from treegen.target.tile_config import BLOCK_TOKENS
+from treegen.target.tile_config import RUN_TOKENS
 
 _TILE_TOKENS = 64
 
@@ -48,20 +48,20 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     """Cuts the read tokens of each group into parts of whole tiles, one part for every `most` tokens.
 
     The parts are as even as whole tiles allow; the last one takes the rest, and no part has more tiles. Tiles have 64
-    tokens, and pack runs in blocks of 16 (treegen.target.tile_config). Parts begin with a block, so that together they
-    take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one. With
-    `most` = 80:
+    tokens, and pack runs of 16 tokens (treegen.target.tile_config). Parts begin with a packed run, so that together
+    they take no more tiles than the group as it is. Where `most` is no multiple of 16, tokens are counted one by one.
+    With `most` = 80:
 
         slots       0            48   64                   128         160
-        segments    │ 40 tokens   │       70 tokens         │ 30 tokens │     padded to blocks of 16
+        segments    │ 40 tokens   │       70 tokens         │ 30 tokens │     padded to runs of 16
         parts       │ tokens 0:56     │ tokens 56:140                   │     one tile, and two tiles
 
     Returns:
         The group of each part, its begin and its end in the group's read tokens, and whether it is the last part.
     """
-    block = BLOCK_TOKENS if most % BLOCK_TOKENS == 0 else 1
+    run_tokens = RUN_TOKENS if most % RUN_TOKENS == 0 else 1
     length = (plan.stop - plan.start).astype(np.int64)
-    slots, tokens = offsets(-(-length // block) * block), offsets(length)
+    slots, tokens = offsets(-(-length // run_tokens) * run_tokens), offsets(length)
     first, behind = slots[plan.segment_indptr[:-1]], slots[plan.segment_indptr[1:]]
     total, tile = behind - first, min(_TILE_TOKENS, most)
     parts = -(-total // most)
@@ -73,7 +73,7 @@ def cut_in_tiles(plan: Plan, most: int) -> tuple[Longs, Longs, Longs, Bools]:
     end = np.where(last, total[group], (step + 1) * tiles // parts * tile)
 
     def token(slot: Longs) -> Longs:
-        """Returns the tokens of the group before a slot of its blocks."""
+        """Returns the tokens of the group before a slot of its packed runs."""
         place = first[group] + slot
         segment = np.minimum(slots.searchsorted(place, "right") - 1, plan.segment_indptr[group + 1] - 1)
         before: Longs = tokens[segment] + np.minimum(place - slots[segment], length[segment])
@@ -125,6 +125,6 @@ def _cut_at(plan: Plan, ends: Longs, group: Longs, begin: Longs, end: Longs) -> 
         tiles=plan.tiles,
         mask=plan.mask,
         blocks=plan.blocks,
-        stage=frozen(plan.stage.take(group)),
+        round=frozen(plan.round.take(group)),
         merge=plan.merge,
     )

@@ -26,7 +26,7 @@ from treegen.strategies.strategy import Choice, OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.task_costs import source_of_costs, task_costs, task_rows
-from treegen.target.tile_config import lanes_of, resident_blocks, rows_per_tile, tile_class
+from treegen.target.tile_config import kernel_config, lanes_of, resident_blocks, rows_per_tile
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class FlashForge(Strategy):
 
         rows, tokens: of each node.
         """
-        tile = tile_class(shape, target, int(rows.max(initial=1)))
+        tile = kernel_config(shape, target, int(rows.max(initial=1)))
         blocks = self.blocks or resident_blocks(tile, shape, target) * target.sms
         height = rows_per_tile(tile.rows, shape.group)
         head_rows = task_rows(np.minimum(rows, height), tile, shape)

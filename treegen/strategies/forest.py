@@ -78,7 +78,7 @@ class Forest:
             stop=column("stop"),
             seen_lo=column("seen_lo"),
             seen_hi=column("seen_hi"),
-            stage=column("stage"),
+            round=column("round"),
         )
 
     def tree_of_groups(self, plan: Plan) -> Longs:

@@ -19,7 +19,7 @@ from treegen.ir.tree import Tree
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, tile_class
+from treegen.target.tile_config import SMALL_ROWS, kernel_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SeparateRows:
             tiles=plan.tiles,
             mask=plan.mask,
             blocks=plan.blocks,
-            stage=frozen(plan.stage[group] if reduce else np.zeros(len(group))),
+            round=frozen(plan.round[group] if reduce else np.zeros(len(group))),
         )
 
 
@@ -122,8 +122,8 @@ class Isolated(Strategy):
 @cache
 def _two_tiles(shape: Shape, target: Target) -> tuple[tuple[int, int], ...]:
     """Returns the (head rows, tokens) of the tiles for many and for few rows, larger rows first."""
-    classes = [tile_class(shape, target, rows) for rows in (SMALL_ROWS + 1, 1)]
-    tiles = {tile.rows: tile.tokens for tile in classes}
+    configs = [kernel_config(shape, target, rows) for rows in (SMALL_ROWS + 1, 1)]
+    tiles = {tile.rows: tile.tokens for tile in configs}
     return tuple(tiles.items())
 
 

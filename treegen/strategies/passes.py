@@ -136,23 +136,23 @@ class TrimRows:
             tiles=plan.tiles,
             mask=plan.mask,
             blocks=plan.blocks,
-            stage=frozen(plan.stage[alive]),
+            round=frozen(plan.round[alive]),
             merge=plan.merge,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class StageLevels:
+class LevelRounds:
     """Launches groups level by level: a group's round is the depth of the first node that it reads."""
 
     @property
     def name(self) -> str:
         """See Pass."""
-        return "stage-levels"
+        return "level-rounds"
 
     def apply(self, plan: Plan, tree: Tree) -> Plan:
         """See Pass."""
-        return plan.changed(stage=frozen(tree.topology.depth[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]))
+        return plan.changed(round=frozen(tree.topology.depth[np.append(plan.node, 0)[plan.segment_indptr[:-1]]]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,5 +189,8 @@ class StoreMask:
         return plan.changed(mask=self.mask)
 
 
-BY_GROUP = (SplitContext, TrimRows, StageLevels, MergeLast, StoreMask)
+BY_GROUP = (SplitContext, TrimRows, LevelRounds, MergeLast, StoreMask)
 """Passes that treat each group by itself, so that they may take the plans of several trees joined to one."""
+
+StageLevels = LevelRounds
+"""The earlier name of LevelRounds."""

@@ -55,9 +55,9 @@ _SHIPPED = (
     StrategySpec("deft-flatten", deft_flatten, frozenset()),
     StrategySpec("fasttree", fasttree, frozenset()),
     StrategySpec("flashforge", flashforge, frozenset()),
-    StrategySpec("cohort", cohort, frozenset({"head_rows", "split", "tile", "apart", "merge"})),
+    StrategySpec("cohort", cohort, frozenset({"head_rows", "split", "tile", "split_shared_rows", "apart", "merge"})),
 )
-_SPECS: dict[str, StrategySpec] = {spec.name: spec for spec in _SHIPPED}
+SPECS: dict[str, StrategySpec] = {spec.name: spec for spec in _SHIPPED}
 """Registered strategies, in the order in which they are listed."""
 
 
@@ -80,15 +80,15 @@ def register_strategy(name: str, factory: Factory) -> None:
         raise StrategyError("name", name, "is not a text", "give the name that --strategy takes")
     if not callable(factory):
         raise StrategyError("factory", factory, "is not a function", "give one that returns a Strategy")
-    if name in _SPECS:
-        raise StrategyError("name", name, "is taken", f"choose a name other than {', '.join(_SPECS)}")
-    _SPECS[name] = StrategySpec(name, factory)
+    if name in SPECS:
+        raise StrategyError("name", name, "is taken", f"choose a name other than {', '.join(SPECS)}")
+    SPECS[name] = StrategySpec(name, factory)
 
 
 def strategy_names() -> tuple[str, ...]:
     """Returns the registered names in order of registration, without `auto`; names of installed packages come last."""
-    installed = (name for name in _installed() if name not in _SPECS)
-    return tuple(name for name in (*_SPECS, *installed) if name != "auto")
+    installed = (name for name in installed_strategies() if name not in SPECS)
+    return tuple(name for name in (*SPECS, *installed) if name != "auto")
 
 
 def strategy_from(strategy: str | Strategy) -> Strategy:
@@ -105,7 +105,7 @@ def strategy_from(strategy: str | Strategy) -> Strategy:
 
 def spec_of(name: str) -> StrategySpec:
     """Returns the facts about the strategy of this name. Raises StrategyError if it is not registered."""
-    spec = (_SPECS.get(name) or _installed().get(name)) if isinstance(name, str) else None
+    spec = (SPECS.get(name) or installed_strategies().get(name)) if isinstance(name, str) else None
     if spec is None:
         raise StrategyError(
             "strategy", name, "is not registered", f"use one of {', '.join((*strategy_names(), 'auto'))}"
@@ -115,11 +115,11 @@ def spec_of(name: str) -> StrategySpec:
 
 def policy_specs() -> dict[str, StrategySpec]:
     """Returns the strategies that measured policies may name, in order of registration."""
-    return {name: spec for name, spec in _SPECS.items() if spec.policy_options is not None}
+    return {name: spec for name, spec in SPECS.items() if spec.policy_options is not None}
 
 
 @cache
-def _installed() -> dict[str, StrategySpec]:
+def installed_strategies() -> dict[str, StrategySpec]:
     """Returns the strategies of installed packages, which are imported when their factories are called."""
 
     def factory(point: EntryPoint) -> Factory:

@@ -1,1 +1,1 @@
-"""Devices as data: the facts about a GPU that plans and costs need, and the tile classes that suit it."""
+"""Devices as data: the facts about a GPU that plans and costs need, and the kernel configs that suit it."""

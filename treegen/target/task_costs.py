@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.ir.arrays import Longs
-from treegen.ir.schedule import TileClass
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, term_values
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, resident_blocks, tile_class, tile_work
+from treegen.target.tile_config import SMALL_ROWS, kernel_config, resident_blocks, tile_work
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[Any]
@@ -35,7 +35,7 @@ def task_costs(shape: Shape, target: Target) -> Costs:
     return lambda rows, tokens: cost(rows, tokens) * scale
 
 
-def task_rows(rows: Counts, tile: TileClass, shape: Shape) -> Longs:
+def task_rows(rows: Counts, tile: KernelConfig, shape: Shape) -> Longs:
     """Returns the query head rows with which items of `rows` rows enter the grid.
 
     Few rows in a large tile cost the same as the fewest rows that a large tile is chosen for.
@@ -53,7 +53,7 @@ def source_of_costs(target: Target) -> str:
 
 def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target) -> Floats:
     """Returns a task's share of an SM that is full of tasks like it, in microseconds."""
-    tile = tile_class(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
+    tile = kernel_config(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
     flops, loaded = tile_work(tile, shape)
     counts = dict.fromkeys(ITEMS.counts, np.zeros(1))
     for name in ("turns", "evened"):

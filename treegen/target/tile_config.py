@@ -1,4 +1,4 @@
-"""Tile classes: the kernel specialisations that plans run in, by attention shape and target."""
+"""Kernel configs: the kernel specialisations that plans run in, by attention shape and target."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from treegen.ir.arrays import Longs
 from treegen.ir.errors import ShapeError
+from treegen.ir.kernel_config import MOST_BIT_ROWS, KernelConfig
 from treegen.ir.plan import BIT_MASKS, Mask
-from treegen.ir.schedule import MOST_BIT_ROWS, TileClass
 from treegen.ir.shape import DTYPE_BYTES, FP8, Shape
 from treegen.target.targets import Target
 
-BLOCK_TOKENS = 16
+RUN_TOKENS = 16
 """Granularity of packed runs: the smallest page that engines commonly use."""
 
-DEALT_BLOCK_TOKENS = 32
+WORK_LIST_RUN_TOKENS = 32
 """The granularity where thread blocks work off lists: registers for more runs per tile would spill."""
 
 MOST_UNROLLED = 8
@@ -92,12 +92,17 @@ def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
     return min(key_pieces(head_dim, head_dim_v)[0], head_dim) == head_dim_v
 
 
+def is_latent(shape: Shape) -> bool:
+    """Tells whether values have so many dims, as in MLA, that kernels have configs of their own for them."""
+    return padded(shape.head_dim_v) > 256 and shape.dtype != "fp32"
+
+
 def loads_once(shape: Shape) -> bool:
     """Tells whether kernels for a shape load the elements that K and V share only once."""
     return shape.shared_kv and value_is_piece(shape.head_dim, shape.head_dim_v)
 
 
-def reads_words(rows: int, shape: Shape) -> bool:
+def reads_packed_fp8(rows: int, shape: Shape) -> bool:
     """Tells whether kernels with tiles of `rows` head rows read words of four elements of caches in 8 bits.
 
     Tiles below MATRIX_ROWS multiply from registers, where a word's elements can be separated at once. Larger ones
@@ -121,42 +126,42 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     # Blackwell's kernels copy values that are part of keys into tiles of their own.
     of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
     kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
-    in_place = shape.kv_dtype not in FP8 or reads_words(rows, shape)
+    in_place = shape.kv_dtype not in FP8 or reads_packed_fp8(rows, shape)
     converted = 0 if in_place else tokens * max(of_key, of_value) * DTYPE_BYTES[shape.dtype]
     return query + stages * kv + converted + (_BLACKWELL_SCRATCH if target.capability >= _BLACKWELL else 0)
 
 
-def resident_blocks(tile: TileClass, shape: Shape, target: Target) -> int:
-    """Returns the thread blocks of a class that an SM is assumed to hold at a time, by shared memory and registers.
+def resident_blocks(tile: KernelConfig, shape: Shape, target: Target) -> int:
+    """Returns the thread blocks of a config that an SM is assumed to hold at a time, by shared memory and registers.
 
     Kernels are assumed to use all of the 255 registers that a thread can have.
     """
-    shared = shared_bytes(tile.rows, tile.tokens, tile.stages, shape, target) + _RESERVED
-    return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(tile.warps, 1)))
+    shared = shared_bytes(tile.rows, tile.tokens, tile.num_stages, shape, target) + _RESERVED
+    return max(1, min(target.shared_bytes_per_sm // shared, MOST_RESIDENT // max(tile.num_warps, 1)))
 
 
-def tile_work(tile: TileClass, shape: Shape) -> tuple[int, int]:
+def tile_work(tile: KernelConfig, shape: Shape) -> tuple[int, int]:
     """Returns the floating-point operations that take the time of one tile, and the bytes of its keys and values.
 
     Where these are converted from 8 bits on their way through shared memory, operations count three times: on an H200
     such tiles of 64 x 64 take 1.0 us of an SM, others 0.55, and alone on it 1.4 us and 0.8.
     """
-    converted = shape.kv_dtype in FP8 and not reads_words(tile.rows, shape)
+    converted = shape.kv_dtype in FP8 and not reads_packed_fp8(tile.rows, shape)
     work = tile_operations(tile, shape) * (3 if converted else 1)
     return work, tile.tokens * shape.kv_token_bytes // shape.num_kv_heads
 
 
-def tile_operations(tile: TileClass, shape: Shape) -> int:
+def tile_operations(tile: KernelConfig, shape: Shape) -> int:
     """Returns the floating-point operations of one tile, padding included."""
     return 2 * tile.rows * tile.tokens * (sum(key_pieces(shape.head_dim, shape.head_dim_v)) + padded(shape.head_dim_v))
 
 
 @cache
-def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
-    """Returns the tile class for groups of at most `most_rows` rows.
+def kernel_config(shape: Shape, target: Target, most_rows: int) -> KernelConfig:
+    """Returns the kernel config for groups of at most `most_rows` rows.
 
     It has 16 head rows if all rows fit into them, and is large otherwise. Of several candidates it is the first whose
-    shared memory fits twice into an SM, else the first that fits at all. Packed runs have blocks of BLOCK_TOKENS, and
+    shared memory fits twice into an SM, else the first that fits at all. Packed runs have RUN_TOKENS tokens, and
     rows no mask. Raises ShapeError if none fits.
     """
     small = most_rows * shape.group <= SMALL_ROWS
@@ -172,7 +177,7 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
         fills = target.capability < _BLACKWELL or MATRIX_ROWS % min(shape.group, MATRIX_ROWS) == 0
         candidates = _LARGE_NARROW if narrow and fills else _LARGE
     residents: tuple[int, ...] = (2, 1)
-    if padded(shape.head_dim_v) > 256 and shape.dtype != "fp32":
+    if is_latent(shape):
         candidates, residents = _LARGE_LATENT if loads_once(shape) else _LARGE_LATENT[1:], (1,)
         if shape.kv_dtype in FP8:
             candidates = _LARGE_LATENT_FP8
@@ -189,24 +194,26 @@ def tile_class(shape: Shape, target: Target, most_rows: int) -> TileClass:
     for blocks in residents:
         for rows, tokens, warps, stages in candidates:
             if fits(rows, tokens, stages, blocks):
-                return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)
+                return KernelConfig(rows, tokens, RUN_TOKENS, "none", warps, stages)
     reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
     raise ShapeError("head_dim", shape.head_dim, reason, "choose a target with more shared memory")
 
 
 def _by_one_warp(shape: Shape, target: Target) -> bool:
-    return target.capability == _HOPPER and reads_words(SMALL_ROWS, shape)
+    return target.capability == _HOPPER and reads_packed_fp8(SMALL_ROWS, shape)
 
 
 @cache
-def fixed_class(shape: Shape, target: Target, block: int) -> TileClass:
-    """Returns the only tile class of plans with fixed blocks of `block` tokens: large, with masks, all tiles packed."""
-    return replace(tile_class(shape, target, SMALL_ROWS + 1), mask="interval", block=block, full=False)
+def invariant_config(shape: Shape, target: Target, run_tokens: int) -> KernelConfig:
+    """Returns the only config of batch-invariant plans with runs of `run_tokens` tokens: large, masked, all packed."""
+    return replace(
+        kernel_config(shape, target, SMALL_ROWS + 1), mask="interval", run_tokens=run_tokens, has_full_tiles=False
+    )
 
 
 @cache
-def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileClass:
-    """Returns the tile class of exactly these sizes.
+def wanted_config(rows: int, tokens: int, shape: Shape, target: Target) -> KernelConfig:
+    """Returns the kernel config of exactly these sizes.
 
     It has 4 warps, or 2 for 16 rows (one for every 32 tokens where the small tile has one). It has three stages if two
     thread blocks then fit into an SM, else two. Raises ShapeError if not even that fits.
@@ -216,14 +223,14 @@ def wanted_class(rows: int, tokens: int, shape: Shape, target: Target) -> TileCl
     for stages, blocks in ((3, 2), (2, 2), (2, 1)):
         needed = shared_bytes(rows, tokens, stages, shape, target)
         if needed <= target.shared_bytes and blocks * (needed + _RESERVED) <= target.shared_bytes_per_sm:
-            return TileClass(rows, tokens, BLOCK_TOKENS, "none", warps, stages)
+            return KernelConfig(rows, tokens, RUN_TOKENS, "none", warps, stages)
     reason = f"needs more than the {target.shared_bytes} bytes of shared memory of {target.name}"
     raise ShapeError("tile", (rows, tokens), reason, "choose smaller tiles")
 
 
-def unfused_class(shape: Shape, rows: int) -> TileClass:
-    """Returns the class of a plan that runs unfused: all its rows at once."""
-    return TileClass(rows * shape.group, BLOCK_TOKENS, BLOCK_TOKENS, "dense", 0, 0)
+def unfused_config(shape: Shape, rows: int) -> KernelConfig:
+    """Returns the config of a plan that runs unfused: all its rows at once."""
+    return KernelConfig(rows * shape.group, RUN_TOKENS, RUN_TOKENS, "dense", 0, 0)
 
 
 def rows_per_tile(rows: int, group: int) -> int:
@@ -231,21 +238,21 @@ def rows_per_tile(rows: int, group: int) -> int:
     return max(1, rows // group)
 
 
-def lanes_of(tile: TileClass, shape: Shape) -> int:
+def lanes_of(tile: KernelConfig, shape: Shape) -> int:
     """Returns the thread blocks of a work item: one for each KV head and tile of its query heads."""
     return shape.num_kv_heads * -(-shape.group // tile.rows)
 
 
 class TileSizes(NamedTuple):
-    """The tile classes that groups may have, larger rows first.
+    """The kernel configs that groups may have, larger rows first.
 
     Attributes:
-        classes: The classes.
+        configs: The configs.
         tokens: KV tokens of each.
-        heights: `[1, classes]`; whole query rows of each.
+        heights: `[1, configs]`; whole query rows of each.
     """
 
-    classes: tuple[TileClass, ...]
+    configs: tuple[KernelConfig, ...]
     tokens: tuple[int, ...]
     heights: Longs
 
@@ -254,20 +261,20 @@ class TileSizes(NamedTuple):
 def tile_sizes(
     tiles: tuple[tuple[int, int], ...], mask: Mask, most_rows: int, shape: Shape, target: Target
 ) -> TileSizes:
-    """Returns the tile classes that a plan wants, or the class that suits groups of `most_rows` rows."""
-    classes: tuple[TileClass, ...]
+    """Returns the kernel configs that a plan wants, or the config that suits groups of `most_rows` rows."""
+    configs: tuple[KernelConfig, ...]
     if mask == "dense":
-        classes = (unfused_class(shape, most_rows),)
+        configs = (unfused_config(shape, most_rows),)
     elif tiles:
-        classes = tuple(wanted_class(rows, tokens, shape, target) for rows, tokens in tiles)
+        configs = tuple(wanted_config(rows, tokens, shape, target) for rows, tokens in tiles)
     else:
-        classes = (tile_class(shape, target, most_rows),)
-    return sizes_of(classes, mask, shape)
+        configs = (kernel_config(shape, target, most_rows),)
+    return sizes_of(configs, mask, shape)
 
 
-def sizes_of(classes: tuple[TileClass, ...], mask: Mask, shape: Shape) -> TileSizes:
-    """Returns the sizes of tile classes for a plan's mask."""
-    heights = [rows_per_tile(tile.rows, shape.group) for tile in classes]
+def sizes_of(configs: tuple[KernelConfig, ...], mask: Mask, shape: Shape) -> TileSizes:
+    """Returns the sizes of kernel configs for a plan's mask."""
+    heights = [rows_per_tile(tile.rows, shape.group) for tile in configs]
     if mask in BIT_MASKS:
         heights = [min(height, MOST_BIT_ROWS) for height in heights]
-    return TileSizes(classes, tuple(tile.tokens for tile in classes), np.array([heights]))
+    return TileSizes(configs, tuple(tile.tokens for tile in configs), np.array([heights]))

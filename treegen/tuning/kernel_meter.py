@@ -20,7 +20,7 @@ from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.strategies import Strategy
 from treegen.target.problem import Problem
 from treegen.tuning.timing import median_us
@@ -127,7 +127,7 @@ def prepare(problem: Problem, strategy: Strategy, device: torch.device) -> Trito
     plan = chosen.plan(problem)
     if not chosen.proven:
         verify(plan, problem.tree)
-    return TritonProgram(launch_schedule(plan, problem), problem.shape, device)
+    return TritonProgram(planned_device_schedule(plan, problem), problem.shape, device)
 
 
 class KernelMeter:

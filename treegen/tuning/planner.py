@@ -9,7 +9,7 @@ from treegen.search.auto import by_estimate
 from treegen.search.bucket import policy_bucket
 from treegen.strategies import Choice, Strategy
 from treegen.target.problem import Problem
-from treegen.timed import stage
+from treegen.timed import phase
 from treegen.tuning.tune import tuned
 
 _KEPT = "kept from an earlier tree of the same bucket: "
@@ -34,9 +34,9 @@ class Planner:
     def choose(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:
         """Returns the choice for a problem. With an assumed shape nothing is measured."""
         if self.autotune and not shape_is_assumed and problem.tree.num_rows:
-            with stage("tune"):
+            with phase("tune"):
                 tuned(problem)
-        with stage("choose"):
+        with phase("choose"):
             return self.strategy.choose(problem)
 
     def choose_fixed(self, problem: Problem, *, shape_is_assumed: bool = False) -> Choice:

@@ -23,11 +23,11 @@ from treegen.ir.errors import BackendError
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.schedule.pipeline import launch_schedule
+from treegen.schedule.pipeline import planned_device_schedule
 from treegen.target.cost_grid import CostGrid
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.target.tile_config import resident_blocks, tile_class
+from treegen.target.tile_config import kernel_config, resident_blocks
 from treegen.tuning.timing import median_us
 
 ROWS = (1, 4, 16, 17, 32, 64)
@@ -75,7 +75,7 @@ def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
 def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int) -> float:
     """Returns the microseconds of a launch with `waves` tasks for each thread block that the target holds."""
     shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
-    tasks = waves * resident_blocks(tile_class(shape, target, rows), shape, target) * target.sms
+    tasks = waves * resident_blocks(kernel_config(shape, target, rows), shape, target) * target.sms
     tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (tasks * rows))
     first, ones = np.arange(tasks) * rows, np.ones(tasks)
     plan = Plan(
@@ -93,7 +93,7 @@ def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int)
     q = torch.randn(tree.num_rows, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     k, v = torch.randn(2, tokens, 1, HEAD_DIM, device="cuda", dtype=torch.float16)
     out, lse = torch.empty_like(q), torch.empty(len(q), 1, device="cuda")
-    program = TritonProgram(launch_schedule(plan, Problem(tree, shape, target)), shape, q.device)
+    program = TritonProgram(planned_device_schedule(plan, Problem(tree, shape, target)), shape, q.device)
     with expected_compiles():
         return median_us(lambda: program(q, k, v, out, lse, HEAD_DIM**-0.5, 1.0), repeats)
 

@@ -133,8 +133,10 @@ def _in_one_launch(found: list[Strategy], problem: Problem) -> Iterator[Strategy
     and whole paths with many head rows in halves.
     """
     shape = problem.shape
-    best = [each for each in found if isinstance(each, Cohort) and each.apart is not None]
-    further = [replace(whole, apart=apart) for apart in thresholds_of(problem.tree) for whole in large_cohorts(shape)]
+    best = [each for each in found if isinstance(each, Cohort) and each.split_shared_rows is not None]
+    further = [
+        replace(whole, split_shared_rows=rows) for rows in thresholds_of(problem.tree) for whole in large_cohorts(shape)
+    ]
     for cut in (best, further):
         made = (Lowered.of(replace(each, merge="final"), problem) for each in cut[:_MOST_LOWERED])
         yield from islice((each.strategy for each in made if each.takes_one_launch), _MOST_AT_ONCE)

@@ -93,6 +93,7 @@ class BatchPages:
         lengths [rows]        tokens of each row, 0 for a free row
         queries [rows]        query rows of each row, 0 for a free row
         owners [pages]        number of rows that each page is in
+        free_pages            ids of the pages that are in no row; the last one is taken next
 
     Args:
         batch: The batch, whose first step is set up.
@@ -110,7 +111,7 @@ class BatchPages:
         self.queries: Ints = np.zeros(sizes.rows, np.int32)
         self.owners: Ints = np.zeros(sizes.pages, np.int32)
         self._grows: Ints = np.zeros(sizes.rows, np.int32)
-        self._free_pages: list[int] = np.random.default_rng(seed).permutation(sizes.pages).tolist()
+        self.free_pages: list[int] = np.random.default_rng(seed).permutation(sizes.pages).tolist()
         self._free_rows = list(range(sizes.rows))
         self._row_of: dict[int, int] = {}
         self._numbers = 0
@@ -171,7 +172,7 @@ class BatchPages:
         row = self._row_of.pop(number)
         ids = self.table[row, : self.held[row]]
         self.owners[ids] -= 1
-        self._free_pages += ids[self.owners[ids] == 0].tolist()
+        self.free_pages += ids[self.owners[ids] == 0].tolist()
         self._free_rows.append(row)
         self.lengths[row] = self.queries[row] = self._grows[row] = 0
         return row
@@ -210,10 +211,10 @@ class BatchPages:
         return self.table[row, : tokens // self.page_size]
 
     def _taken(self, count: int) -> Ints:
-        if count > len(self._free_pages):
+        if count > len(self.free_pages):
             raise InputError("sizes", len(self.owners), "has fewer pages than the batch needs", "add pages")
-        ids = np.array(self._free_pages[len(self._free_pages) - count :], np.int32)
-        del self._free_pages[len(self._free_pages) - count :]
+        ids = np.array(self.free_pages[len(self.free_pages) - count :], np.int32)
+        del self.free_pages[len(self.free_pages) - count :]
         self.owners[ids] += 1
         return ids
 

@@ -7,14 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from treegen.ir.arrays import Ints, frozen, offsets
+from treegen.ir.kernel_config import MOST_BIT_ROWS
 from treegen.ir.plan import Plan
-from treegen.ir.schedule import ITEM_FIELDS, MOST_BIT_ROWS, Schedule
+from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.target.tile_config import lanes_of, rows_per_tile
 
 
-def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[Plan, Schedule]:
-    """Replaces empty merges by work items without tiles, in the first tile class.
+def with_empty_row_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[Plan, Schedule]:
+    """Replaces empty merges by work items without tiles, in the first kernel config.
 
     Such an item writes out 0 and lse -inf. The plan gets a group without segments for these rows. The merge kernel is
     then launched only for partial results.
@@ -23,7 +25,7 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
     empty = lengths == 0
     if not empty.any():
         return plan, schedule
-    tile = schedule.classes[0]
+    tile = schedule.configs[0]
     height = rows_per_tile(tile.rows, shape.group)
     height = min(height, MOST_BIT_ROWS) if tile.mask == "bits" else height
 
@@ -36,10 +38,10 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
     items = np.zeros((len(first), len(ITEM_FIELDS)), np.int32)
     items[:, ITEM_FIELDS.index("row0")] = ranks[first]
     items[:, ITEM_FIELDS.index("rows")] = np.diff(np.append(first, len(ranks)))
-    items[:, ITEM_FIELDS.index("slot0")] = -1
+    items[:, ITEM_FIELDS.index("partial0")] = -1
     items[:, ITEM_FIELDS.index("group")] = len(plan)
 
-    place = int(schedule.class_indptr[1])
+    place = int(schedule.config_indptr[1])
     ends = np.append(begin[1:], len(ranks)) - 1
     grouped = replace(
         plan,
@@ -47,16 +49,16 @@ def with_unseeing_items(plan: Plan, schedule: Schedule, shape: Shape) -> tuple[P
         row_lo=frozen(np.append(plan.row_lo, ranks[begin])),
         row_hi=frozen(np.append(plan.row_hi, ranks[ends] + 1)),
         segment_indptr=_extended(plan.segment_indptr, 0),
-        stage=frozen(np.append(plan.stage, 0)),
+        round=frozen(np.append(plan.round, 0)),
     )
     kept_before = offsets(~empty)
     work, work_indptr = _work(schedule, place, len(items), shape)
     made = schedule.changed(
-        class_indptr=frozen(schedule.class_indptr + len(items) * (np.arange(len(schedule.class_indptr)) > 0)),
+        config_indptr=frozen(schedule.config_indptr + len(items) * (np.arange(len(schedule.config_indptr)) > 0)),
         items=frozen(np.concatenate([schedule.items[:place], items, schedule.items[place:]])),
         merge_rows=frozen(schedule.merge_rows[~empty]),
         merge_indptr=frozen(offsets(lengths[~empty])),
-        merge_stage_indptr=frozen(kept_before[schedule.merge_stage_indptr]),
+        merge_round_indptr=frozen(kept_before[schedule.merge_round_indptr]),
         work=work,
         work_indptr=work_indptr,
     )
@@ -68,9 +70,9 @@ def _extended(indptr: Ints, entries: int) -> Ints:
 
 
 def _work(schedule: Schedule, first: int, count: int, shape: Shape) -> tuple[Ints, Ints]:
-    """Appends items `first:first + count` to the last work list, in a class that has work lists."""
-    tile = schedule.classes[0]
-    if not tile.dealt:
+    """Appends items `first:first + count` to the last work list, in a config that has work lists."""
+    tile = schedule.configs[0]
+    if not tile.work_list:
         return schedule.work, schedule.work_indptr
     lanes = lanes_of(tile, shape)
     more = np.arange(first * lanes, (first + count) * lanes)

@@ -19,7 +19,9 @@ from dataclasses import replace
 import numpy as np
 
 from treegen.ir.arrays import Longs, frozen, ragged_ranges
-from treegen.ir.schedule import ITEM_FIELDS, Schedule, TileClass
+from treegen.ir.kernel_config import KernelConfig
+from treegen.ir.schedule import Schedule
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.target.tile_config import SMALL_ROWS
 
 MOST_PARTS = 2
@@ -36,80 +38,80 @@ With five times the tiles, one launch takes 1.02 of the time of two.
 """
 
 
-def waits(schedule: Schedule) -> bool:
+def has_fused_merge(schedule: Schedule) -> bool:
     """Says whether some items of a schedule wait for others."""
-    return any(tile.waiting for tile in schedule.classes)
+    return any(tile.fused_merge for tile in schedule.configs)
 
 
 def parts_of(schedule: Schedule) -> int:
     """Counts the partials of each row in a schedule whose final items wait."""
-    final = int(np.count_nonzero(schedule.column("slot0") < 0))
+    final = int(np.count_nonzero(schedule.column("partial0") < 0))
     return len(schedule.items) // final - 1
 
 
-def in_one_launch(schedule: Schedule) -> Schedule:
+def with_fused_merge(schedule: Schedule) -> Schedule:
     """Joins two rounds into one launch whose final items wait, where that is possible and pays.
 
     Partial slots are numbered again, in the order in which the kernel computes them. Any other schedule is returned as
     it is.
     """
-    tile = _waiting_class(schedule)
+    tile = _fused_merge_config(schedule)
     if tile is None:
         return schedule
-    border = int(schedule.class_indptr[1])
-    row0, rows, slot0 = (schedule.column(name).astype(np.int64) for name in ("row0", "rows", "slot0"))
+    border = int(schedule.config_indptr[1])
+    row0, rows, partial0 = (schedule.column(name).astype(np.int64) for name in ("row0", "rows", "partial0"))
     before, last = slice(0, border), slice(border, len(rows))
-    parts, tiles = border // (len(rows) - border), schedule.column("tiles") + schedule.column("block_tiles")
+    parts, tiles = border // (len(rows) - border), schedule.column("tiles") + schedule.column("packed_tiles")
     if parts > MOST_PARTS or tiles[before].max() > MOST_LONGER * tiles[last].max():
         return schedule
     # Pairs each final item with the `parts` items that write its rows' partials, in the order in which it merges them.
-    order = np.lexsort((slot0[before], row0[before])).reshape(-1, parts)
+    order = np.lexsort((partial0[before], row0[before])).reshape(-1, parts)
     final = border + row0[last].argsort(kind="stable")
     of_same_rows = (row0[order] == row0[final][:, None]) & (rows[order] == rows[final][:, None])
-    if not of_same_rows.all() or (slot0[before] < 0).any() or (slot0[last] >= 0).any():
+    if not of_same_rows.all() or (partial0[before] < 0).any() or (partial0[last] >= 0).any():
         return schedule
     if int(rows[last].sum()) != len(schedule.rows) or not _merges_them(
-        schedule, row0[final], rows[final], slot0[order]
+        schedule, row0[final], rows[final], partial0[order]
     ):
         return schedule
     items = schedule.items.copy()
-    items[order, ITEM_FIELDS.index("slot0")] = parts * row0[order] + np.arange(parts) * rows[order]
+    items[order, ITEM_FIELDS.index("partial0")] = parts * row0[order] + np.arange(parts) * rows[order]
     return schedule.changed(
-        classes=(tile,),
-        class_indptr=frozen(np.array([0, len(items)])),
+        configs=(tile,),
+        config_indptr=frozen(np.array([0, len(items)])),
         items=frozen(items),
-        stage_indptr=frozen(np.array([0, 1])),
-        merge_stage_indptr=frozen(np.array([0, 0])),
+        round_indptr=frozen(np.array([0, 1])),
+        merge_round_indptr=frozen(np.array([0, 0])),
         epilogue_indptr=frozen(parts * np.arange(len(schedule.rows) + 1)),
-        epilogue_slots=frozen(_slots(row0[final], rows[final], parts)),
+        epilogue_partials=frozen(_slots(row0[final], rows[final], parts)),
     )
 
 
-def _waiting_class(schedule: Schedule) -> TileClass | None:
-    """Returns the tile class in which both rounds can run as one launch; None where there is none.
+def _fused_merge_config(schedule: Schedule) -> KernelConfig | None:
+    """Returns the kernel config in which both rounds can run as one launch; None where there is none.
 
-    Both rounds need one tile class, and the same. Small tiles and tokens packed slot by slot do not pay.
+    Both rounds need one kernel config, and the same. Small tiles and tokens packed slot by slot do not pay.
     """
-    if schedule.num_stages != 2 or len(schedule.classes) != 2 or len(schedule.merge_rows):
+    if schedule.num_rounds != 2 or len(schedule.configs) != 2 or len(schedule.merge_rows):
         return None
-    first, second = schedule.classes
-    before, last = np.diff(schedule.class_indptr).tolist()
-    if not second.merging or not last or not before or before % last:
+    first, second = schedule.configs
+    before, last = np.diff(schedule.config_indptr).tolist()
+    if not second.epilogue_merge or not last or not before or before % last:
         return None
-    if first.rows <= SMALL_ROWS or first.block == 1 or not {first.mask, second.mask} <= {"none", "interval"}:
+    if first.rows <= SMALL_ROWS or first.run_tokens == 1 or not {first.mask, second.mask} <= {"none", "interval"}:
         return None
-    tile = replace(second, mask="interval", merging=False)
-    return replace(tile, waiting=True) if replace(first, mask="interval") == tile else None
+    tile = replace(second, mask="interval", epilogue_merge=False)
+    return replace(tile, fused_merge=True) if replace(first, mask="interval") == tile else None
 
 
-def _merges_them(schedule: Schedule, row0: Longs, rows: Longs, slot0: Longs) -> bool:
-    """Says whether row i of each final item merges exactly the slots `slot0 + i`, in order. slot0: `[items, parts]`."""
-    parts, entries = slot0.shape[1], ragged_ranges(row0, rows)
+def _merges_them(schedule: Schedule, row0: Longs, rows: Longs, partial0: Longs) -> bool:
+    """Says whether each final item's row i merges partials `partial0 + i`, in order. partial0: `[items, parts]`."""
+    parts, entries = partial0.shape[1], ragged_ranges(row0, rows)
     counts = schedule.epilogue_indptr[entries + 1] - schedule.epilogue_indptr[entries]
     if (counts != parts).any():
         return False
-    found = schedule.epilogue_slots[schedule.epilogue_indptr[entries][:, None] + np.arange(parts)]
-    return bool((found == slot0.repeat(rows, 0) + ragged_ranges(0 * rows, rows)[:, None]).all())
+    found = schedule.epilogue_partials[schedule.epilogue_indptr[entries][:, None] + np.arange(parts)]
+    return bool((found == partial0.repeat(rows, 0) + ragged_ranges(0 * rows, rows)[:, None]).all())
 
 
 def _slots(row0: Longs, rows: Longs, parts: int) -> Longs:

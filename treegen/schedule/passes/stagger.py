@@ -35,17 +35,17 @@ Below it, items read shared KV most of the time. Above it, memory never waits.
 def staggered(schedule: Schedule, problem: Problem) -> Schedule:
     """Rotates the full tiles of odd items by half their number, where that pays.
 
-    A schedule with several tile classes, or with a row in several items, is returned as it is.
+    A schedule with several kernel configs, or with a row in several items, is returned as it is.
     """
-    if len(schedule.classes) != 1 or not schedule.classes[0].fused:
+    if len(schedule.configs) != 1 or not schedule.configs[0].fused:
         return schedule
-    tile, (tree, shape, target) = schedule.classes[0], problem
+    tile, (tree, shape, target) = schedule.configs[0], problem
     least, counts = LEAST_TOKENS // tile.tokens, schedule.column("tiles").astype(np.int64)
     if len(counts) * lanes_of(tile, shape) <= target.sms or len(schedule.tiles) < least * len(counts):
         return schedule
-    if counts.min() < least or schedule.column("slot0").max() >= 0:
+    if counts.min() < least or schedule.column("partial0").max() >= 0:
         return schedule
-    loaded = sum(int(table[:, 1].sum(dtype=np.int64)) for table in (schedule.tiles, schedule.blocks))
+    loaded = sum(int(table[:, 1].sum(dtype=np.int64)) for table in (schedule.tiles, schedule.packed_runs))
     own = tree.unique_tokens / loaded
     if not OWN_SHARE[0] <= own <= OWN_SHARE[1]:
         return schedule

@@ -1,4 +1,4 @@
-"""Schedules of several stages: what is merged behind each of them, in numbers of launches, loops and planted faults."""
+"""Schedules of several rounds: what is merged behind each of them, in numbers of launches, loops and planted faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.forest_counts import count
 from treegen.schedule.lower import lower
-from treegen.schedule.merge_lists import kept_between_stages, merge_lists
+from treegen.schedule.merge_lists import kept_between_rounds, merge_lists
 from treegen.strategies import Pipeline, Strategy, groupings, strategy_from, strategy_names
 from treegen.strategies.passes import StoreMask
 from treegen.target.problem import Problem
@@ -57,10 +57,10 @@ def assert_attention(schedule: Schedule, tree: Tree, program: type[TorchProgram]
         assert oracle.error(found, expected) <= 1e-5
 
 
-def staged(plan: Plan, seed: int, stages: tuple[int, ...]) -> Plan:
-    """The plan with every group in one of `stages` at random, and nothing dealt: lists of work need a single stage."""
-    drawn = np.random.default_rng(seed).choice(np.array(stages), len(plan))
-    return dataclasses.replace(plan, stage=drawn, blocks=0)
+def in_rounds(plan: Plan, seed: int, rounds: tuple[int, ...]) -> Plan:
+    """The plan with every group in one of `rounds` at random, and nothing dealt: lists of work need a single round."""
+    drawn = np.random.default_rng(seed).choice(np.array(rounds), len(plan))
+    return dataclasses.replace(plan, round=drawn, blocks=0)
 
 
 # Launches of a cascade
@@ -82,8 +82,8 @@ def test_a_cascade_launches_twice_per_level_but_once_for_the_first(nodes: list[i
     schedule = cascade(tree)
     levels, rows = len(nodes), tree.num_rows
     assert schedule.launches == 2 * levels - 1
-    assert schedule.num_stages == levels
-    assert np.diff(schedule.merge_stage_indptr).tolist() == [0] + [rows] * (levels - 1)
+    assert schedule.num_rounds == levels
+    assert np.diff(schedule.merge_round_indptr).tolist() == [0] + [rows] * (levels - 1)
     assert np.diff(schedule.merge_indptr).tolist() == [2] * (rows * (levels - 1))
     assert (schedule.merge_rows >= 0).sum() == (rows if levels > 1 else 0)
 
@@ -94,7 +94,9 @@ def test_rows_that_end_at_inner_nodes_leave_the_cascade_early() -> None:
     schedule = cascade(tree)
     assert schedule.launches == 5
     slots = {
-        (item.group, row): item.slot0 + i for item in schedule.work_items for i, row in enumerate(rows(schedule, item))
+        (item.group, row): item.partial0 + i
+        for item in schedule.work_items
+        for i, row in enumerate(rows(schedule, item))
     }
     assert lists(schedule) == [
         {},
@@ -108,22 +110,22 @@ def rows(schedule: Schedule, item: object) -> list[int]:
 
 
 def lists(schedule: Schedule) -> list[dict[int, list[int]]]:
-    """Per stage what is merged, by row or by -1 - slot."""
+    """Per round what is merged, by row or by -1 - slot."""
     bounds = schedule.merge_indptr
     return [
         {
-            int(schedule.merge_rows[i]): schedule.merge_slots[bounds[i] : bounds[i + 1]].tolist()
+            int(schedule.merge_rows[i]): schedule.merge_partials[bounds[i] : bounds[i + 1]].tolist()
             for i in range(merges.start, merges.stop)
         }
-        for _, merges in schedule.stages
+        for _, merges in schedule.rounds
     ]
 
 
 def test_levels_without_visible_tokens_are_not_launched() -> None:
-    """Depths 0, 2 and 4 are read: an empty level and a level that nobody sees into give neither launch nor stage."""
+    """Depths 0, 2 and 4 are read: an empty level and a level that nobody sees into give neither launch nor round."""
     tree = Tree.from_parents([-1, 0, 1, 2, 3, 4], [8, 0, 8, 0, 8, 9], rows=[(4, 8), (4, 3), (5, 0)])
     schedule = cascade(tree)
-    assert (schedule.num_stages, schedule.launches) == (3, 5)
+    assert (schedule.num_rounds, schedule.launches) == (3, 5)
 
 
 @examples(100)
@@ -145,11 +147,11 @@ def test_launches_of_any_cascade(tree: Tree) -> None:
     schedule = cascade(tree)
     levels = sorted(set().union(*read))
     merging = {depth for depths in read for depth in depths if depth > min(depths)}
-    in_shared_items = {row for item in schedule.work_items if item.slot0 >= 0 for row in rows(schedule, item)}
+    in_shared_items = {row for item in schedule.work_items if item.partial0 >= 0 for row in rows(schedule, item)}
     late = [row for row, depths in enumerate(read) if not depths or (len(depths) == 1 and row in in_shared_items)]
-    found = np.flatnonzero(np.diff(schedule.merge_stage_indptr))
+    found = np.flatnonzero(np.diff(schedule.merge_round_indptr))
     last = levels[-1] if levels else 0
-    assert {(levels or [0])[stage] for stage in found} == merging | ({last} if late else set())
+    assert {(levels or [0])[round] for round in found} == merging | ({last} if late else set())
     assert schedule.launches == len(levels) + len(found)
     assert schedule.launches <= max(2 * len(levels) - 1, 0) + 1
 
@@ -158,28 +160,28 @@ def test_launches_of_any_cascade(tree: Tree) -> None:
 
 
 def drawn_partials(seed: int) -> tuple[list[int], list[int], list[int], list[int], int]:
-    """(row, slot, stage) of every partial in any order, the rows without any, and the number of stages."""
+    """(row, slot, round) of every partial in any order, the rows without any, and the number of rounds."""
     source = random.Random(seed)
-    stages = source.choice((1, 2, 3, 6))
+    rounds = source.choice((1, 2, 3, 6))
     ids = source.sample(range(40), source.randrange(1, 12))
     blind = ids[: source.randrange(len(ids) + 1)]
     seeing = ids[len(blind) :]
     row = [number for number in seeing for _ in range(source.choice((1, 1, 2, 3, 7)))]
     source.shuffle(row)
     slot = source.sample(range(len(row)), len(row))
-    return row, slot, [source.randrange(stages) for _ in row], sorted(blind), stages
+    return row, slot, [source.randrange(rounds) for _ in row], sorted(blind), rounds
 
 
-def merged_by_loops(row: list[int], slot: list[int], stage: list[int], blind: list[int], stages: int) -> list[dict]:
-    """What `merge_lists` promises, stage by stage."""
-    result: list[dict[int, list[int]]] = [{} for _ in range(stages)]
+def merged_by_loops(row: list[int], slot: list[int], round: list[int], blind: list[int], rounds: int) -> list[dict]:
+    """What `merge_lists` promises, round by round."""
+    result: list[dict[int, list[int]]] = [{} for _ in range(rounds)]
     for number in sorted(set(row)):
-        own = [(s, p) for r, p, s in zip(row, slot, stage, strict=True) if r == number]
+        own = [(s, p) for r, p, s in zip(row, slot, round, strict=True) if r == number]
         if len(own) == 1:
             result[-1][number] = [own[0][1]]
             continue
         last, running = max(s for s, _ in own), None
-        for s in range(stages):
+        for s in range(rounds):
             new = [p for at, p in own if at == s]
             listed = ([] if running is None else [running]) + new
             if not new:
@@ -197,18 +199,18 @@ def merged_by_loops(row: list[int], slot: list[int], stage: list[int], blind: li
 @examples(250)
 @given(seed=st.integers(0, 2**32))
 def test_merge_lists_by_loops(seed: int) -> None:
-    row, slot, stage, blind, stages = drawn_partials(seed)
-    arrays = [np.array(values, np.int64) for values in (row, slot, stage, blind)]
-    made = merge_lists(*arrays, stages)
-    begin = made.stage_indptr.tolist()
+    row, slot, round, blind, rounds = drawn_partials(seed)
+    arrays = [np.array(values, np.int64) for values in (row, slot, round, blind)]
+    made = merge_lists(*arrays, rounds)
+    begin = made.round_indptr.tolist()
     found = [
         {
             int(made.rows[i]): made.slots[made.indptr[i] : made.indptr[i + 1]].tolist()
             for i in range(begin[s], begin[s + 1])
         }
-        for s in range(stages)
+        for s in range(rounds)
     ]
-    expected = merged_by_loops(row, slot, stage, blind, stages)
+    expected = merged_by_loops(row, slot, round, blind, rounds)
     assert found == expected
     owner = dict(zip(slot, row, strict=True))
     for listed in found:  # ascending by row, whatever a merge's target is
@@ -216,17 +218,17 @@ def test_merge_lists_by_loops(seed: int) -> None:
             owner[~target] if target < 0 else target for target in listed
         )
     kept = [owner[~target] for listed in expected for target in listed if target < 0]
-    assert sorted(kept_between_stages(arrays[0], arrays[2], stages).tolist()) == sorted(kept)
+    assert sorted(kept_between_rounds(arrays[0], arrays[2], rounds).tolist()) == sorted(kept)
 
 
-# Any plan, any stages
+# Any plan, any rounds
 
 
-PLANS = (*strategy_names(), "row-classes")
+PLANS = (*strategy_names(), "row-configs")
 
 
 def planned(name: str, tree: Tree, seed: int) -> Plan:
-    if name == "row-classes":
+    if name == "row-configs":
         return plan_by_row_classes(tree, seed, 1 + seed % 4, unseen=seed % 3 == 0)
     return strategy_from(name).plan(Problem(tree, SHAPE, H200))
 
@@ -234,40 +236,40 @@ def planned(name: str, tree: Tree, seed: int) -> Plan:
 @pytest.mark.parametrize("name", PLANS)
 @examples(25)
 @given(data=st.data())
-def test_lawful_plans_stay_right_in_any_stages(name: str, data: st.DataObject) -> None:
+def test_lawful_plans_stay_right_in_any_rounds(name: str, data: st.DataObject) -> None:
     tree = data.draw(forests(30, 60, salt=710 + PLANS.index(name)))
     seed = data.draw(st.integers(0, 2**20))
-    stages = data.draw(st.sampled_from(((0,), (0, 1), (0, 1, 2, 3), (2, 5, 100), tuple(range(50)))))
-    plan = staged(planned(name, tree, seed), seed, stages)
+    rounds = data.draw(st.sampled_from(((0,), (0, 1), (0, 1, 2, 3), (2, 5, 100), tuple(range(50)))))
+    plan = in_rounds(planned(name, tree, seed), seed, rounds)
     verify(plan, tree)
     schedule = scheduled(plan, tree)
     verify_schedule(schedule, tree.num_rows)
-    assert schedule.num_stages == max(1, len(set(plan.stage.tolist())))
-    for item in schedule.work_items:  # groups of a stage are in that stage's classes
-        assert plan.stage[item.group] == sorted(set(plan.stage.tolist()))[stage_of(schedule, item)]
+    assert schedule.num_rounds == max(1, len(set(plan.round.tolist())))
+    for item in schedule.work_items:  # groups of a round are in that round's configs
+        assert plan.round[item.group] == sorted(set(plan.round.tolist()))[round_of(schedule, item)]
     assert_attention(schedule, tree, TorchProgram)
     counted = count(plan, tree, np.array([0, tree.num_rows]), SHAPE, H200) if tree.num_rows else None
     if counted is not None and plan.mask == "interval":
         kept = int((schedule.merge_rows < 0).sum())
-        assert counted.partial_rows.tolist() == [schedule.num_slots + kept]
-        assert schedule.num_slots + kept == len(schedule.merge_slots)  # all that is written is read once
+        assert counted.partial_rows.tolist() == [schedule.num_partials + kept]
+        assert schedule.num_partials + kept == len(schedule.merge_partials)  # all that is written is read once
 
 
-def stage_of(schedule: Schedule, item: object) -> int:
+def round_of(schedule: Schedule, item: object) -> int:
     number = int(np.flatnonzero((schedule.items == dataclasses.astuple(item)).all(1))[0])
-    index = int(np.searchsorted(schedule.class_indptr, number, side="right")) - 1
-    return next(s for s, (classes, _) in enumerate(schedule.stages) if index in classes)
+    index = int(np.searchsorted(schedule.config_indptr, number, side="right")) - 1
+    return next(s for s, (configs, _) in enumerate(schedule.rounds) if index in configs)
 
 
 @pytest.mark.parametrize(
     "strategy", [strategies.query(16), strategies.deft_node_chunk(16), strategies.deft_flatten(16)], ids=str
 )
-def test_stages_in_the_kernels(strategy: Strategy) -> None:
-    """Partials that wait over stages without their row, running results of several merges, rows that see nothing."""
+def test_rounds_in_the_kernels(strategy: Strategy) -> None:
+    """Partials that wait over rounds without their row, running results of several merges, rows that see nothing."""
     attached = [(0, 40), (1, 20), (1, 3), (2, 0), (3, 33), (3, 20), (4, 7), (5, 0)]
     tree = Tree.from_parents([-1, 0, 0, 1, 1, -1], [40, 20, 9, 33, 7, 0], rows=attached)
-    schedule = scheduled(staged(strategy.plan(Problem(tree, SHAPE, H200)), 1, (0, 1, 2)), tree)
-    assert schedule.num_stages == 3
+    schedule = scheduled(in_rounds(strategy.plan(Problem(tree, SHAPE, H200)), 1, (0, 1, 2)), tree)
+    assert schedule.num_rounds == 3
     assert (schedule.merge_rows < 0).any()
     assert_attention(schedule, tree, TritonProgram)
     assert_attention(schedule, tree, TorchProgram)
@@ -275,10 +277,10 @@ def test_stages_in_the_kernels(strategy: Strategy) -> None:
 
 @examples(8)
 @given(tree=forests(10, 40, salt=730), seed=st.integers(0, 2**20))
-def test_random_stages_in_the_kernels(tree: Tree, seed: int) -> None:
+def test_random_rounds_in_the_kernels(tree: Tree, seed: int) -> None:
     if tree.num_rows:
         assert_attention(
-            scheduled(staged(planned("row-classes", tree, seed), seed, (0, 1, 2)), tree), tree, TritonProgram
+            scheduled(in_rounds(planned("row-configs", tree, seed), seed, (0, 1, 2)), tree), tree, TritonProgram
         )
 
 
@@ -287,7 +289,7 @@ def test_cascade_is_compiled_on_both_backends() -> None:
     for backend in ("torch", "triton"):
         kernel = treegen.compile(tree, strategy="cascade", backend=backend)
         assert kernel.verify(_QUERIES[:5], _KEYS[:109], _VALUES[:109]).passed
-        assert kernel.schedule.num_stages == 3
+        assert kernel.schedule.num_rounds == 3
 
 
 def test_rows_of_several_unfused_groups_are_refused() -> None:
@@ -306,8 +308,8 @@ def test_rows_of_several_unfused_groups_are_refused() -> None:
 # Faults
 
 
-def three_stages() -> Schedule:
-    """Row 0 has slots in all three stages, two of them in stage 0; row 1 in stages 0 and 1; row 2 in stage 2."""
+def three_rounds() -> Schedule:
+    """Row 0 has slots in all three rounds, two of them in round 0; row 1 in rounds 0 and 1; row 2 in round 2."""
     tree = Tree.parse("10(5,6)+7")
     groups = [
         Group(((0, 2),), (Segment(0, 0, 4, (0, 2)),), 0),
@@ -330,26 +332,26 @@ def three_stages() -> Schedule:
 
 def remade(schedule: Schedule, merges: list[dict[int, list[int]]]) -> Schedule:
     """The schedule with other merge lists."""
-    every = [entry for stage in merges for entry in stage.items()]
+    every = [entry for round in merges for entry in round.items()]
     return dataclasses.replace(
         schedule,
         merge_rows=np.array([target for target, _ in every]),
         merge_indptr=np.cumsum([0, *(len(slots) for _, slots in every)]),
-        merge_slots=np.array([slot for _, slots in every for slot in slots]),
-        merge_stage_indptr=np.cumsum([0, *map(len, merges)]),
+        merge_partials=np.array([slot for _, slots in every for slot in slots]),
+        merge_round_indptr=np.cumsum([0, *map(len, merges)]),
     )
 
 
 FAULTS = {
-    "merged twice in a stage": [{~0: [0, 2, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
-    "merged again in a later stage": [{~0: [0, 2], ~1: [1, 3]}, {~0: [0, 4, 2], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
+    "merged twice in a round": [{~0: [0, 2, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
+    "merged again in a later round": [{~0: [0, 2], ~1: [1, 3]}, {~0: [0, 4, 2], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "merged before it is written": [{~0: [0, 2, 4], ~1: [1, 3]}, {~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "lost": [{~0: [0, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [6]}],
-    "left in the first stage": [{~0: [0, 2]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
+    "left in the first round": [{~0: [0, 2]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "another row's running slot": [{~1: [0, 2], ~0: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "a running slot that nobody reads": [{~2: [0, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "a running slot of another partial": [{~2: [0], ~1: [1, 3]}, {~2: [2, 4], ~1: [1, 5]}, {0: [2, 7], 1: [1, 6]}],
-    "a running slot of a later stage": [{~4: [0, 2], ~1: [1, 3]}, {~4: [4], ~1: [1, 5]}, {0: [4, 7], 1: [1, 6]}],
+    "a running slot of a later round": [{~4: [0, 2], ~1: [1, 3]}, {~4: [4], ~1: [1, 5]}, {0: [4, 7], 1: [1, 6]}],
     "a running slot that does not exist": [{~9: [0, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
     "a slot before the first": [{~0: [0, 2], ~1: [1, 3]}, {~0: [0, 4], ~1: [1, 5]}, {0: [0, 7], 1: [-7, 6]}],
     "an empty running result": [{~0: [], ~1: [1, 3]}, {~0: [0, 2, 4], ~1: [1, 5]}, {0: [0, 7], 1: [1, 6]}],
@@ -361,7 +363,7 @@ FAULTS = {
 
 
 def test_the_schedule_of_the_faults_is_sound() -> None:
-    schedule = three_stages()
+    schedule = three_rounds()
     verify_schedule(schedule, 3)
     verify_schedule(remade(schedule, lists(schedule)), 3)
 
@@ -369,27 +371,27 @@ def test_the_schedule_of_the_faults_is_sound() -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_caught(fault: str) -> None:
     with pytest.raises(PlanError) as caught:
-        verify_schedule(remade(three_stages(), FAULTS[fault]), 3)
+        verify_schedule(remade(three_rounds(), FAULTS[fault]), 3)
     assert "\n" not in str(caught.value)
 
 
 def simulated(schedule: Schedule) -> dict[int, list[int]] | None:
     """Per row the items whose results reach its output; None when something else is read or written there.
 
-    All merges of a stage run at once: no slot may be written by one and used by another.
+    All merges of a round run at once: no slot may be written by one and used by another.
     """
     holds: dict[int, tuple[int, list[int]]] = {}
     result: dict[int, list[int]] = {}
-    for (classes, merges), listed in zip(schedule.stages, lists(schedule), strict=True):
+    for (configs, merges), listed in zip(schedule.rounds, lists(schedule), strict=True):
         if len(listed) < merges.stop - merges.start:
             return None
-        for number in range(schedule.class_indptr[classes.start], schedule.class_indptr[classes.stop]):
+        for number in range(schedule.config_indptr[configs.start], schedule.config_indptr[configs.stop]):
             item = schedule.work_items[number]
             for place, row in enumerate(rows(schedule, item)):
-                if item.slot0 < 0:
+                if item.partial0 < 0:
                     result.setdefault(row, []).append(number)
                 else:
-                    holds[item.slot0 + place] = (row, [number])
+                    holds[item.partial0 + place] = (row, [number])
         written: dict[int, tuple[int, list[int]]] = {}
         for target, slots in listed.items():
             if any(slot not in holds for slot in slots):
@@ -413,8 +415,8 @@ def simulated(schedule: Schedule) -> dict[int, list[int]] | None:
 @given(data=st.data())
 def test_what_passes_reaches_every_row_once(data: st.DataObject) -> None:
     """One or two entries of a sound schedule changed at random: whatever is not caught is sound as well."""
-    schedule = three_stages()
-    changed = [{target: list(slots) for target, slots in stage.items()} for stage in lists(schedule)]
+    schedule = three_rounds()
+    changed = [{target: list(slots) for target, slots in round.items()} for round in lists(schedule)]
     for _ in range(data.draw(st.integers(1, 2))):
         s = data.draw(st.sampled_from([s for s in range(3) if changed[s]]))
         target = data.draw(st.sampled_from(list(changed[s])))
@@ -452,7 +454,7 @@ def every_strategy_schedule() -> Iterator[tuple[Schedule, Tree]]:
         for seed in range(4):
             plan = planned(name, tree, seed)
             yield scheduled(plan, tree), tree
-            yield scheduled(staged(plan, seed, (0, 1, 2)), tree), tree
+            yield scheduled(in_rounds(plan, seed, (0, 1, 2)), tree), tree
 
 
 def test_schedules_reach_every_row_with_every_item_once() -> None:
