@@ -154,9 +154,9 @@ def test_strategies_of_users() -> None:
 
 def test_long_courses_are_counted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode_io(SMALL, ALL, PAPER, stride=5)
-    monkeypatch.setattr("treegen.report.decode_batches._LARGEST_BATCH", 3)
+    monkeypatch.setattr("treegen.report.decode_batches.LARGEST_BATCH", 3)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
-    monkeypatch.setattr("treegen.report.decode_batches._MOST_TOKENS", 700)
+    monkeypatch.setattr("treegen.report.decode_batches.MOST_TOKENS", 700)
     assert decode_io(SMALL, ALL, PAPER, stride=5).strategies == whole.strategies
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from support.call_counts import calls
 from support.forests import examples, forests, plan_by_row_classes
+from support.toy import TOY, rounded
 from treegen import Shape, Tree, cli, strategies
 from treegen.cost.estimate import Estimate
 from treegen.ir.errors import BackendError, PlanError, StrategyError
@@ -104,7 +105,7 @@ def test_strategies_against_plain_loops(tree: Tree, first: str, second: str) -> 
 @given(forests(12, 20, kv=("default",), salt=72), st.integers(0, 99), st.integers(1, 3), st.integers(1, 3), names)
 @examples(150)
 def test_plans_of_any_rows_against_plain_loops(tree: Tree, seed: int, one: int, two: int, name: str) -> None:
-    first, second = (plan_by_row_classes(tree, seed + classes, classes, unseen=True) for classes in (one, two))
+    first, second = (plan_by_row_classes(tree, seed + configs, configs, unseen=True) for configs in (one, two))
     named = explain(tree, [name]).entries[0].plan
     for other in (second, named):
         verify(other, tree)
@@ -139,11 +140,12 @@ def test_a_comparison_turns_round(tree: Tree, first: str, second: str) -> None:
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("name", TREES)
 def test_text(name: str, pair: tuple[str, str], golden) -> None:
-    golden(difference(TREES[name], *pair).text(most_groups=5))
+    golden(difference(TREES[name], *pair, target=TOY).text(most_groups=5))
 
 
 def test_json(golden) -> None:
-    golden(json.dumps(json.loads(difference(Tree.parse("6(2*2,0)"), "deft-node", "query").to_json()), indent=1))
+    compared = difference(Tree.parse("6(2*2,0)"), "deft-node", "query", target=TOY)
+    golden(json.dumps(rounded(json.loads(compared.to_json())), indent=1))
 
 
 def readings(first: list[Group], second: list[Group], tree: Tree) -> list[str]:

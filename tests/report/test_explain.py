@@ -6,6 +6,7 @@ import json
 import pytest
 
 import treegen
+from support.toy import TOY, rounded
 from treegen import Shape, Tree, strategies
 from treegen.cost.figures import byte_text, count_text
 from treegen.ir.errors import BackendError, PlanError, StrategyError
@@ -33,17 +34,18 @@ def unwrapped(text: str) -> str:
 
 @pytest.mark.parametrize("name", TREES)
 def test_text(name: str, golden) -> None:
-    golden(explain(TREES[name], ALL).text(most_groups=4))
+    golden(explain(TREES[name], ALL, target=TOY).text(most_groups=4))
 
 
 def test_text_of_one_strategy(golden) -> None:
     shape = Shape(16, 1, 128, dtype="fp16", page_size=16)
-    explanation = explain(Tree.from_levels([1, 4, 8, 64], [8, 256, 256, 32]), ["auto"], shape, "a100")
+    explanation = explain(Tree.from_levels([1, 4, 8, 64], [8, 256, 256, 32]), ["auto"], shape, TOY)
     golden(explanation.text(12, formulas=True))
 
 
 def test_json(golden) -> None:
-    golden(json.dumps(json.loads(explain(Tree.parse("6(2*2)"), ALL).to_json()), indent=1))
+    explanation = explain(Tree.parse("6(2*2)"), ALL, target=TOY)
+    golden(json.dumps(rounded(json.loads(explanation.to_json())), indent=1))
 
 
 def test_json_has_exactly_the_documented_fields() -> None:
@@ -58,7 +60,7 @@ def test_json_has_exactly_the_documented_fields() -> None:
     assert value["target"] == "l40s"
     assert value["best"] in [entry["name"] for entry in value["strategies"]]
     for given, entry in zip(value["strategies"], explanation.entries, strict=True):
-        assert list(given) == ["name", "options", "groups", "tile_classes", "estimate", "reason"]
+        assert list(given) == ["name", "options", "groups", "kernel_configs", "estimate", "reason"]
         assert given["estimate"] == {
             **dataclasses.asdict(entry.estimate),
             "padding_waste": entry.estimate.padding_waste,
@@ -139,14 +141,14 @@ def test_kernels_tell_groups_and_formulas_on_request() -> None:
 def test_long_options_are_cut_short() -> None:
     cut = strategies.cohort(cut=tuple(range(1, 41)))
     text = explain(Tree.parse("10(1*40)"), [cut]).text()
-    assert "strategy cohort(head_rows=64, cut=(1, 2, 3, 4, 5, 6, 7, 8, ... 32 more)):" in text
+    assert "strategy cohort(head_rows=64, cut_nodes=(1, 2, 3, 4, 5, 6, 7, 8, ... 32 more)):" in text
     assert str(cut).endswith("39, 40))")
 
 
 def test_one_launch_in_place_of_two_is_said() -> None:
     tree, shape = Tree.parse("1,4,8,64/40,16,16,16"), Shape(4, 1, 32)
     line = "one launch: final items wait for partial items"
-    final, apart = (strategies.cohort(head_rows=64, apart=32, merge=merge) for merge in ("final", "reduce"))
+    final, apart = (strategies.cohort(head_rows=64, split_shared_rows=32, merge=merge) for merge in ("final", "reduce"))
     assert line in explain(tree, [final], shape).text()
     assert line not in explain(tree, [apart], shape).text()
     assert line in treegen.compile(tree, strategy=final, shape=shape, target="h200").explain()
