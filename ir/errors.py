@@ -84,6 +84,14 @@ class InputError(TreegenError):
     """A tensor handed to a kernel does not fit the kernel's tree and shape."""
 
 
+class PoolError(TreegenError):
+    """Pages of a KV pool are missing, or held and free at once."""
+
+
+class BranchError(TreegenError):
+    """A branch of a sequence tree, or what is asked of it, is impossible."""
+
+
 class BackendError(TreegenError):
     """A backend or target is unknown or cannot run here."""
 

@@ -150,8 +150,8 @@ def repeated(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 RULES: dict[Rule, list[tuple[dict[str, str], str]]] = {
     every_folder_has_a_layer: [
         (
-            {"treegen/engine/batch.py": ""},
-            "engine has no layer: give it one in LAYERS of tests/support/import_graph.py",
+            {"treegen/fleet/batch.py": ""},
+            "fleet has no layer: give it one in LAYERS of tests/support/import_graph.py",
         ),
         ({"treegen/loose.py": ""}, "loose has no layer: give it one in LAYERS of tests/support/import_graph.py"),
     ],

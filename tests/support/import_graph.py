@@ -20,7 +20,8 @@ ROOTS = ("treegen", "ir", "autotune_cache", "templates")  # folders of sources; 
 LAYERS = (
     ("cli",),
     ("treegen",),
-    ("bench",),
+    ("bench", "integrations"),
+    ("engine",),
     ("api",),
     ("runtime",),
     ("report",),

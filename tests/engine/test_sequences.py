@@ -1,0 +1,180 @@
+"""Pages and branches: the integrity law after random histories, and what the pages hold."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from treegen import Shape
+from treegen.engine import KVPool, SequenceTree
+from treegen.engine.sequences import common_prefix
+from treegen.ir.errors import BranchError, PoolError, TreegenError
+
+SIZES = (1, 2, 4, 16)
+
+
+def made(pages: int = 12, page_size: int = 4, branches: int = 6) -> SequenceTree:
+    shape = Shape(2, 1, 16, dtype="fp32", page_size=page_size)
+    return SequenceTree(KVPool(shape, 2, pages), branches)
+
+
+def value_of(tokens: list[int]) -> float:
+    """A number that stands for the KV of the last of these tokens, which depends on all of them."""
+    return float(hash(tuple(tokens)) % (1 << 24))
+
+
+def store(tree: SequenceTree, number: int, count: int) -> None:
+    """Stores the KV of a branch's next tokens, as a step of a model does."""
+    tree.reserve({number: count})
+    branch, size = tree[number], tree.pool.page_size
+    for place in range(branch.stored, branch.stored + count):
+        slot = torch.tensor([branch.pages[place // size] * size + place % size])
+        value = torch.full((1, 1, 16), value_of(branch.tokens[: place + 1]))
+        for layer in range(2):
+            tree.pool.write(layer, slot, value + layer, value - layer)
+    tree.store({number: count})
+    tree.live.set_tokens(branch.seat, branch.stored)
+
+
+def check(tree: SequenceTree) -> None:
+    """The law, and that each branch finds the KV of its own tokens in its pages, in all layers."""
+    tree.check()
+    assert tree.pool.free + np.count_nonzero(tree.pool.holders) == tree.pool.num_pages
+    for branch in tree.branches.values():
+        expected = torch.tensor([value_of(branch.tokens[: place + 1]) for place in range(branch.stored)])
+        for layer in range(2):
+            keys, values = (
+                cache[layer, branch.pages].flatten(0, 1)[: branch.stored]
+                for cache in (tree.pool.keys, tree.pool.values)
+            )
+            assert torch.equal(keys[:, 0, 0], expected + layer)
+            assert torch.equal(values[:, 0, 15], expected - layer)
+    assert len(tree.live) == len(tree)
+
+
+def event(tree: SequenceTree, source: random.Random) -> None:
+    """Anything that may happen to a tree; some of it is refused, and then nothing has changed."""
+    number = source.choice([*tree.branches, -1])
+    kind = source.choice(["add", "fork", "fork", "extend", "store", "store", "drop", "preempt", "adopt"])
+    before = {each.number: (list(each.tokens), each.stored, list(each.pages)) for each in tree.branches.values()}
+    try:
+        if kind == "add":
+            tree.add([source.randrange(2) for _ in range(source.randrange(14))])
+        elif kind == "fork":
+            tree.fork(number)
+        elif kind == "extend":
+            tree.extend(number, [source.randrange(3)])
+        elif kind == "store":
+            store(tree, number, source.randint(0, tree[number].pending))
+        elif kind == "drop":
+            tree.drop(number)
+        elif kind == "preempt":
+            tree.preempt(number)
+        elif not tree[number].pages:
+            tree.adopt(number)
+    except TreegenError:
+        after = {each.number: (list(each.tokens), each.stored, list(each.pages)) for each in tree.branches.values()}
+        assert after == before
+
+
+def history(seed: int) -> None:
+    source = random.Random(seed)
+    tree = made(source.choice([4, 12, 40]), source.choice(SIZES), source.choice([2, 6]))
+    for _ in range(25):
+        event(tree, source)
+        check(tree)
+    for number in list(tree.branches):
+        tree.drop(number)
+    check(tree)
+    assert tree.pool.free == tree.pool.num_pages
+
+
+def test_random_histories_keep_the_law() -> None:
+    for seed in range(150):
+        history(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("begin", range(150, 5150, 500))
+def test_random_histories_at_length(begin: int) -> None:
+    for seed in range(begin, begin + 500):
+        history(seed)
+
+
+def test_a_fork_shares_full_pages_and_copies_the_last_one() -> None:
+    tree = made()
+    first = tree.add(list(range(10)))
+    store(tree, first.number, 10)
+    second = tree.fork(first.number)
+    assert second.pages[:2] == first.pages[:2]
+    assert second.pages[2] != first.pages[2]
+    assert tree.pool.holders[first.pages].tolist() == [2, 2, 1]
+    assert tree.live.shared_tokens[second.seat] == 8
+    tree.drop(first.number)
+    check(tree)
+
+
+def test_a_fork_without_a_free_page_computes_the_partial_page_again() -> None:
+    tree = made(pages=3)
+    first = tree.add(list(range(10)))
+    store(tree, first.number, 10)
+    second = tree.fork(first.number)
+    assert (second.stored, second.pending, second.pages) == (8, 2, first.pages[:2])
+    check(tree)
+
+
+def test_pages_of_one_token_are_never_copied() -> None:
+    tree = made(page_size=1)
+    first = tree.add([5, 6, 7])
+    store(tree, first.number, 3)
+    assert tree.fork(first.number).pages == first.pages
+
+
+def test_a_prompt_takes_over_what_another_branch_has_stored() -> None:
+    tree = made()
+    first = tree.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    store(tree, first.number, 9)
+    assert [tree.adopt(tree.add(tokens).number) for tokens in ([1, 2, 3, 4, 5, 9], [1, 2, 3, 4, 5, 6, 7, 8], [9])] == [
+        4,
+        4,
+        0,
+    ]
+    check(tree)
+
+
+def test_what_is_refused() -> None:
+    tree = made(pages=2, branches=1)
+    with pytest.raises(BranchError, match="is empty"):
+        tree.add([])
+    branch = tree.add(list(range(9)))
+    with pytest.raises(BranchError, match="run already"):
+        tree.add([1])
+    with pytest.raises(BranchError, match="run already"):
+        tree.fork(branch.number)
+    with pytest.raises(BranchError, match="is not running; name one of"):
+        tree.drop(7)
+    with pytest.raises(PoolError, match=r"3 more of 2: of which 2 are free; drop branches"):
+        tree.reserve({branch.number: 9})
+    pool = tree.pool
+    for act in (pool.retain, pool.release):
+        with pytest.raises(PoolError, match="is free"):
+            act([1])
+    pages = pool.take(2)
+    with pytest.raises(BranchError, match="is in 0 branches and has 1 holders"):
+        tree.check()
+    pool.release(pages)
+    pool.holders[0] = 1
+    with pytest.raises(PoolError, match="is free 1 times and held 1 times"):
+        pool.check()
+    for arguments in ((0, 4), (2, 0), (2, True)):
+        with pytest.raises(PoolError):
+            KVPool(Shape(2, 1, 16), *arguments)
+    with pytest.raises(PoolError, match="another layout"):
+        KVPool(Shape(2, 1, 16, page_size=4, kv_layout="HND"), 1, 4)
+
+
+def test_common_prefixes() -> None:
+    assert [common_prefix(*pair) for pair in (([], [1]), ([1, 2], [1, 2, 3]), ([1, 2, 3], [1, 9]))] == [0, 2, 1]

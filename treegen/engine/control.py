@@ -1,0 +1,129 @@
+"""Controllers: decide after each step how branches grow, fork and end, and which results there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from treegen.engine.sampling import Sampling
+from treegen.engine.sequences import Branch
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import InputError
+
+Label = tuple[int, ...]
+"""The number of a branch's prompt, and whatever else the controller tells branches of one prompt apart by."""
+
+
+class Next(NamedTuple):
+    """A next token of a branch, and the branch's label from then on."""
+
+    token: int
+    label: Label
+
+
+class Continuation(NamedTuple):
+    """What a branch has come to.
+
+    label: the branch's label. tokens: the tokens after the prompt. score: the sum of their log-probabilities, by
+    whatever the controller divides it; 0 where it counts none.
+    """
+
+    label: Label
+    tokens: list[int]
+    score: float = 0.0
+
+
+class Frontier(NamedTuple):
+    """Branches that the model has given logits for.
+
+    branches: the branches. logits: `[branches, vocabulary]`, for the token after each branch's last one.
+    """
+
+    branches: Sequence[Branch]
+    logits: torch.Tensor
+
+
+class Growth(NamedTuple):
+    """What follows from a frontier.
+
+    grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
+    to a branch of its own. A branch without next tokens ends. results: results to return.
+    """
+
+    grown: Mapping[int, Sequence[Next]]
+    results: Sequence[Continuation]
+
+
+class Controller(Protocol):
+    """Decides how branches grow."""
+
+    @property
+    def width(self) -> int:
+        """The most branches of a prompt at a time."""
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens after a prompt."""
+
+    @property
+    def together(self) -> bool:
+        """Whether a frontier has all branches of each of its prompts. If not, it has those that are ready."""
+
+    def decide(self, frontier: Frontier) -> Growth:
+        """Decides how the branches of a frontier go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Draws samples of each prompt, independent of one another.
+
+    Args:
+        n: Samples of each prompt.
+        sampling: How tokens are drawn; by default the most likely one.
+        max_new_tokens: Tokens at which a sample ends.
+        stop_ids: Tokens that end a sample, each with itself as the last token.
+
+    Raises:
+        InputError: A number is out of range.
+    """
+
+    n: int = 1
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int = 64
+    stop_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        positive_int("n", self.n, InputError)
+        positive_int("max_new_tokens", self.max_new_tokens, InputError)
+
+    @property
+    def width(self) -> int:
+        """See Controller."""
+        return self.n
+
+    @property
+    def together(self) -> bool:
+        """See Controller."""
+        return False
+
+    def decide(self, frontier: Frontier) -> Growth:
+        """See Controller."""
+        rows, labels, branches = [], [], []
+        for row, branch in enumerate(frontier.branches):
+            first = len(branch.tokens) == branch.prompt
+            for label in [(*branch.label, sample) for sample in range(self.n)] if first else [branch.label]:
+                rows.append(row)
+                labels.append(label)
+                branches.append(branch)
+        drawn = self.sampling.draw(frontier.logits[rows], labels, [len(branch.tokens) for branch in branches])
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
+        results = []
+        for branch, label, token in zip(branches, labels, drawn, strict=True):
+            if token in self.stop_ids or len(branch.tokens) + 1 - branch.prompt >= self.max_new_tokens:
+                results.append(Continuation(label, [*branch.new_tokens, token]))
+            else:
+                grown[branch.number].append(Next(token, label))
+        return Growth(grown, results)

@@ -1,0 +1,120 @@
+"""KVPool: the KV of all layers in pages, and how many branches hold each page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.backends.page_table import PAGE_SIZES
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import PoolError
+from treegen.ir.shape import Shape
+
+
+class KVPool:
+    """Pages of KV of all layers. A page holds the same tokens in every layer, and is free or held by branches.
+
+        keys    [layers, pages, page_size, num_kv_heads, head_dim]
+        values  [layers, pages, page_size, num_kv_heads, head_dim_v]
+
+    Args:
+        shape: The attention shape of all layers; `page_size` and the types are the pool's.
+        layers: The number of layers.
+        num_pages: The number of pages.
+        device: Where the tensors are.
+
+    Raises:
+        PoolError: A number is out of range, or the shape's layout or types are not the pool's.
+    """
+
+    def __init__(self, shape: Shape, layers: int, num_pages: int, device: torch.device | str = "cpu") -> None:
+        if shape.page_size not in PAGE_SIZES:
+            raise PoolError("page_size", shape.page_size, "is not a power of two up to 128", "give 16, for instance")
+        positive_int("layers", layers, PoolError)
+        positive_int("num_pages", num_pages, PoolError)
+        if shape.kv_layout != "NHD" or shape.kv_dtype != shape.dtype or shape.shared_kv:
+            reason = "has another layout, another type than q, or K and V in one tensor"
+            raise PoolError("shape", str(shape), reason, "give a shape with NHD pages in q's type")
+        self.shape, self.layers, self.num_pages, self.page_size = shape, layers, num_pages, shape.page_size
+        dims, dtype = (layers, num_pages, shape.page_size, shape.num_kv_heads), TORCH_DTYPES[shape.dtype]
+        self.keys = torch.zeros(*dims, shape.head_dim, dtype=dtype, device=device)
+        self.values = torch.zeros(*dims, shape.head_dim_v, dtype=dtype, device=device)
+        self.holders = np.zeros(num_pages, np.int32)
+        """`[num_pages]`; the branches that hold each page."""
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return self.keys.device
+
+    @property
+    def free(self) -> int:
+        """The number of free pages."""
+        return len(self._free)
+
+    def pages_for(self, tokens: int) -> int:
+        """Returns the number of pages that hold this many tokens."""
+        return -(-tokens // self.page_size)
+
+    def take(self, count: int) -> list[int]:
+        """Takes free pages, each with one holder. Raises PoolError, and takes none, where there are fewer."""
+        if count > len(self._free):
+            reason = f"of which {len(self._free)} are free"
+            raise PoolError(
+                "pages", f"{count} more of {self.num_pages}", reason, "drop branches, or make the pool larger"
+            )
+        taken = [self._free.pop() for _ in range(count)]
+        self.holders[taken] = 1
+        return taken
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """Adds a holder to each of these pages. Raises PoolError, and adds none, where a page is free."""
+        pages = list(pages)
+        self._check_held(pages)
+        np.add.at(self.holders, pages, 1)
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Takes a holder from each of these pages; those without holders are free. Raises PoolError for free pages."""
+        pages = list(pages)
+        self._check_held(pages)
+        np.subtract.at(self.holders, pages, 1)
+        self._free += [page for page in pages if not self.holders[page]]
+
+    def copy(self, source: int, target: int) -> None:
+        """Copies a page to another one, in all layers."""
+        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+
+    def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns K and V of a layer as kernels take them: in pages, or in slots where pages have one token."""
+        keys, values = self.keys[layer], self.values[layer]
+        return (keys.flatten(0, 1), values.flatten(0, 1)) if self.page_size == 1 else (keys, values)
+
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes tokens of a layer.
+
+        Args:
+            layer: The layer.
+            slots: int64 `[tokens]`; the place of each token, `page * page_size + offset`.
+            keys: `[tokens, num_kv_heads, head_dim]`.
+            values: `[tokens, num_kv_heads, head_dim_v]`.
+        """
+        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+
+    def check(self) -> None:
+        """Raises PoolError unless each page is either held or free, and free only once."""
+        free = np.zeros(self.num_pages, np.int64)
+        np.add.at(free, self._free, 1)
+        wrong = ((free > 1) | (self.holders < 0) | ((free > 0) == (self.holders > 0))).nonzero()[0]
+        if len(wrong):
+            reason = f"is free {free[wrong[0]]} times and held {self.holders[wrong[0]]} times"
+            raise PoolError("page", int(wrong[0]), reason, "report this as a bug of treegen")
+
+    def _check_held(self, pages: list[int]) -> None:
+        for page in pages:
+            if not self.holders[page]:
+                raise PoolError("page", page, "is free", "retain and release pages that are held")

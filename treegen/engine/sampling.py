@@ -1,0 +1,81 @@
+"""Sampling: next tokens from logits, with noise that depends on nothing but seed, branch and position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn from logits.
+
+    A token is the argmax of `logits / temperature + Gumbel noise` over the tokens that `top_k` and `top_p` leave, which
+    draws it with its probability (Gumbel, 1954). The noise of a branch at a position follows from the seed, the
+    branch's label and the position alone, so a branch's tokens do not depend on who else is in the batch.
+
+    Args:
+        temperature: Divides logits; 0 takes the most likely token.
+        top_k: Keeps this many of the most likely tokens; 0 keeps all.
+        top_p: Keeps the most likely tokens whose probabilities first sum up to this; 1 keeps all.
+        seed: Decides the noise.
+
+    Raises:
+        InputError: A number is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (is_finite(self.temperature) and self.temperature >= 0):
+            raise InputError("temperature", self.temperature, "is not a finite number of at least 0", "give one")
+        if type(self.top_k) is not int or self.top_k < 0:
+            raise InputError("top_k", self.top_k, "is not a number of tokens", "give 0 for all, or at least 1")
+        if not (is_finite(self.top_p) and 0 < self.top_p <= 1):
+            raise InputError("top_p", self.top_p, "is not a probability above 0", "give 1 for all tokens")
+        if type(self.seed) is not int or self.seed < 0:
+            raise InputError("seed", self.seed, "is not an integer of at least 0", "give one")
+
+    def draw(self, logits: torch.Tensor, labels: Sequence[tuple[int, ...]], positions: Sequence[int]) -> list[int]:
+        """Draws a token for each row of logits.
+
+        Args:
+            logits: `[rows, vocabulary]`.
+            labels: The label of the branch that each row's token is for.
+            positions: The position of the token.
+
+        Returns:
+            The token of each row.
+        """
+        if not self.temperature:
+            return list(map(int, logits.argmax(-1).tolist()))
+        scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
+        places = zip(labels, positions, strict=True)
+        noise = np.stack([self._noise(label, position, scores.shape[1]) for label, position in places])
+        return list(map(int, (scores + torch.from_numpy(noise).to(scores)).argmax(-1).tolist()))
+
+    def _noise(self, label: tuple[int, ...], position: int, size: int) -> npt.NDArray[np.float64]:
+        """Returns Gumbel noise `[size]`."""
+        return np.random.default_rng((self.seed, position, *label)).gumbel(size=size)
+
+
+def kept(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Returns scores `[rows, vocabulary]` with -inf for the tokens that top_k and then top_p leave out."""
+    if 0 < top_k < scores.shape[1]:
+        least = scores.topk(top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if top_p < 1:
+        ordered, order = scores.sort(descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        scores = scores.masked_fill((before >= top_p).scatter(1, order, before >= top_p), -torch.inf)
+    return scores

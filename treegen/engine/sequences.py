@@ -1,0 +1,200 @@
+"""SequenceTree: branches of tokens that share pages of KV, and the batch of those that run.
+
+prompt  [ page 4 | page 7 | 5 tokens of page 2 ]
+          │         │        └─ copied to page 9 at the fork
+fork    [ page 4 | page 7 | page 9 ... ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treegen.engine.pool import KVPool
+from treegen.ir.errors import BranchError
+from treegen.ir.live_batch import LiveBatch
+
+
+@dataclass(slots=True)
+class Branch:
+    """A running sequence.
+
+    Attributes:
+        number: Its number in the tree; never given twice.
+        label: Its way from the prompt: the prompt's number, and its place among the children at each fork.
+        prompt: Tokens of the prompt that it began with.
+        tokens: All its tokens, the prompt's included.
+        stored: The first tokens whose KV is in the pages. The others are fed to the model in the next steps.
+        pages: Its pages, in the order of its tokens.
+        seat: Its seat in the live batch.
+    """
+
+    number: int
+    label: tuple[int, ...]
+    prompt: int
+    tokens: list[int]
+    stored: int = 0
+    pages: list[int] = field(default_factory=list)
+    seat: int = -1
+
+    @property
+    def pending(self) -> int:
+        """Tokens whose KV is not stored yet."""
+        return len(self.tokens) - self.stored
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The tokens after the prompt."""
+        return self.tokens[self.prompt :]
+
+
+class SequenceTree:
+    """The running branches of a pool, and who shares pages with whom.
+
+    Methods raise before anything changes, so a tree stays as it was.
+
+    Args:
+        pool: Holds the KV.
+        max_branches: The most branches that run at a time.
+    """
+
+    def __init__(self, pool: KVPool, max_branches: int) -> None:
+        self.pool, self.max_branches = pool, max_branches
+        self.live = LiveBatch(pool.page_size, max_seats=max_branches)
+        """The branches as requests, for kernels of `treegen.compile_batch`."""
+        self.branches: dict[int, Branch] = {}
+        """Running branches by number."""
+        self._made = 0
+
+    def __len__(self) -> int:
+        return len(self.branches)
+
+    def __getitem__(self, number: int) -> Branch:
+        if number not in self.branches:
+            raise BranchError("branch", number, "is not running", f"name one of {sorted(self.branches)}")
+        return self.branches[number]
+
+    def add(self, tokens: Sequence[int], label: tuple[int, ...] = ()) -> Branch:
+        """Starts a branch with a prompt. Raises BranchError for an empty one, and where all branches run."""
+        if not len(tokens):
+            raise BranchError("tokens", list(tokens), "is empty", "give a prompt of at least one token")
+        self._check_room()
+        branch = self._started(Branch(self._made, label, len(tokens), list(tokens)))
+        branch.seat = self.live.add(0)
+        return branch
+
+    def fork(self, number: int, label: tuple[int, ...] = ()) -> Branch:
+        """Starts a branch with all tokens of another one. Raises BranchError for an unknown one, or where all run.
+
+        It shares the full pages, and copies the last, partial one in all layers. Without a free page for the copy, the
+        tokens of the partial page become pending: their KV is computed again. Pages of one token are always full.
+        """
+        parent = self[number]
+        self._check_room()
+        full, partial = divmod(parent.stored, self.pool.page_size)
+        copied = self.pool.take(1) if partial and self.pool.free else []
+        if copied:
+            self.pool.copy(parent.pages[full], copied[0])
+        self.pool.retain(parent.pages[:full])
+        stored = parent.stored if copied else full * self.pool.page_size
+        branch = Branch(self._made, label, parent.prompt, list(parent.tokens), stored)
+        branch.pages = [*parent.pages[:full], *copied]
+        branch.seat = self.live.add(stored, parent.seat, full * self.pool.page_size)
+        return self._started(branch)
+
+    def extend(self, number: int, tokens: Sequence[int]) -> None:
+        """Adds tokens to a branch; their KV is stored by later steps."""
+        self[number].tokens += tokens
+
+    def drop(self, number: int) -> Branch:
+        """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""
+        branch = self[number]
+        self.live.finish(branch.seat)
+        self.pool.release(branch.pages)
+        del self.branches[number]
+        return branch
+
+    def preempt(self, number: int) -> None:
+        """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free."""
+        branch = self[number]
+        self.pool.release(branch.pages)
+        branch.pages, branch.stored = [], 0
+        self.live.moved(branch.seat)
+        self.live.set_tokens(branch.seat, 0)
+
+    def adopt(self, number: int) -> int:
+        """Gives a branch without stored tokens the pages that another running branch has for the same first tokens.
+
+        These are full pages, and never all tokens of the branch, because a model computes logits of the last one only
+        with its query. Returns the number of these tokens.
+        """
+        branch, size = self[number], self.pool.page_size
+        assert not branch.pages
+        found = [(self._common(branch, other) // size * size, other) for other in self.branches.values()]
+        tokens, owner = max(found, key=lambda each: (each[0], -each[1].number))
+        if tokens:
+            branch.pages, branch.stored = owner.pages[: tokens // size], tokens
+            self.pool.retain(branch.pages)
+            self.live.set_tokens(branch.seat, tokens)
+            self.live.share(branch.seat, owner.seat, tokens)
+        return tokens
+
+    def _common(self, branch: Branch, other: Branch) -> int:
+        """Returns the first tokens that both have and the other one has stored, without the branch's last one."""
+        most = min(other.stored, len(branch.tokens) - 1)
+        return common_prefix(branch.tokens[:most], other.tokens[:most])
+
+    def pages_missing(self, counts: Mapping[int, int]) -> int:
+        """Returns how many pages these branches need to store this many more tokens each."""
+        needed = 0
+        for number, count in counts.items():
+            branch = self[number]
+            needed += max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
+        return needed
+
+    def reserve(self, counts: Mapping[int, int]) -> None:
+        """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
+        taken = self.pool.take(self.pages_missing(counts))
+        for number, count in counts.items():
+            branch = self.branches[number]
+            more = max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
+            branch.pages += taken[:more]
+            del taken[:more]
+
+    def store(self, counts: Mapping[int, int]) -> None:
+        """Notes that the KV of this many more tokens of each branch is in its pages."""
+        for number, count in counts.items():
+            self.branches[number].stored += count
+
+    def check(self) -> None:
+        """Raises PoolError or BranchError unless pages and branches agree: free + held == all."""
+        held = np.zeros(self.pool.num_pages, np.int64)
+        for branch in self.branches.values():
+            np.add.at(held, branch.pages, 1)
+            if self.pool.pages_for(branch.stored) > len(branch.pages) or branch.stored > len(branch.tokens):
+                reason = f"has {branch.stored} stored tokens in {len(branch.pages)} pages"
+                raise BranchError("branch", branch.number, reason, "report this as a bug of treegen")
+        if (held != self.pool.holders).any():
+            page = int((held != self.pool.holders).argmax())
+            reason = f"is in {held[page]} branches and has {self.pool.holders[page]} holders"
+            raise BranchError("page", page, reason, "report this as a bug of treegen")
+        self.pool.check()
+
+    def _started(self, branch: Branch) -> Branch:
+        self.branches[branch.number] = branch
+        self._made += 1
+        return branch
+
+    def _check_room(self) -> None:
+        if len(self.branches) >= self.max_branches:
+            raise BranchError("branches", len(self.branches), "run already", "raise max_branches, or drop some")
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns the number of first tokens that two sequences have in common."""
+    return next(
+        (i for i, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
+        min(len(first), len(second)),
+    )

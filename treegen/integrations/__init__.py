@@ -1,0 +1,5 @@
+"""Integrations: models of other libraries, for the decoding system."""
+
+from treegen.integrations.hf import HFModel
+
+__all__ = ["HFModel"]

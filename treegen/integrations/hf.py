@@ -1,0 +1,115 @@
+"""HFModel: decoders of Hugging Face Transformers, unpatched, through their interface for attention functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.engine.step import AttentionKind, Step
+from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape
+
+NAME = "treegen"
+"""The name of the attention function in Transformers."""
+
+
+class HFModel:
+    """A decoder of Transformers 5 as a model of the decoding system.
+
+    Its attention function becomes `treegen`, which serves steps of an engine and nothing else;
+    `model.set_attn_implementation` sets another one. Full layers and layers with sliding windows are served, with or
+    without a soft cap of the scores and sinks.
+
+    Args:
+        model: A causal language model of Transformers.
+
+    Raises:
+        InputError: The model has other layers than such attention layers, or a type that treegen does not serve.
+    """
+
+    def __init__(self, model: Any) -> None:
+        from transformers import AttentionInterface
+
+        config = model.config.get_text_config()
+        types = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+        if model.dtype not in types:
+            raise InputError("model.dtype", model.dtype, "is not served", f"use one of {', '.join(TORCH_DTYPES)}")
+        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds:
+            raise InputError(
+                "layer_types", sorted(kinds), "are not served", "use models with full and sliding attention"
+            )
+        self.model, self.layers = model, int(config.num_hidden_layers)
+        self.max_tokens = int(config.max_position_embeddings)
+        heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self.shape = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        AttentionInterface.register(NAME, attend)
+        model.set_attn_implementation(NAME)
+        model.eval()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        device = self.model.device
+        assert isinstance(device, torch.device)
+        return device
+
+    @torch.no_grad()
+    def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
+        """Computes a step; returns the logits of the rows `keep`. See treegen.engine.engine.Model."""
+        rows = step.rows
+        made = self.model(
+            input_ids=step.ids[None, :rows], position_ids=step.positions[None, :rows], use_cache=False,
+            logits_to_keep=keep, treegen_step=step,
+        )  # fmt: skip
+        logits = made.logits[0]
+        assert isinstance(logits, torch.Tensor)
+        return logits
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    treegen_step: Step | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Computes attention of a layer of Transformers in a step of the decoding system.
+
+    Args:
+        module: The attention layer; it knows its number.
+        query: `[1, num_qo_heads, rows, head_dim]`.
+        key: `[1, num_kv_heads, rows, head_dim]`; the keys of the new tokens, with their positions applied.
+        value: The same of the values.
+        attention_mask: Has to be None.
+        scaling: The factor of the scores.
+        treegen_step: The step.
+        options: Further arguments of Transformers: sliding_window, softcap, and s_aux for sinks.
+
+    Returns:
+        `[1, rows, num_qo_heads, head_dim]`, and None in place of the weights.
+
+    Raises:
+        InputError: It is not called by an engine, or with an option that is not served.
+    """
+    if treegen_step is None or attention_mask is not None or query.shape[0] != 1:
+        fix = "run the model by treegen.engine.engine.Engine, or set another attention implementation"
+        raise InputError("attention", NAME, "serves steps of treegen's engine", fix)
+    if options.get("dropout"):
+        raise InputError("dropout", options["dropout"], "is not served", "call model.eval()")
+    window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
+    kind = AttentionKind(
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        -1 if window is None else int(window) - 1,
+        None if cap is None else float(cap),
+        None if sinks is None else module.layer_idx,
+    )
+    q, k, v = (each[0].transpose(0, 1).contiguous() for each in (query, key, value))
+    given = None if sinks is None else sinks.detach().float()
+    return treegen_step.attend(module.layer_idx, kind, q, k, v, given)[None], None
