@@ -65,7 +65,7 @@ def test_pools_and_budgets_change_no_token(pages: int, page_size: int, rows: int
     expected = [generated(model, prompt, max_new_tokens=10) for prompt in PROMPTS]
     made = engine(model, Sample(max_new_tokens=10), pages, page_size, rows)
     assert served(made, PROMPTS) == expected
-    assert (made.preempted > 0) == (pages == 14)
+    assert (made.accounting.preempted > 0) == (pages == 14)
 
 
 @pytest.mark.parametrize("ends", ENDS)
@@ -134,14 +134,21 @@ class Wander:
 
 
 def compare_logits(seed: int, name: str, pages: int) -> int:
-    """Compares the logits of every branch in every step to those of a model without cache."""
+    """Compares the logits of every branch in every step to those of the model in float64, without a cache.
+
+    Errors are at most 1e-5 of the largest logit, or twice those of Transformers' own code in fp32: some random models
+    enlarge what is rounded in their first layers.
+    """
     model, controller = tiny(name, seed), Wander(seed)
-    plain = copy.deepcopy(model)
+    plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
     engine(model, controller, pages).run([PROMPTS[0]])
+    found, own, most = 0.0, 0.0, 1.0
     for tokens, logits in controller.seen:
         with torch.no_grad():
-            expected = plain(torch.tensor([tokens])).logits[0, -1]
-        assert float((logits - expected).abs().max()) <= 1e-5 * max(1.0, float(expected.abs().max()))
+            rounded, expected = (each(torch.tensor([tokens])).logits[0, -1] for each in (plain, exact))
+        found = max(found, float((logits - expected).abs().max()))
+        own, most = max(own, float((rounded - expected).abs().max())), max(most, float(expected.abs().max()))
+    assert found <= max(1e-5 * most, 2 * own)
     return len(controller.seen)
 
 

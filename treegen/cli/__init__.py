@@ -1,5 +1,5 @@
-"""The command line: explains plans, prints kernels, accounts for decodings, measures policies and other libraries,
-generates trees, shows cached policies, and reports on this machine.
+"""The command line: explains plans, prints kernels, accounts for decodings, measures policies and other libraries, runs
+models, generates trees, shows cached policies, and reports on this machine.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from treegen.cli import (
     doctor,
     generate_commands,
     plan_commands,
+    run_command,
     target_commands,
     tune_command,
     warm_command,
@@ -43,6 +44,7 @@ app.command()(target_commands.profile)
 app.command()(tune_command.tune)
 app.command()(warm_command.warm)
 app.command()(bench_command.bench)
+app.command()(run_command.run)
 app.command()(plan_commands.strategies)
 app.command("targets")(target_commands.list_targets)
 app.command()(doctor.doctor)

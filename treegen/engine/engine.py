@@ -16,12 +16,14 @@ from typing import Protocol
 
 import torch
 
+from treegen.engine.accounting import Accounting
 from treegen.engine.control import Continuation, Controller, Frontier, Next
 from treegen.engine.pool import KVPool
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.engine.step import Step
 from treegen.ir.errors import BranchError, PoolError
 from treegen.ir.shape import Shape
+from treegen.strategies import Strategy
 
 
 class Model(Protocol):
@@ -57,6 +59,8 @@ class Engine:
         page_size: Tokens of a page, a power of two up to 128.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
+        strategy: Who reads which KV together, as in `treegen.compile_batch`.
+        timed: Whether times in `accounting` wait for the device, which makes steps slower on a GPU.
 
     Raises:
         TreegenError: A number is out of range, or the controller needs more branches than run at a time.
@@ -71,6 +75,8 @@ class Engine:
         page_size: int = 16,
         max_branches: int = 64,
         max_rows: int = 512,
+        strategy: str | Strategy = "auto",
+        timed: bool = False,
     ) -> None:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
@@ -82,9 +88,9 @@ class Engine:
         self.pool = KVPool(shape, model.layers, num_pages, model.device)
         self.sequences = SequenceTree(self.pool, max_branches)
         most = min(model.max_tokens, num_pages * page_size)
-        self.step = Step(self.sequences, most, max_rows)
-        self.preempted = 0
-        """How often a branch was preempted."""
+        self.accounting = Accounting(model.device if timed else None)
+        """What the engine has done, and where its time went."""
+        self.step = Step(self.sequences, most, max_rows, strategy, self.accounting)
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others of their prompt, by number
         self._results: list[list[Continuation]] = []
@@ -136,15 +142,28 @@ class Engine:
 
     def _advance(self) -> None:
         """Takes one step of the model, and does what the controller decides."""
-        counts = self._scheduled()
-        last_rows = self.step.begin(counts)
-        ready = [number for number in last_rows if self.sequences[number].pending == counts[number]]
-        keep = torch.tensor([last_rows[number] for number in ready], dtype=torch.int64, device=self.pool.device)
-        logits = self.model(self.step, keep)
-        self.step.end()
-        self._logits |= dict(zip(ready, logits, strict=True))
-        if branches := self._complete():
-            self._grow(branches, torch.stack([self._logits.pop(branch.number) for branch in branches]))
+        part = self.accounting.part
+        with part("pages"):
+            counts = self._scheduled()
+            last_rows = self.step.begin(counts)
+            ready = [number for number in last_rows if self.sequences[number].pending == counts[number]]
+            keep = torch.tensor([last_rows[number] for number in ready], dtype=torch.int64, device=self.pool.device)
+            self._count(sum(counts.values()))
+        with part("model"):
+            logits = self.model(self.step, keep)
+        with part("pages"):
+            self.step.end()
+        with part("control"):
+            self._logits |= dict(zip(ready, logits, strict=True))
+            if branches := self._complete():
+                self._grow(branches, torch.stack([self._logits.pop(branch.number) for branch in branches]))
+
+    def _count(self, rows: int) -> None:
+        """Counts a step of this many rows, and the pages that are held."""
+        known, branches = self.accounting, self.sequences.branches.values()
+        known.steps, known.rows = known.steps + 1, known.rows + rows
+        known.most_pages = max(known.most_pages, self.pool.num_pages - self.pool.free)
+        known.most_unshared = max(known.most_unshared, sum(len(branch.pages) for branch in branches))
 
     def _complete(self) -> list[Branch]:
         """Returns the branches with logits, but for those that wait for others of their prompt."""
@@ -197,7 +216,7 @@ class Engine:
         before = self.pool.free
         self.sequences.preempt(branch.number)
         self._logits.pop(branch.number, None)
-        self.preempted += 1
+        self.accounting.preempted += 1
         return self.pool.free - before
 
     def _raise_needed(self) -> None:

@@ -17,10 +17,12 @@ import torch
 
 from treegen.api.compile_batch import compile_batch
 from treegen.backends.page_table import PageTable
+from treegen.engine.accounting import Accounting
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BranchError
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.strategies import Strategy
 
 
 class AttentionKind(NamedTuple):
@@ -49,11 +51,21 @@ class Step:
         sequences: The branches.
         max_tokens: The most tokens of a branch.
         max_rows: The most new tokens of all branches in a step.
+        strategy: Of the kernels, as in `treegen.compile_batch`.
+        accounting: Counts the time of attention.
     """
 
-    def __init__(self, sequences: SequenceTree, max_tokens: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        sequences: SequenceTree,
+        max_tokens: int,
+        max_rows: int,
+        strategy: str | Strategy = "auto",
+        accounting: Accounting | None = None,
+    ) -> None:
         pool, batch = sequences.pool, sequences.max_branches
-        self.sequences, self.pool = sequences, pool
+        self.sequences, self.pool, self._strategy = sequences, pool, strategy
+        self._accounting = accounting or Accounting()
         self.max_tokens, self.max_rows = (
             positive_int(name, number, BranchError)
             for name, number in (("max_tokens", max_tokens), ("max_rows", max_rows))
@@ -148,6 +160,18 @@ class Step:
         Returns:
             `[rows, num_qo_heads, head_dim_v]`.
         """
+        with self._accounting.part("attention"):
+            return self._attended(layer, kind, q, keys, values, sinks)
+
+    def _attended(
+        self,
+        layer: int,
+        kind: AttentionKind,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
         self.pool.write(layer, self.slots[: self.rows], keys, values)
         kernel = self._kernels.get(kind)
         if kernel is None:
@@ -178,8 +202,8 @@ class Step:
     def _kernel_for(self, kind: AttentionKind, sinks: torch.Tensor | None) -> BatchKernel:
         most_rows = self.max_rows + self.sequences.max_branches
         kernel = compile_batch(
-            self.pool.shape, self._pages, max_tokens=self.max_tokens, max_rows=most_rows, sm_scale=kind.sm_scale,
-            window_left=kind.window_left, logits_soft_cap=kind.logits_soft_cap, sinks=sinks,
+            self.pool.shape, self._pages, max_tokens=self.max_tokens, max_rows=most_rows, strategy=self._strategy,
+            sm_scale=kind.sm_scale, window_left=kind.window_left, logits_soft_cap=kind.logits_soft_cap, sinks=sinks,
         )  # fmt: skip
         kernel.update(self.sequences.live)
         kernel.step()

@@ -42,7 +42,7 @@ class HFModel:
                 "layer_types", sorted(kinds), "are not served", "use models with full and sliding attention"
             )
         self.model, self.layers = model, int(config.num_hidden_layers)
-        self.max_tokens = int(config.max_position_embeddings)
+        self.max_tokens, self.vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
         heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.shape = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])

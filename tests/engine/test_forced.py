@@ -1,0 +1,45 @@
+"""Forced: a tree is replayed node by node, with the same work in every run."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.tiny_models import VOCABULARY, tiny
+from treegen import Tree
+from treegen.engine import Engine, Forced
+from treegen.integrations import HFModel
+from treegen.ir.errors import TreeError
+
+
+def test_branches_follow_the_tree() -> None:
+    tree = Tree.parse("30(7(5*3),4,0(6*2))")
+    forced = Forced(tree, VOCABULARY, seed=2)
+    engine = Engine(HFModel(tiny()), forced, num_pages=60, page_size=4, max_branches=8)
+    (results,) = engine.run([forced.prompt])
+    leaves = [node for node in range(len(tree.parent)) if node not in tree.parent.tolist()]
+    assert [result.label for result in results] == [(0, leaf) for leaf in leaves]
+    assert sorted(len(result.tokens) for result in results) == [4, 6, 6, 12, 12, 12]
+    assert (forced.width, forced.max_new_tokens, len(forced.prompt)) == (6, 12, 30)
+    same = [result.tokens[:7] for result in results if len(result.tokens) == 12]
+    assert same[0] == same[1] == same[2]
+    assert len({tuple(result.tokens) for result in results}) == 6
+    again = Forced(tree, VOCABULARY, seed=2)
+    assert Engine(HFModel(tiny()), again, num_pages=60, page_size=16, max_branches=8).run([again.prompt]) == [results]
+
+
+def test_the_account_of_a_run() -> None:
+    """20 prompt tokens in 5 pages, 4 branches of 9 tokens, which need 3 pages each beside the prompt's 5."""
+    forced = Forced(Tree.parse("20(9*4)"), VOCABULARY)
+    engine = Engine(HFModel(tiny()), forced, num_pages=40, page_size=4, max_branches=8, timed=True)
+    engine.run([forced.prompt])
+    known = engine.accounting
+    assert (known.steps, known.rows) == (9, 20 + 4 * 8)
+    assert (known.most_pages, known.most_unshared) == (5 + 4 * 2, 4 * 7)
+    assert set(known.seconds) == {"attention", "model", "pages", "control"}
+    assert all(seconds > 0 for seconds in known.seconds.values())
+
+
+@pytest.mark.parametrize("text", ["5+6", "0(3*2)", "7", "7(0*2)"])
+def test_trees_without_one_prompt_are_refused(text: str) -> None:
+    with pytest.raises(TreeError, match="several roots, one without tokens, or no tokens below it"):
+        Forced(Tree.parse(text), VOCABULARY)
