@@ -68,7 +68,7 @@ class Beam:
         for prompt, own in rows.items():
             own.sort(key=lambda row: frontier.branches[row].label)
             branches = [frontier.branches[row] for row in own]
-            if branches[0].tokens == branches[0].tokens[: branches[0].prompt]:
+            if len(branches[0].tokens) == branches[0].prompt:
                 self._searches[prompt] = _PromptBeams(torch.zeros(1, device=frontier.logits.device))
             search = self._searches[prompt]
             going = self._advance(search, prompt, branches, frontier.logits[own])
