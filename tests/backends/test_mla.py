@@ -201,7 +201,7 @@ def test_tiles_fit(target: str) -> None:
             assert tile.rows * 512 * 4 <= 128 * 4 * 32 * tile.num_warps  # half of the registers for results
 
 
-LARGE_MERGING, LARGE_ONE_LOOP = {"large": True, "merging": True}, {"large": True, "full": False}
+LARGE_MERGING, LARGE_ONE_LOOP = {"large": True, "epilogue_merge": True}, {"large": True, "has_full_tiles": False}
 
 
 def test_kernels_compile_ahead_with_little_spilling() -> None:

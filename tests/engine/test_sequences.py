@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from treegen import Shape
-from treegen.engine import KVPool, SequenceTree
+from treegen.engine import KVPool, PrefixCache, SequenceTree
 from treegen.engine.sequences import common_prefix
 from treegen.ir.errors import BranchError, PoolError, TreegenError
 
 SIZES = (1, 2, 4, 16)
 
 
-def made(pages: int = 12, page_size: int = 4, branches: int = 6) -> SequenceTree:
-    shape = Shape(2, 1, 16, dtype="fp32", page_size=page_size)
-    return SequenceTree(KVPool(shape, 2, pages), branches)
+def made(pages: int = 12, page_size: int = 4, branches: int = 6, cached: bool = False) -> SequenceTree:
+    pool = KVPool(Shape(2, 1, 16, dtype="fp32", page_size=page_size), 2, pages)
+    return SequenceTree(pool, branches, PrefixCache(pool) if cached else None)
 
 
 def value_of(tokens: list[int]) -> float:
@@ -82,14 +82,18 @@ def event(tree: SequenceTree, source: random.Random) -> None:
 
 def history(seed: int) -> None:
     source = random.Random(seed)
-    tree = made(source.choice([4, 12, 40]), source.choice(SIZES), source.choice([2, 6]))
+    tree = made(source.choice([4, 12, 40]), source.choice(SIZES), source.choice([2, 6]), seed % 2 > 0)
     for _ in range(25):
         event(tree, source)
         check(tree)
     for number in list(tree.branches):
         tree.drop(number)
     check(tree)
-    assert tree.pool.free == tree.pool.num_pages
+    assert tree.available == tree.pool.num_pages
+    if tree.cache is not None:
+        assert tree.cache.evict(tree.pool.num_pages) + tree.pool.free >= tree.pool.num_pages
+        assert len(tree.cache) == 0
+        tree.check()
 
 
 def test_random_histories_keep_the_law() -> None:
@@ -145,6 +149,37 @@ def test_a_prompt_takes_over_what_another_branch_has_stored() -> None:
     check(tree)
 
 
+def test_the_cache_gives_pages_back_when_their_room_is_needed() -> None:
+    """Two prompts end; a third one begins as the first, and what it needs besides is taken from the second."""
+    tree = made(pages=6, cached=True)
+    for tokens in (list(range(9)), [7] * 8):
+        branch = tree.add(tokens)
+        store(tree, branch.number, len(tokens))
+        tree.drop(branch.number)
+    assert tree.cache is not None
+    assert (len(tree.cache), tree.pool.free, tree.available) == (4, 2, 6)
+    third = tree.add(list(range(21)))
+    assert tree.adopt(third.number) == 8
+    assert tree.available == 4
+    store(tree, third.number, 13)
+    check(tree)
+    assert tree.cache.match([7] * 8) == []
+    assert tree.cache.match(list(range(30))) == third.pages[:2]
+    assert tree.available == 0
+
+
+def test_the_cache_keeps_what_was_used_last() -> None:
+    tree = made(pages=8, cached=True)
+    for tokens in ([1] * 4, [2] * 4, [3] * 4):
+        branch = tree.add([*tokens, 9])
+        store(tree, branch.number, 4)
+        tree.drop(branch.number)
+    assert tree.cache is not None
+    assert tree.cache.match([1] * 4) != []
+    assert tree.cache.evict(1) == 1
+    assert [bool(tree.cache.match([token] * 4)) for token in (1, 2, 3)] == [True, False, True]
+
+
 def test_what_is_refused() -> None:
     tree = made(pages=2, branches=1)
     with pytest.raises(BranchError, match="is empty"):
@@ -163,7 +198,7 @@ def test_what_is_refused() -> None:
         with pytest.raises(PoolError, match="is free"):
             act([1])
     pages = pool.take(2)
-    with pytest.raises(BranchError, match="is in 0 branches and has 1 holders"):
+    with pytest.raises(BranchError, match="is in 0 branches and the cache, and has 1 holders"):
         tree.check()
     pool.release(pages)
     pool.holders[0] = 1

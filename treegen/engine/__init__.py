@@ -6,6 +6,7 @@ from treegen.engine.control import Continuation, Controller, Frontier, Growth, N
 from treegen.engine.engine import Engine, Model
 from treegen.engine.forced import Forced
 from treegen.engine.pool import KVPool
+from treegen.engine.prefix import PrefixCache
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.engine.step import AttentionKind, Step
@@ -24,6 +25,7 @@ __all__ = [
     "KVPool",
     "Model",
     "Next",
+    "PrefixCache",
     "Sample",
     "Sampling",
     "SequenceTree",

@@ -19,6 +19,7 @@ import torch
 from treegen.engine.accounting import Accounting
 from treegen.engine.control import Continuation, Controller, Frontier, Next
 from treegen.engine.pool import KVPool
+from treegen.engine.prefix import PrefixCache
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.engine.step import Step
 from treegen.ir.errors import BranchError, PoolError
@@ -60,6 +61,8 @@ class Engine:
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
+        prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
+            begin with the same tokens.
         timed: Whether times in `accounting` wait for the device, which makes steps slower on a GPU.
 
     Raises:
@@ -76,6 +79,7 @@ class Engine:
         max_branches: int = 64,
         max_rows: int = 512,
         strategy: str | Strategy = "auto",
+        prefix_cache: bool = True,
         timed: bool = False,
     ) -> None:
         if controller.width > max_branches:
@@ -86,7 +90,7 @@ class Engine:
         self.model, self.controller = model, controller
         shape = replace(model.shape, page_size=page_size)
         self.pool = KVPool(shape, model.layers, num_pages, model.device)
-        self.sequences = SequenceTree(self.pool, max_branches)
+        self.sequences = SequenceTree(self.pool, max_branches, PrefixCache(self.pool) if prefix_cache else None)
         most = min(model.max_tokens, num_pages * page_size)
         self.accounting = Accounting(model.device if timed else None)
         """What the engine has done, and where its time went."""
@@ -162,7 +166,7 @@ class Engine:
         """Counts a step of this many rows, and the pages that are held."""
         known, branches = self.accounting, self.sequences.branches.values()
         known.steps, known.rows = known.steps + 1, known.rows + rows
-        known.most_pages = max(known.most_pages, self.pool.num_pages - self.pool.free)
+        known.most_pages = max(known.most_pages, self.pool.num_pages - self.sequences.available)
         known.most_unshared = max(known.most_unshared, sum(len(branch.pages) for branch in branches))
 
     def _complete(self) -> list[Branch]:
@@ -175,18 +179,25 @@ class Engine:
     def _scheduled(self) -> dict[int, int]:
         """Returns the tokens of each branch in the next step. Preempts branches where pages run out."""
         counts: dict[int, int] = {}
-        left, pages = self.step.max_rows, self.pool.free
+        left, taken = self.step.max_rows, 0
+        pages = self.sequences.available
         pending = (branch for branch in self.sequences.branches.values() if branch.pending)
         for branch in sorted(pending, key=lambda each: (each.pending > 1, *_age(each))):
-            if not branch.stored and not self.sequences.adopt(branch.number) and self._is_coming(branch, counts):
-                continue
+            if not branch.stored:
+                if not self.sequences.adopt(branch.number) and self._is_coming(branch, counts):
+                    continue
+                pages = self.sequences.available - taken
+                if pages < 0:  # it took over pages that others of the step are to get
+                    self.sequences.preempt(branch.number)
+                    continue
             count = min(branch.pending, left)
             missing = self.sequences.pages_missing({branch.number: count})
             while missing > pages and (victim := self._victim(branch, counts)) is not None:
-                pages += self._preempt(victim)
+                self._preempt(victim)
+                pages = self.sequences.available - taken
             if count and missing <= pages:
                 counts[branch.number] = count
-                left, pages = left - count, pages - missing
+                left, taken, pages = left - count, taken + missing, pages - missing
         if not counts:
             self._raise_needed()
         return counts
@@ -211,13 +222,10 @@ class Engine:
         ]  # fmt: skip
         return max(able, key=_age, default=None)
 
-    def _preempt(self, branch: Branch) -> int:
-        """Preempts a branch; returns how many pages are free thereby."""
-        before = self.pool.free
+    def _preempt(self, branch: Branch) -> None:
         self.sequences.preempt(branch.number)
         self._logits.pop(branch.number, None)
         self.accounting.preempted += 1
-        return self.pool.free - before
 
     def _raise_needed(self) -> None:
         """Raises PoolError: what has to run together needs more pages than there are."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treegen.engine.pool import KVPool
+from treegen.engine.prefix import PrefixCache
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
@@ -58,10 +59,11 @@ class SequenceTree:
     Args:
         pool: Holds the KV.
         max_branches: The most branches that run at a time.
+        cache: Keeps pages of ended and preempted branches until their room is needed; None keeps none.
     """
 
-    def __init__(self, pool: KVPool, max_branches: int) -> None:
-        self.pool, self.max_branches = pool, max_branches
+    def __init__(self, pool: KVPool, max_branches: int, cache: PrefixCache | None = None) -> None:
+        self.pool, self.max_branches, self.cache = pool, max_branches, cache
         self.live = LiveBatch(pool.page_size, max_seats=max_branches)
         """The branches as requests, for kernels of `treegen.compile_batch`."""
         self.branches: dict[int, Branch] = {}
@@ -75,6 +77,11 @@ class SequenceTree:
         if number not in self.branches:
             raise BranchError("branch", number, "is not running", f"name one of {sorted(self.branches)}")
         return self.branches[number]
+
+    @property
+    def available(self) -> int:
+        """The pages that are free, or that the cache alone holds."""
+        return self.pool.free + (0 if self.cache is None else self.cache.evictable)
 
     def add(self, tokens: Sequence[int], label: tuple[int, ...] = ()) -> Branch:
         """Starts a branch with a prompt. Raises BranchError for an empty one, and where all branches run."""
@@ -94,7 +101,7 @@ class SequenceTree:
         parent = self[number]
         self._check_room()
         full, partial = divmod(parent.stored, self.pool.page_size)
-        copied = self.pool.take(1) if partial and self.pool.free else []
+        copied = self._take(1) if partial and self.available else []
         if copied:
             self.pool.copy(parent.pages[full], copied[0])
         self.pool.retain(parent.pages[:full])
@@ -112,34 +119,37 @@ class SequenceTree:
         """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""
         branch = self[number]
         self.live.finish(branch.seat)
-        self.pool.release(branch.pages)
+        self._release(branch)
         del self.branches[number]
         return branch
 
     def preempt(self, number: int) -> None:
         """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free."""
         branch = self[number]
-        self.pool.release(branch.pages)
+        self._release(branch)
         branch.pages, branch.stored = [], 0
         self.live.moved(branch.seat)
         self.live.set_tokens(branch.seat, 0)
 
     def adopt(self, number: int) -> int:
-        """Gives a branch without stored tokens the pages that another running branch has for the same first tokens.
+        """Gives a branch without stored tokens the pages that are known for its first tokens, and returns their number.
 
-        These are full pages, and never all tokens of the branch, because a model computes logits of the last one only
-        with its query. Returns the number of these tokens.
+        A running branch has them, or the cache. They are full pages, and never all tokens of the branch, because a
+        model computes logits of the last one only with its query.
         """
         branch, size = self[number], self.pool.page_size
         assert not branch.pages
         found = [(self._common(branch, other) // size * size, other) for other in self.branches.values()]
         tokens, owner = max(found, key=lambda each: (each[0], -each[1].number))
-        if tokens:
-            branch.pages, branch.stored = owner.pages[: tokens // size], tokens
+        cached = [] if self.cache is None else self.cache.match(branch.tokens[:-1])
+        pages = cached if len(cached) * size > tokens else owner.pages[: tokens // size]
+        if pages:
+            branch.pages, branch.stored = list(pages), len(pages) * size
             self.pool.retain(branch.pages)
-            self.live.set_tokens(branch.seat, tokens)
-            self.live.share(branch.seat, owner.seat, tokens)
-        return tokens
+            self.live.set_tokens(branch.seat, branch.stored)
+            if tokens and pages[: tokens // size] == owner.pages[: tokens // size]:
+                self.live.share(branch.seat, owner.seat, tokens)
+        return branch.stored
 
     def _common(self, branch: Branch, other: Branch) -> int:
         """Returns the first tokens that both have and the other one has stored, without the branch's last one."""
@@ -156,7 +166,7 @@ class SequenceTree:
 
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
-        taken = self.pool.take(self.pages_missing(counts))
+        taken = self._take(self.pages_missing(counts))
         for number, count in counts.items():
             branch = self.branches[number]
             more = max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
@@ -176,11 +186,25 @@ class SequenceTree:
             if self.pool.pages_for(branch.stored) > len(branch.pages) or branch.stored > len(branch.tokens):
                 reason = f"has {branch.stored} stored tokens in {len(branch.pages)} pages"
                 raise BranchError("branch", branch.number, reason, "report this as a bug of treegen")
+        if self.cache is not None:
+            np.add.at(held, self.cache.pages, 1)
         if (held != self.pool.holders).any():
             page = int((held != self.pool.holders).argmax())
-            reason = f"is in {held[page]} branches and has {self.pool.holders[page]} holders"
+            reason = f"is in {held[page]} branches and the cache, and has {self.pool.holders[page]} holders"
             raise BranchError("page", page, reason, "report this as a bug of treegen")
         self.pool.check()
+
+    def _take(self, count: int) -> list[int]:
+        """Takes free pages, and before that evicts from the cache where there are too few."""
+        if self.cache is not None and self.pool.free < count <= self.available:
+            self.cache.evict(count - self.pool.free)
+        return self.pool.take(count)
+
+    def _release(self, branch: Branch) -> None:
+        """Releases a branch's pages, after the cache has taken the full ones."""
+        if self.cache is not None:
+            self.cache.insert(branch.tokens[: branch.stored], branch.pages)
+        self.pool.release(branch.pages)
 
     def _started(self, branch: Branch) -> Branch:
         self.branches[branch.number] = branch

@@ -1,0 +1,113 @@
+"""PrefixCache: pages of branches that have ended, found again by their tokens.
+
+    root ── [5 17 3 8] page 4 ── [2 7 1 8] page 9 ── [2 8 1 8] page 3
+                              └─ [6 6 6 6] page 7
+
+An edge is a whole page of tokens, so each page stands for all tokens from the first on (as in SGLang's radix cache,
+with pages for edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from treegen.engine.pool import KVPool
+
+Edge = tuple[int, ...]
+"""The tokens of a page."""
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A page in the cache. depth: the number of pages before it. used: when it, or one below it, was last matched or
+    inserted, by the cache's clock.
+    """
+
+    page: int
+    parent: _Node | None
+    edge: Edge
+    depth: int = 0
+    used: int = 0
+    below: dict[Edge, _Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """Holds pages beside the branches, until somebody needs their room.
+
+    Args:
+        pool: The pool of the pages.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self._root = _Node(-1, None, ())
+        self._pages: dict[int, _Node] = {}
+        self._has = np.zeros(pool.num_pages, np.bool_)
+        self._clock = 0
+
+    def __len__(self) -> int:
+        """The number of pages that the cache holds."""
+        return len(self._pages)
+
+    @property
+    def pages(self) -> list[int]:
+        """The pages that the cache holds."""
+        return list(self._pages)
+
+    @property
+    def evictable(self) -> int:
+        """The number of pages that only the cache holds."""
+        return int(np.count_nonzero(self._has & (self.pool.holders == 1)))
+
+    def match(self, tokens: Sequence[int]) -> list[int]:
+        """Returns the pages of the longest known prefix of these tokens, in whole pages."""
+        return [node.page for node in self._path(tokens)]
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
+        """Holds the pages of these tokens that are full, but for tokens that the cache has pages of already."""
+        known = list(self._path(tokens))
+        node = known[-1] if known else self._root
+        for place in range(len(known), len(tokens) // self.pool.page_size):
+            edge = tuple(tokens[place * self.pool.page_size : (place + 1) * self.pool.page_size])
+            self.pool.retain([pages[place]])
+            node.below[edge] = _Node(pages[place], node, edge, place, self._clock)
+            node = self._pages[pages[place]] = node.below[edge]
+            self._has[pages[place]] = True
+
+    def evict(self, count: int) -> int:
+        """Frees up to this many pages that only the cache holds, those used longest ago first; returns their number."""
+        # A node is used whenever one below it is, so those below come first.
+        able = [node for node in self._pages.values() if self.pool.holders[node.page] == 1]
+        freed = 0
+        for node in sorted(able, key=lambda each: (each.used, -each.depth)):
+            if freed == count:
+                break
+            freed += 1
+            self._forget(node)
+        return freed
+
+    def _forget(self, node: _Node) -> None:
+        """Takes a node and those below it, whose pages branches hold as well, out of the cache."""
+        if node.parent is not None:
+            del node.parent.below[node.edge]
+        gone = [node]
+        for each in gone:  # grows while it is read
+            gone += each.below.values()
+            del self._pages[each.page]
+            self._has[each.page] = False
+        self.pool.release([each.page for each in gone])
+
+    def _path(self, tokens: Sequence[int]) -> Iterator[_Node]:
+        """Yields the nodes of the longest known prefix, and notes that they are used."""
+        self._clock += 1
+        node, size = self._root, self.pool.page_size
+        for begin in range(0, len(tokens) - size + 1, size):
+            following = node.below.get(tuple(tokens[begin : begin + size]))
+            if following is None:
+                return
+            node = following
+            node.used = self._clock
+            yield node
