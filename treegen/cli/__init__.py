@@ -1,5 +1,5 @@
-"""The command line: explains plans, prints kernels, accounts for decodings, measures policies and other libraries, runs
-models, generates trees, shows cached policies, and reports on this machine.
+"""The command line: explains plans, prints kernels, accounts for decodings, measures policies and other libraries,
+runs models, generates trees, shows cached policies, and reports on this machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling: next tokens from logits, with noise that depends on nothing but seed, branch and position."""
+"""Sampling: next tokens from logits, with noise that depends on nothing but seed, label and position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from treegen.ir.errors import InputError
@@ -17,9 +16,9 @@ from treegen.ir.scalars import is_finite
 class Sampling:
     """How tokens are drawn from logits.
 
-    A token is the argmax of `logits / temperature + Gumbel noise` over the tokens that `top_k` and `top_p` leave, which
-    draws it with its probability (Gumbel, 1954). The noise of a branch at a position follows from the seed, the
-    branch's label and the position alone, so a branch's tokens do not depend on who else is in the batch.
+    A token is the first whose cumulated probability, by `logits / temperature` over the tokens that `top_k` and `top_p`
+    leave, exceeds a uniform number. The number follows from the seed, the branch's label and the position alone, so a
+    branch's tokens do not depend on who else is in the batch.
 
     Args:
         temperature: Divides logits; 0 takes the most likely token.
@@ -60,13 +59,14 @@ class Sampling:
         if not self.temperature:
             return list(map(int, logits.argmax(-1).tolist()))
         scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
-        places = zip(labels, positions, strict=True)
-        noise = np.stack([self._noise(label, position, scores.shape[1]) for label, position in places])
-        return list(map(int, (scores + torch.from_numpy(noise).to(scores)).argmax(-1).tolist()))
+        cumulated = scores.double().softmax(-1).cumsum(-1)
+        noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
+        bounds = torch.tensor(noise, dtype=torch.float64, device=scores.device)[:, None] * cumulated[:, -1:]
+        return list(map(int, torch.searchsorted(cumulated, bounds, right=True)[:, 0].tolist()))
 
-    def _noise(self, label: tuple[int, ...], position: int, size: int) -> npt.NDArray[np.float64]:
-        """Returns Gumbel noise `[size]`."""
-        return np.random.default_rng((self.seed, position, *label)).gumbel(size=size)
+    def _noise(self, label: tuple[int, ...], position: int) -> float:
+        """Returns a number of at least 0 and below 1."""
+        return float(np.random.default_rng((self.seed, position, *label)).random())
 
 
 def kept(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
