@@ -27,10 +27,17 @@ def test_branches_follow_the_tree() -> None:
     assert Engine(HFModel(tiny()), again, num_pages=60, page_size=16, max_branches=8).run([again.prompt]) == [results]
 
 
+def test_branches_that_fork_begin_with_different_tokens() -> None:
+    """Also below nodes without tokens: all branches of a fork can be told apart."""
+    forced = Forced(Tree.parse("5(3*40,0(2*20))"), VOCABULARY, seed=4)
+    (results,) = Engine(HFModel(tiny()), forced, num_pages=90, page_size=4).run([forced.prompt])
+    assert len({result.tokens[0] for result in results}) == 60
+
+
 def test_the_account_of_a_run() -> None:
     """20 prompt tokens in 5 pages, 4 branches of 9 tokens, which need 3 pages each beside the prompt's 5."""
     forced = Forced(Tree.parse("20(9*4)"), VOCABULARY)
-    engine = Engine(HFModel(tiny()), forced, num_pages=40, page_size=4, max_branches=8, timed=True)
+    engine = Engine(HFModel(tiny()), forced, num_pages=40, page_size=4, max_branches=8)
     engine.run([forced.prompt])
     known = engine.accounting
     assert (known.steps, known.rows) == (9, 20 + 4 * 8)

@@ -191,7 +191,7 @@ def test_what_is_refused() -> None:
         tree.fork(branch.number)
     with pytest.raises(BranchError, match="is not running; name one of"):
         tree.drop(7)
-    with pytest.raises(PoolError, match=r"3 more of 2: of which 2 are free; drop branches"):
+    with pytest.raises(PoolError, match="pages = 3: is more than the 2 free pages of 2; drop branches"):
         tree.reserve({branch.number: 9})
     pool = tree.pool
     for act in (pool.retain, pool.release):

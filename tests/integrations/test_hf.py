@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import random
 from collections.abc import Sequence
@@ -263,6 +264,32 @@ def test_models_and_engines_that_do_not_fit() -> None:
 def test_controllers_with_numbers_out_of_range(make: Any) -> None:
     with pytest.raises(InputError):
         make()
+
+
+class Deaf(HFModel):
+    """A model whose last layer does not call the step."""
+
+    def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
+        attend, last = step.attend, self.layers - 1
+        step.attend = lambda layer, *given: given[1] if layer == last else attend(layer, *given)  # type: ignore[method-assign]
+        return super().__call__(step, keep)
+
+
+def test_a_model_whose_layers_do_not_all_attend_is_refused() -> None:
+    made = Engine(Deaf(tiny()), Sample(), num_pages=20)
+    with pytest.raises(InputError, match="model = 3 of 4 layers: called attend in the step"):
+        made.run(PROMPTS)
+    made.sequences.check()
+    assert made.sequences.available == made.pool.num_pages
+
+
+def test_heads_that_are_not_the_pools_are_refused() -> None:
+    model = HFModel(tiny())
+    model.shape = dataclasses.replace(model.shape, num_kv_heads=1)
+    with pytest.raises(
+        InputError, match=r"keys = shape \(6, 2, 16\): has not the pool's heads and head dims \(1, 16\)"
+    ):
+        Engine(model, Sample(), num_pages=20).run(PROMPTS[:1])
 
 
 def test_steps_refuse_what_does_not_fit() -> None:

@@ -41,8 +41,8 @@ _PROGRAMS = (TorchProgram, TritonProgram)
 
 
 def cut(tree: Tree, level: int, width: int, *, steps: bool = False, trim: bool = False, mask: str = "interval") -> Plan:
-    """Nodes above `level` with all rows that see them; behind them, in the last round, `width` neighbouring rows with
-    what they see from there on.
+    """A plan in which nodes above `level` are read by all rows that see them, and the last round reads the nodes below,
+    `width` neighbouring rows at a time.
 
     steps: every level above is a round of its own. trim: rows that see nothing leave their group.
     """
@@ -173,7 +173,7 @@ def test_a_cohort_merges_different_numbers_of_slots_per_row() -> None:
 
 
 def test_a_single_round_merges_as_ever() -> None:
-    """Without an earlier round there is nothing to merge before: rows of several items are merged behind it."""
+    """A plan of one round has no earlier partials, so its rows are merged in a launch of their own."""
     tree = Tree.parse("40(20,30)+7")
     plan = strategies.deft_node().plan(Problem(tree, SHAPE, H200))
     schedule = scheduled(MergeLast().apply(plan, tree), tree)
@@ -367,7 +367,7 @@ def test_more_query_heads_than_tile_rows(page_size: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_several_tile_classes_merge(steps: bool) -> None:
+def test_several_kernel_configs_merge(steps: bool) -> None:
     """The first tree's cohort takes the large tile, the second one's the small, in both rounds."""
     tree = Tree.parse("50(20(3*40))+30(9(5,6))")
     plan = dataclasses.replace(cut(tree, 2, 40, steps=steps), tiles=((32, 32), (16, 16)))

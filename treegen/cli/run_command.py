@@ -62,8 +62,9 @@ def run(
         for strategy in strategies:
             engine = Engine(
                 loaded, forced, num_pages=pages, page_size=page_size, max_branches=max(2, forced.width),
-                max_rows=max(max_rows, forced.width), strategy=strategy, timed=True,
+                max_rows=max(max_rows, forced.width), strategy=strategy,
             )  # fmt: skip
+            engine.accounting.device = loaded.device
             rows.append(_row(strategy, engine, forced))
             on_done()
     print(f"{name}: {forced.width} branches, {len(forced.prompt)} prompt tokens, model {model}, {loaded.device}")

@@ -18,7 +18,8 @@ class Accounting:
     """What an engine has done since it was made.
 
     Attributes:
-        device: Waited for at the end of each part, so that the times are the device's as well; None waits for nothing.
+        device: Set it to wait for this device at the end of each part. The times are then the device's as well, and
+            steps on a GPU take longer.
         seconds: Seconds of each of PARTS.
         steps: Steps of the model.
         rows: Tokens that it computed.

@@ -63,7 +63,6 @@ class Engine:
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
         prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
             begin with the same tokens.
-        timed: Whether times in `accounting` wait for the device, which makes steps slower on a GPU.
 
     Raises:
         TreegenError: A number is out of range, or the controller needs more branches than run at a time.
@@ -80,7 +79,6 @@ class Engine:
         max_rows: int = 512,
         strategy: str | Strategy = "auto",
         prefix_cache: bool = True,
-        timed: bool = False,
     ) -> None:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
@@ -92,7 +90,7 @@ class Engine:
         self.pool = KVPool(shape, model.layers, num_pages, model.device)
         self.sequences = SequenceTree(self.pool, max_branches, PrefixCache(self.pool) if prefix_cache else None)
         most = min(model.max_tokens, num_pages * page_size)
-        self.accounting = Accounting(model.device if timed else None)
+        self.accounting = Accounting()
         """What the engine has done, and where its time went."""
         self.step = Step(self.sequences, most, max_rows, strategy, self.accounting)
         self._waiting: deque[tuple[int, list[int]]] = deque()
@@ -137,7 +135,7 @@ class Engine:
                 raise BranchError(f"prompts[{number}]", f"{len(prompt)} tokens", reason, "shorten it, or add pages")
 
     def _admit(self) -> None:
-        """Starts waiting prompts, as many as there is room for with all their branches."""
+        """Starts waiting prompts while all branches of one more would fit."""
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         while self._waiting and (len(running) + 1) * self.controller.width <= self.sequences.max_branches:
             number, prompt = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Forced: replays a tree, so that every run does the same work whatever the model's logits are (DeFT, section 4)."""
+"""Forced: replays a tree, so that every run does the same work whatever the model's logits are."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from treegen.ir.tree import Tree
 class Forced:
     """Grows the branches of a tree: the root is the prompt, and where a node ends its children begin.
 
-    The tokens are random; children of a node differ from one another. A branch that has reached a leaf ends. Labels are
-    (prompt, node).
+    The tokens are random, but the first ones of branches that fork from one node differ. A branch that has reached a
+    leaf ends. Labels are (prompt, node).
 
     Args:
         tree: A tree with one root, which has tokens, as has some node below. Its rows have no meaning here.
@@ -41,11 +41,12 @@ class Forced:
         self._starts = [0] * len(parents)
         order = [self._root]
         for node in order:  # grows while it is read
-            for place, child in enumerate(self._children[node]):
+            for child in self._children[node]:
                 self._starts[child] = self._starts[node] + counts[node]
-                if counts[child]:
-                    self._tokens[child][0] = (place + self._tokens[child][0]) % vocabulary
                 order.append(child)
+            below = self._below(node)
+            for place, child in enumerate(below):
+                self._tokens[child][0] = (self._tokens[below[0]][0] + place) % vocabulary
         leaves = [node for node in order if counts[node] and not self._below(node)]
         self.width = len(leaves)
         self.max_new_tokens = max(self._starts[leaf] + counts[leaf] for leaf in leaves) - counts[self._root]
@@ -68,7 +69,7 @@ class Forced:
         return Growth(grown, ended)
 
     def _ends(self, following: Next, tokens: int) -> bool:
-        """Says whether a branch ends with this next token, with which it has so many tokens."""
+        """Says whether this token, a branch's token number `tokens`, is the last one of a leaf."""
         node = following.label[1]
         return not self._below(node) and tokens == self._starts[node] + len(self._tokens[node])
 

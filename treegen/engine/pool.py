@@ -63,10 +63,8 @@ class KVPool:
     def take(self, count: int) -> list[int]:
         """Takes free pages, each with one holder. Raises PoolError, and takes none, where there are fewer."""
         if count > len(self._free):
-            reason = f"of which {len(self._free)} are free"
-            raise PoolError(
-                "pages", f"{count} more of {self.num_pages}", reason, "drop branches, or make the pool larger"
-            )
+            reason = f"is more than the {len(self._free)} free pages of {self.num_pages}"
+            raise PoolError("pages", count, reason, "drop branches, or make the pool larger")
         taken = [self._free.pop() for _ in range(count)]
         self.holders[taken] = 1
         return taken

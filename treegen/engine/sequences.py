@@ -24,7 +24,7 @@ class Branch:
 
     Attributes:
         number: Its number in the tree; never given twice.
-        label: Its way from the prompt: the prompt's number, and its place among the children at each fork.
+        label: The prompt's number, and what the controller tells branches of one prompt apart by.
         prompt: Tokens of the prompt that it began with.
         tokens: All its tokens, the prompt's included.
         stored: The first tokens whose KV is in the pages. The others are fed to the model in the next steps.
@@ -92,11 +92,12 @@ class SequenceTree:
         branch.seat = self.live.add(0)
         return branch
 
-    def fork(self, number: int, label: tuple[int, ...] = ()) -> Branch:
-        """Starts a branch with all tokens of another one. Raises BranchError for an unknown one, or where all run.
+    def fork(self, number: int) -> Branch:
+        """Starts a branch with the tokens and the label of another one.
 
         It shares the full pages, and copies the last, partial one in all layers. Without a free page for the copy, the
         tokens of the partial page become pending: their KV is computed again. Pages of one token are always full.
+        Raises BranchError for a branch that does not run, and where all branches run.
         """
         parent = self[number]
         self._check_room()
@@ -106,7 +107,7 @@ class SequenceTree:
             self.pool.copy(parent.pages[full], copied[0])
         self.pool.retain(parent.pages[:full])
         stored = parent.stored if copied else full * self.pool.page_size
-        branch = Branch(self._made, label, parent.prompt, list(parent.tokens), stored)
+        branch = Branch(self._made, parent.label, parent.prompt, list(parent.tokens), stored)
         branch.pages = [*parent.pages[:full], *copied]
         branch.seat = self.live.add(stored, parent.seat, full * self.pool.page_size)
         return self._started(branch)
@@ -158,18 +159,14 @@ class SequenceTree:
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""
-        needed = 0
-        for number, count in counts.items():
-            branch = self[number]
-            needed += max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
-        return needed
+        return sum(self._missing(self[number], count) for number, count in counts.items())
 
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
         taken = self._take(self.pages_missing(counts))
         for number, count in counts.items():
             branch = self.branches[number]
-            more = max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
+            more = self._missing(branch, count)
             branch.pages += taken[:more]
             del taken[:more]
 
@@ -193,6 +190,10 @@ class SequenceTree:
             reason = f"is in {held[page]} branches and the cache, and has {self.pool.holders[page]} holders"
             raise BranchError("page", page, reason, "report this as a bug of treegen")
         self.pool.check()
+
+    def _missing(self, branch: Branch, count: int) -> int:
+        """Returns the pages that a branch needs to store this many more tokens."""
+        return max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
 
     def _take(self, count: int) -> list[int]:
         """Takes free pages, and before that evicts from the cache where there are too few."""

@@ -20,7 +20,7 @@ from treegen.backends.page_table import PageTable
 from treegen.engine.accounting import Accounting
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import BranchError
+from treegen.ir.errors import BranchError, InputError
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.strategies import Strategy
 
@@ -81,6 +81,7 @@ class Step:
         self._pages = PageTable(table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:])
         self._kernels: dict[AttentionKind, BatchKernel] = {}
         self._counts: dict[int, int] = {}
+        self._attended: set[int] = set()  # layers of the step
 
     @property
     def kernels(self) -> Mapping[AttentionKind, BatchKernel]:
@@ -131,7 +132,7 @@ class Step:
             rows_of = torch.tensor(self._changed, device=self.pool.device)
             self._pages.table[rows_of] = torch.from_numpy(self._table[self._changed]).to(self.pool.device)
             self._changed = []
-        self._counts = dict(counts)
+        self._counts, self._attended = dict(counts), set()
         for kernel in self._kernels.values():
             kernel.prepare(sequences.live)
             kernel.step()
@@ -159,30 +160,31 @@ class Step:
 
         Returns:
             `[rows, num_qo_heads, head_dim_v]`.
-        """
-        with self._accounting.part("attention"):
-            return self._attended(layer, kind, q, keys, values, sinks)
 
-    def _attended(
-        self,
-        layer: int,
-        kind: AttentionKind,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        self.pool.write(layer, self.slots[: self.rows], keys, values)
-        kernel = self._kernels.get(kind)
-        if kernel is None:
-            kernel = self._kernels[kind] = self._kernel_for(kind, sinks)
-        resting = max(0, kernel.rows - self.rows)  # the host counts a row of each; on the device they have none
-        out = kernel(torch.nn.functional.pad(q, (0, 0, 0, 0, 0, resting)) if resting else q, *self.pool.caches(layer))
-        assert isinstance(out, torch.Tensor)
-        return out[: self.rows]
+        Raises:
+            InputError: A tensor has other heads or head dims than the pool's shape.
+        """
+        self._check_heads(q, keys, values)
+        with self._accounting.part("attention"):
+            self.pool.write(layer, self.slots[: self.rows], keys, values)
+            self._attended.add(layer)
+            kernel = self._kernels.get(kind)
+            if kernel is None:
+                kernel = self._kernels[kind] = self._kernel_for(kind, sinks)
+            resting = max(0, kernel.rows - self.rows)  # the host counts a row of each; on the device they have none
+            padded = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, resting)) if resting else q
+            out = kernel(padded, *self.pool.caches(layer))
+            assert isinstance(out, torch.Tensor)
+            return out[: self.rows]
 
     def end(self) -> None:
-        """Ends the step, after its last layer: the KV of the new tokens is stored."""
+        """Ends the step, after its last layer: the KV of the new tokens is stored.
+
+        Raises InputError where not every layer has attended, so that its KV is missing.
+        """
+        if len(self._attended) < self.pool.layers:
+            found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
+            raise InputError("model", found, "called attend in the step", fix)
         self.sequences.store(self._counts)
         self._counts = {}
         for kernel in self._kernels.values():
@@ -208,6 +210,17 @@ class Step:
         kernel.update(self.sequences.live)
         kernel.step()
         return kernel
+
+    def _check_heads(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        shape = self.pool.shape
+        heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
+        dims = shape.head_dim, shape.head_dim, shape.head_dim_v
+        for name, tensor, wanted in zip(
+            ("q", "keys", "values"), (q, keys, values), zip(heads, dims, strict=True), strict=True
+        ):
+            if tuple(tensor.shape[1:]) != wanted:
+                reason = f"has not the pool's heads and head dims {wanted}"
+                raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
 
     def _check(self, counts: Mapping[int, int]) -> None:
         for number, count in counts.items():

@@ -142,7 +142,7 @@ def _round_indptr(rounds: int, launches: int) -> Ints:
 def _tabulate_configs(plan: Plan, arranged: Arranged, *, fixed: bool) -> tuple[tuple[KernelConfig, ...], PackedTables]:
     """Gives each launch's kernel config the mask and packed runs that it needs, and makes the tables of all launches.
 
-    fixed: whether kernel configs stay as they are.
+    fixed: whether configs keep their masks and packed runs, as those of a fixed capacity do.
     """
     sizes, tokens, items, runs, work, bounds, _ = arranged
     if fixed and plan.mask in BIT_MASKS:
