@@ -11,11 +11,12 @@ from treegen import cli
 
 
 def test_a_tree_is_run_with_each_strategy(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "40(6*3)", "--compare", "auto,query", "--page-size", "4"]) == 0
-    first, titles, *rows = capsys.readouterr().out.splitlines()
-    assert first == "40(6*3): 3 branches, 40 prompt tokens, model tiny, cpu"
-    assert titles.startswith("strategy  ms a token  attention")
-    assert [row.split()[0] for row in rows] == ["auto", "query"]
+    assert cli.main(["run", "40(6*3)", "--compare", "auto,query,none,flashinfer", "--page-size", "4"]) == 0
+    first, missing, titles, *rows = capsys.readouterr().out.splitlines()
+    assert first == "40(6*3): 40 prompt tokens, model tiny, cpu"
+    assert missing.startswith("flashinfer: ")
+    assert titles.startswith("provider  ms a token  ms a step  attention")
+    assert [row.split()[0] for row in rows] == ["auto", "query", "none"]
     for row in rows:
         shares = re.findall(r"([0-9]+)%", row)
         assert len(shares) == 4

@@ -15,6 +15,7 @@ import torch
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import Beam, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling
 from treegen.engine.control import Controller
+from treegen.engine.graphs import StepGraphs, row_buckets
 from treegen.engine.step import Step
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError, PoolError, TreegenError
@@ -69,6 +70,53 @@ def test_pools_and_budgets_change_no_token(pages: int, page_size: int, rows: int
     assert (made.accounting.preempted > 0) == (pages == 14)
 
 
+class Replayed:
+    """Takes the place of CUDA graphs: a replay runs the model again, and writes into the same tensor."""
+
+    def __init__(self) -> None:
+        self.captured = 0
+
+    def __call__(self, call: Any, pool: object) -> tuple[Any, torch.Tensor]:
+        self.captured += 1
+        step, filled = call.__self__.step, call().clone()
+
+        def replay() -> None:
+            assert step.rows == len(filled)
+            filled.copy_(call())
+
+        return replay, filled
+
+
+def with_graphs(model: Any, controller: Controller, pages: int = 60) -> tuple[Engine, Replayed]:
+    made = Engine(
+        HFModel(model), controller, num_pages=pages, page_size=4, max_rows=40, max_branches=9, cuda_graphs=False
+    )
+    capture = Replayed()
+    made.graphs = StepGraphs(made.decoding, made.model, row_buckets(9), capture)
+    return made, capture
+
+
+@pytest.mark.parametrize("pages", [60, 24])
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_stand_for_no_token_change_nothing(name: str, pages: int) -> None:
+    """Steps have as many rows as a graph, captured ahead, and their logits lie in one place."""
+    model = tiny(name)
+    expected = [generated(model, prompt, max_new_tokens=10) for prompt in PROMPTS]
+    beams = [generated(model, prompt, max_new_tokens=6, num_beams=3, num_return_sequences=3) for prompt in PROMPTS]
+    for controller, wanted in ((Sample(max_new_tokens=10), expected), (Beam(3, 6), beams)):
+        made, capture = with_graphs(model, controller, pages)
+        made.warm_up()
+        assert capture.captured == 5
+        assert served(made, PROMPTS) == wanted
+        assert capture.captured == 5
+
+
+def test_buckets_of_rows() -> None:
+    assert row_buckets(1) == [1]
+    assert row_buckets(9) == [1, 2, 4, 8, 16]
+    assert row_buckets(80)[-4:] == [48, 56, 64, 80]
+
+
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 def test_beams_are_those_of_generate(early_stopping: bool | str, ends: str) -> None:
@@ -107,11 +155,8 @@ def test_a_shared_prompt_is_computed_once() -> None:
     prompts = [[*range(24), 30 + number] for number in range(8)]
     model = tiny()
     made = engine(model, Sample(max_new_tokens=2), page_size=4, rows=200)
-    rows = []
-    begin = made.step.begin
-    made.step.begin = lambda counts: rows.append(sum(counts.values())) or begin(counts)  # type: ignore[method-assign,func-returns-value]
     assert served(made, prompts) == [generated(tiny(), prompt, max_new_tokens=2) for prompt in prompts]
-    assert sum(rows) == 25 + 7 * 1 + 8
+    assert made.accounting.rows == 25 + 7 * 1 + 8
 
 
 def test_prompts_find_pages_of_branches_that_have_ended() -> None:
@@ -136,15 +181,17 @@ class Wander:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.running = 0  # branches, also those that wait
         self.seen: list[tuple[list[int], torch.Tensor]] = []
 
     def decide(self, frontier: Frontier) -> Growth:
-        grown, running = {}, len(frontier.branches)
+        grown = {}
         for branch, logits in zip(frontier.branches, frontier.logits, strict=True):
-            self.seen.append((list(branch.tokens), logits))
-            room = self.width - running
+            self.seen.append((list(branch.tokens), logits.clone()))
+            self.running += not branch.new_tokens
+            room = self.width - self.running
             count = 0 if len(branch.new_tokens) > 30 else self.random.choice([*[1] * 12, 0, 1 + min(2, max(0, room))])
-            running += max(0, count - 1)
+            self.running += count - 1
             grown[branch.number] = [Next(self.random.randrange(VOCABULARY), branch.label) for _ in range(count)]
         return Growth(grown, [])
 

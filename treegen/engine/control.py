@@ -118,7 +118,8 @@ class Sample:
                 rows.append(row)
                 labels.append(label)
                 branches.append(branch)
-        drawn = self.sampling.draw(frontier.logits[rows], labels, [len(branch.tokens) for branch in branches])
+        logits = frontier.logits if rows == list(range(len(frontier.branches))) else frontier.logits[rows]
+        drawn = self.sampling.draw(logits, labels, [len(branch.tokens) for branch in branches])
         grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
         results = []
         for branch, label, token in zip(branches, labels, drawn, strict=True):

@@ -5,6 +5,8 @@
 Branches that decode come first in a step, prompts in chunks after them, under a budget of rows. Older branches go
 before younger ones. Where pages run out, the youngest branch is preempted: it keeps its tokens, and their KV is
 computed again later. A prompt takes over the pages that a running branch has for the same first tokens.
+
+On a GPU, steps without chunks of prompts are CUDA graphs. They have a Step of their own, whose kernels have few rows.
 """
 
 from __future__ import annotations
@@ -17,12 +19,15 @@ from typing import Protocol
 import torch
 
 from treegen.engine.accounting import Accounting
+from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.control import Continuation, Controller, Frontier, Next
+from treegen.engine.graphs import StepGraphs, row_buckets
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
+from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.engine.step import Step
-from treegen.ir.errors import BranchError, PoolError
+from treegen.ir.errors import BranchError
 from treegen.ir.shape import Shape
 from treegen.strategies import Strategy
 
@@ -63,6 +68,10 @@ class Engine:
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
         prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
             begin with the same tokens.
+        cuda_graphs: Whether to capture steps in which every branch gets one token; by default where the model is on a
+            GPU. The first step of each number of rows takes longer; `warm_up` does that ahead.
+        make_kernel: Makes the kernels of these steps in place of the strategy's, to compare them. Steps with chunks of
+            prompts use the strategy's.
 
     Raises:
         TreegenError: A number is out of range, or the controller needs more branches than run at a time.
@@ -79,6 +88,8 @@ class Engine:
         max_rows: int = 512,
         strategy: str | Strategy = "auto",
         prefix_cache: bool = True,
+        cuda_graphs: bool | None = None,
+        make_kernel: KernelMaker | None = None,
     ) -> None:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
@@ -92,7 +103,15 @@ class Engine:
         most = min(model.max_tokens, num_pages * page_size)
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
-        self.step = Step(self.sequences, most, max_rows, strategy, self.accounting)
+        kernels = tree_kernels(strategy)
+        self.step = Step(self.sequences, most, max_rows, make_kernel=kernels, accounting=self.accounting)
+        buckets = row_buckets(max_branches)
+        self.decoding = Step(
+            self.sequences, most, buckets[-1], max_new=1, make_kernel=make_kernel or kernels, accounting=self.accounting
+        )
+        """The step in which every branch gets one token."""
+        captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
+        self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others of their prompt, by number
         self._results: list[list[Continuation]] = []
@@ -146,19 +165,47 @@ class Engine:
         """Takes one step of the model, and does what the controller decides."""
         part = self.accounting.part
         with part("pages"):
-            counts = self._scheduled()
-            last_rows = self.step.begin(counts)
-            ready = [number for number in last_rows if self.sequences[number].pending == counts[number]]
-            keep = torch.tensor([last_rows[number] for number in ready], dtype=torch.int64, device=self.pool.device)
+            counts, preempted = schedule(self.sequences, self.step.max_rows, self.controller.together)
+            for number in preempted:
+                self._logits.pop(number, None)
+            self.accounting.preempted += len(preempted)
+            step, graphs = self.step, None
+            if max(counts.values()) == 1:
+                step, graphs = self.decoding, self.graphs
+            last_rows = step.begin(counts, None if graphs is None else graphs.rows_for(len(self.sequences)))
+            ready = [self.sequences[number] for number in last_rows]
+            ready = [branch for branch in ready if branch.pending == counts[branch.number]]
+            kept = [last_rows[branch.number] for branch in ready]
             self._count(sum(counts.values()))
         with part("model"):
-            logits = self.model(self.step, keep)
+            if graphs is None:
+                logits = step.compute(self.model, torch.tensor(kept, dtype=torch.int64, device=self.pool.device))
+            else:
+                logits = _chosen(graphs.compute(), kept)
         with part("pages"):
-            self.step.end()
+            step.end()
         with part("control"):
-            self._logits |= dict(zip(ready, logits, strict=True))
-            if branches := self._complete():
-                self._grow(branches, torch.stack([self._logits.pop(branch.number) for branch in branches]))
+            frontier = self._frontier(ready, logits)
+            if frontier.branches:
+                self._grow(frontier)
+
+    def warm_up(self) -> None:
+        """Captures the graphs of all numbers of rows, so that no step does; without graphs it does nothing.
+
+        Raises:
+            BranchError: Branches are running.
+        """
+        if self.graphs is None:
+            return
+        if len(self.sequences):
+            raise BranchError("branches", len(self.sequences), "are running", "warm up before run")
+        number = self.sequences.add([0], (0,)).number
+        try:
+            for rows in reversed(self.graphs.buckets):  # the largest first: smaller ones reuse its memory
+                self.decoding.begin({number: 1}, rows)
+                self.graphs.compute()
+        finally:
+            self.sequences.drop(number)
 
     def _count(self, rows: int) -> None:
         """Counts a step of this many rows, and the pages that are held."""
@@ -167,76 +214,23 @@ class Engine:
         known.most_pages = max(known.most_pages, self.pool.num_pages - self.sequences.available)
         known.most_unshared = max(known.most_unshared, sum(len(branch.pages) for branch in branches))
 
-    def _complete(self) -> list[Branch]:
-        """Returns the branches with logits, but for those that wait for others of their prompt."""
+    def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
+        """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""
+        if not self.controller.together:
+            return Frontier(ready, logits)
         branches = self.sequences.branches.values()
-        late = {branch.label[0] for branch in branches if branch.number not in self._logits}
-        waits = late if self.controller.together else set()
-        return [branch for branch in branches if branch.number in self._logits and branch.label[0] not in waits]
+        known = self._logits.keys() | {branch.number for branch in ready}
+        late = {branch.label[0] for branch in branches if branch.number not in known}
+        if not self._logits and not late:
+            return Frontier(ready, logits)
+        self._logits |= {branch.number: row.clone() for branch, row in zip(ready, logits, strict=True)}
+        complete = [branch for branch in branches if branch.number in known and branch.label[0] not in late]
+        rows = [self._logits.pop(branch.number) for branch in complete]
+        return Frontier(complete, torch.stack(rows) if rows else logits[:0])
 
-    def _scheduled(self) -> dict[int, int]:
-        """Returns the tokens of each branch in the next step. Preempts branches where pages run out."""
-        counts: dict[int, int] = {}
-        left, taken = self.step.max_rows, 0
-        pages = self.sequences.available
-        pending = (branch for branch in self.sequences.branches.values() if branch.pending)
-        for branch in sorted(pending, key=lambda each: (each.pending > 1, *_age(each))):
-            if not branch.stored:
-                if not self.sequences.adopt(branch.number) and self._is_coming(branch, counts):
-                    continue
-                pages = self.sequences.available - taken
-                if pages < 0:  # it took over pages that others of the step are to get
-                    self.sequences.preempt(branch.number)
-                    continue
-            count = min(branch.pending, left)
-            missing = self.sequences.pages_missing({branch.number: count})
-            while missing > pages and (victim := self._victim(branch, counts)) is not None:
-                self._preempt(victim)
-                pages = self.sequences.available - taken
-            if count and missing <= pages:
-                counts[branch.number] = count
-                left, taken, pages = left - count, taken + missing, pages - missing
-        if not counts:
-            self._raise_needed()
-        return counts
-
-    def _is_coming(self, branch: Branch, counts: dict[int, int]) -> bool:
-        """Says whether a branch of the step stores the first page of this one, which can then take it over."""
-        page = branch.tokens[: self.pool.page_size]
-        others = (self.sequences[number] for number in counts)
-        return len(branch.tokens) > len(page) and any(
-            not each.stored and each.tokens[: len(page)] == page for each in others
-        )
-
-    def _victim(self, branch: Branch, counts: dict[int, int]) -> Branch | None:
-        """Returns the youngest branch with pages that may make room for `branch`: a younger one outside of the step.
-
-        Where all branches of a prompt are needed together, one of the same prompt makes no room.
-        """
-        able = [
-            each for each in self.sequences.branches.values()
-            if each.pages and each.number not in counts and _age(each) > _age(branch)
-            and not (self.controller.together and each.label[0] == branch.label[0])
-        ]  # fmt: skip
-        return max(able, key=_age, default=None)
-
-    def _preempt(self, branch: Branch) -> None:
-        self.sequences.preempt(branch.number)
-        self._logits.pop(branch.number, None)
-        self.accounting.preempted += 1
-
-    def _raise_needed(self) -> None:
-        """Raises PoolError: what has to run together needs more pages than there are."""
-        oldest = min(self.sequences.branches.values(), key=_age)
-        others = [each for each in self.sequences.branches.values() if each.label[0] == oldest.label[0]]
-        needy = others if self.controller.together else [oldest]
-        missing = self.sequences.pages_missing({each.number: each.pending for each in needy})
-        needed = missing + len({page for each in needy for page in each.pages})
-        what = f"{len(needy)} branches that run together" if len(needy) > 1 else "one branch"
-        raise PoolError("num_pages", self.pool.num_pages, f"is less than the {needed} that {what} need", "add pages")
-
-    def _grow(self, ready: Sequence[Branch], logits: torch.Tensor) -> None:
-        grown, results = self.controller.decide(Frontier(ready, logits))
+    def _grow(self, frontier: Frontier) -> None:
+        ready = frontier.branches
+        grown, results = self.controller.decide(frontier)
         unknown = grown.keys() ^ {branch.number for branch in ready}
         if unknown:
             reason = "is not in the frontier, or has no decision"
@@ -252,12 +246,17 @@ class Engine:
 
     def _extend(self, branch: Branch, following: Sequence[Next]) -> None:
         """Gives a branch its first next token, and forks of it the others."""
+        if len(following) == 1:
+            branch.label = following[0].label
+            branch.tokens.append(following[0].token)
+            return
         forks = [self.sequences.fork(branch.number) for _ in following[1:]]
         for own, (token, label) in zip([branch, *forks], following, strict=True):
             self.sequences.extend(own.number, [token])
             own.label = label
 
 
-def _age(branch: Branch) -> tuple[int, int]:
-    """Returns what orders branches by age: those of earlier prompts are older."""
-    return branch.label[0], branch.number
+def _chosen(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Returns these rows of logits; those from the first one on without a copy."""
+    count = len(rows)
+    return logits[:count] if rows == list(range(count)) else logits[torch.tensor(rows, device=logits.device)]

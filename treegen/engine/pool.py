@@ -13,12 +13,17 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import PoolError
 from treegen.ir.shape import Shape
 
+_COPIED = 512
+"""Elements of a token that a thread block of the kernel that writes KV copies."""
+
 
 class KVPool:
     """Pages of KV of all layers. A page holds the same tokens in every layer, and is free or held by branches.
 
-        keys    [layers, pages, page_size, num_kv_heads, head_dim]
-        values  [layers, pages, page_size, num_kv_heads, head_dim_v]
+        keys    [layers, pages + 1, page_size, num_kv_heads, head_dim]
+        values  [layers, pages + 1, page_size, num_kv_heads, head_dim_v]
+
+    The last page belongs to nobody: rows of a step that stand for no token write there.
 
     Args:
         shape: The attention shape of all layers; `page_size` and the types are the pool's.
@@ -39,7 +44,7 @@ class KVPool:
             reason = "has another layout, another type than q, or K and V in one tensor"
             raise PoolError("shape", str(shape), reason, "give a shape with NHD pages in q's type")
         self.shape, self.layers, self.num_pages, self.page_size = shape, layers, num_pages, shape.page_size
-        dims, dtype = (layers, num_pages, shape.page_size, shape.num_kv_heads), TORCH_DTYPES[shape.dtype]
+        dims, dtype = (layers, num_pages + 1, shape.page_size, shape.num_kv_heads), TORCH_DTYPES[shape.dtype]
         self.keys = torch.zeros(*dims, shape.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros(*dims, shape.head_dim_v, dtype=dtype, device=device)
         self.holders = np.zeros(num_pages, np.int32)
@@ -50,6 +55,11 @@ class KVPool:
     def device(self) -> torch.device:
         """The device of the tensors."""
         return self.keys.device
+
+    @property
+    def spare_slot(self) -> int:
+        """A place for tokens that nobody reads."""
+        return self.num_pages * self.page_size
 
     @property
     def free(self) -> int:
@@ -100,8 +110,12 @@ class KVPool:
             keys: `[tokens, num_kv_heads, head_dim]`.
             values: `[tokens, num_kv_heads, head_dim_v]`.
         """
-        self.keys[layer].flatten(0, 1).index_copy_(0, slots, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, slots, values)
+        k_cache, v_cache = self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
+        if keys.device.type == "cpu":
+            k_cache.index_copy_(0, slots, keys)
+            v_cache.index_copy_(0, slots, values)
+        else:
+            write_kv(keys, values, slots, k_cache, v_cache)
 
     def check(self) -> None:
         """Raises PoolError unless each page is either held or free, and free only once."""
@@ -116,3 +130,24 @@ class KVPool:
         for page in pages:
             if not self.holders[page]:
                 raise PoolError("page", page, "is free", "retain and release pages that are held")
+
+
+def write_kv(
+    keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> None:
+    """Writes K and V of tokens in one launch, on a GPU or in Triton's interpreter.
+
+    Args:
+        keys: `[tokens, num_kv_heads, head_dim]`; the heads of a token lie side by side, as those of `values`.
+        values: `[tokens, num_kv_heads, head_dim_v]`.
+        slots: int64 `[tokens]`.
+        k_cache: `[slots, num_kv_heads, head_dim]`, contiguous, as `v_cache`.
+        v_cache: `[slots, num_kv_heads, head_dim_v]`.
+    """
+    from treegen.backends import write_kernels
+
+    of_key, of_value = k_cache[0].numel(), v_cache[0].numel()
+    grid = (len(slots), -(-max(of_key, of_value) // _COPIED))
+    write_kernels.write_kv[grid](
+        keys, values, slots, k_cache, v_cache, keys.stride(0), values.stride(0), of_key, of_value, _COPIED, num_warps=4
+    )

@@ -159,14 +159,13 @@ class SequenceTree:
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""
-        return sum(self._missing(self[number], count) for number, count in counts.items())
+        return sum(more for _, more in self._missing(counts))
 
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
-        taken = self._take(self.pages_missing(counts))
-        for number, count in counts.items():
-            branch = self.branches[number]
-            more = self._missing(branch, count)
+        missing = self._missing(counts)
+        taken = self._take(sum(more for _, more in missing))
+        for branch, more in missing:
             branch.pages += taken[:more]
             del taken[:more]
 
@@ -191,9 +190,15 @@ class SequenceTree:
             raise BranchError("page", page, reason, "report this as a bug of treegen")
         self.pool.check()
 
-    def _missing(self, branch: Branch, count: int) -> int:
-        """Returns the pages that a branch needs to store this many more tokens."""
-        return max(0, self.pool.pages_for(branch.stored + count) - len(branch.pages))
+    def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
+        """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
+        branches, size, missing = self.branches, self.pool.page_size, []
+        for number, count in counts.items():
+            branch = branches[number]
+            tokens = branch.stored + count
+            if tokens > len(branch.pages) * size:
+                missing.append((branch, -(-tokens // size) - len(branch.pages)))
+        return missing
 
     def _take(self, count: int) -> list[int]:
         """Takes free pages, and before that evicts from the cache where there are too few."""

@@ -9,33 +9,17 @@ Query rows are ordered by the branches' rows in the batch, and within a branch b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from treegen.api.compile_batch import compile_batch
 from treegen.backends.page_table import PageTable
 from treegen.engine.accounting import Accounting
+from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.sequences import Branch, SequenceTree
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError, InputError
-from treegen.runtime.batch_kernel import BatchKernel
-from treegen.strategies import Strategy
-
-
-class AttentionKind(NamedTuple):
-    """What layers that use one kernel have in common.
-
-    sm_scale, window_left, logits_soft_cap: as in `treegen.compile`. sinks_of: the layer, where layers have sinks,
-    because each has its own; None for others.
-    """
-
-    sm_scale: float
-    window_left: int = -1
-    logits_soft_cap: float | None = None
-    sinks_of: int | None = None
 
 
 class Step:
@@ -45,13 +29,16 @@ class Step:
         ids: int64 `[max_rows]`; the new tokens.
         positions: int64 `[max_rows]`; their positions.
         slots: int64 `[max_rows]`; where their KV goes.
-        rows: New tokens of the step: the rows of these arrays that count.
+        rows: Rows of these arrays that count in the step.
+        pages: The page table and the lengths, for kernels.
+        host_lengths: The same lengths on the host, and the new tokens of each row of the table, each `[max_branches]`.
 
     Args:
         sequences: The branches.
         max_tokens: The most tokens of a branch.
         max_rows: The most new tokens of all branches in a step.
-        strategy: Of the kernels, as in `treegen.compile_batch`.
+        max_new: The most new tokens of a branch in a step; by default only `max_rows` limits them.
+        make_kernel: Makes the kernels.
         accounting: Counts the time of attention.
     """
 
@@ -60,39 +47,56 @@ class Step:
         sequences: SequenceTree,
         max_tokens: int,
         max_rows: int,
-        strategy: str | Strategy = "auto",
+        *,
+        max_new: int | None = None,
+        make_kernel: KernelMaker | None = None,
         accounting: Accounting | None = None,
     ) -> None:
         pool, batch = sequences.pool, sequences.max_branches
-        self.sequences, self.pool, self._strategy = sequences, pool, strategy
+        self.sequences, self.pool, self._make_kernel = sequences, pool, make_kernel or tree_kernels()
         self._accounting = accounting or Accounting()
-        self.max_tokens, self.max_rows = (
+        self.max_tokens, self.max_rows, self.max_new = (
             positive_int(name, number, BranchError)
-            for name, number in (("max_tokens", max_tokens), ("max_rows", max_rows))
+            for name, number in (("max_tokens", max_tokens), ("max_rows", max_rows), ("max_new", max_new or max_rows))
         )
         self.rows = 0
         self._tokens = torch.zeros(3, max_rows, dtype=torch.int64, device=pool.device)
         self.ids, self.positions, self.slots = self._tokens
         self._table = np.zeros((batch, pool.pages_for(max_tokens)), np.int32)
         self._listed = [(-1, 0, 0)] * batch  # by row: the branch, the epoch of its seat and the number of its pages
-        self._changed: list[int] = []
         table = torch.zeros(self._table.shape, dtype=torch.int32, device=pool.device)
         self._lengths = torch.zeros(2 * batch + 1, dtype=torch.int32, device=pool.device)  # seq_lens, qo_indptr
-        self._pages = PageTable(table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:])
-        self._kernels: dict[AttentionKind, BatchKernel] = {}
+        self.pages = PageTable(table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:])
+        self._kernels: dict[AttentionKind, StepKernel | None] = {}
+        self.host_lengths = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
         self._counts: dict[int, int] = {}
-        self._attended: set[int] = set()  # layers of the step
+        self._attended: set[int] = set()  # layers of the model's run
+        self._read: set[AttentionKind] = set()  # kinds of its layers
+        shape = pool.shape
+        self._out = pool.keys.new_zeros(self.kernel_rows, shape.num_qo_heads, shape.head_dim_v)
 
     @property
-    def kernels(self) -> Mapping[AttentionKind, BatchKernel]:
+    def kernels(self) -> Mapping[AttentionKind, StepKernel]:
         """The kernels, by the kind of layer."""
-        return self._kernels
+        return {kind: kernel for kind, kernel in self._kernels.items() if kernel is not None}
 
-    def begin(self, counts: Mapping[int, int]) -> dict[int, int]:
+    @property
+    def kernel_rows(self) -> int:
+        """The most query rows of a kernel: new tokens, and one for each resting branch, which the host counts."""
+        batch = self.sequences.max_branches
+        return max(self.max_rows, min(self.max_rows + batch, batch * self.max_new))
+
+    @property
+    def host_table(self) -> Ints:
+        """int32 `[max_branches, pages]`; the page table on the host."""
+        return self._table
+
+    def begin(self, counts: Mapping[int, int], rows: int | None = None) -> dict[int, int]:
         """Prepares a step in which these branches store this many of their pending tokens.
 
         Args:
             counts: The new tokens of each branch of the step, at least 1; other branches rest.
+            rows: The rows of the step, by default one for each new token. Further rows stand for no token.
 
         Returns:
             The row of the last new token of each branch, which gives its next token.
@@ -101,43 +105,61 @@ class Step:
             BranchError: A branch has fewer pending tokens, or gets too long, or the step has too many rows.
             PoolError: There are too few free pages. Nothing has changed then.
         """
-        self._check(counts)
-        sequences = self.sequences
+        self._check(counts, rows)
+        sequences, page_size = self.sequences, self.pool.page_size
         sequences.reserve(counts)
-        branches = sorted((sequences[number] for number in counts), key=lambda each: sequences.live.row[each.seat])
-        seats = [branch.seat for branch in branches]
-        new = [counts[branch.number] for branch in branches]
-        lengths = [branch.stored + count for branch, count in zip(branches, new, strict=True)]
-        sequences.live.set_tokens(seats, lengths)
-        resting = [branch.seat for number, branch in sequences.branches.items() if number not in counts]
-        sequences.live.set_rows([*seats, *resting], [*new, *([1] * len(resting))])
-        rows = sequences.live.row.take(seats)
-        of_row = np.zeros(len(self._table), np.int32)
-        of_row[rows] = new
-        seq_lens = np.zeros(len(self._table), np.int32)
-        seq_lens[rows] = lengths
-        tokens = np.zeros((3, sum(new)), np.int64)  # ids, positions and slots
-        begin = 0
-        for row, branch, count in zip(rows.tolist(), branches, new, strict=True):
-            self._set_pages(row, branch)
-            place, end = np.arange(branch.stored, branch.stored + count), begin + count
-            page = self._table[row].take(place // self.pool.page_size).astype(np.int64)
-            tokens[0, begin:end] = branch.tokens[branch.stored : branch.stored + count]
-            tokens[1, begin:end], tokens[2, begin:end] = place, page * self.pool.page_size + place % self.pool.page_size
-            begin = end
-        self.rows = begin
-        self._tokens[:, :begin].copy_(torch.from_numpy(tokens))
-        self._lengths.copy_(torch.from_numpy(np.concatenate([seq_lens, [0], np.cumsum(of_row)]).astype(np.int32)))
-        if self._changed:
-            rows_of = torch.tensor(self._changed, device=self.pool.device)
-            self._pages.table[rows_of] = torch.from_numpy(self._table[self._changed]).to(self.pool.device)
-            self._changed = []
-        self._counts, self._attended = dict(counts), set()
-        for kernel in self._kernels.values():
+        chosen = [sequences.branches[number] for number in counts]
+        of_branch = sequences.live.row.take([branch.seat for branch in chosen])
+        branches = [chosen[place] for place in of_branch.argsort().tolist()]
+        seats = np.array([branch.seat for branch in branches])
+        new = np.array([counts[branch.number] for branch in branches])
+        stored = np.array([branch.stored for branch in branches])
+        self._tell_lengths(seats, stored + new, new)
+        table_rows = np.sort(of_branch).astype(np.int64)
+        self._set_pages(table_rows, branches)
+        ends = new.cumsum()
+        self.rows = int(ends[-1]) if rows is None else rows
+        place = np.arange(ends[-1]) + np.repeat(stored - ends + new, new)
+        page = self._table[np.repeat(table_rows, new), place // page_size].astype(np.int64)
+        tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
+        tokens[0, : ends[-1]] = [
+            token for branch in branches
+            for token in branch.tokens[branch.stored : branch.stored + counts[branch.number]]
+        ]  # fmt: skip
+        tokens[1, : ends[-1]] = place
+        tokens[2] = self.pool.spare_slot
+        tokens[2, : ends[-1]] = page * page_size + place % page_size
+        self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
+        lengths = np.zeros(2 * len(self._table) + 1, np.int32)  # seq_lens, then qo_indptr
+        lengths[table_rows] = stored + new
+        lengths[len(self._table) + 1 + table_rows] = new
+        lengths[len(self._table) :].cumsum(out=lengths[len(self._table) :])
+        self._lengths.copy_(torch.from_numpy(lengths), non_blocking=True)
+        self.host_lengths = lengths[: len(self._table)], np.diff(lengths[len(self._table) :])
+        self._counts = dict(counts)
+        for kernel in self.kernels.values():
             kernel.prepare(sequences.live)
-            kernel.step()
-        ends = np.cumsum(new) - 1
-        return dict(zip((branch.number for branch in branches), ends.tolist(), strict=True))
+        return dict(zip((branch.number for branch in branches), (ends - 1).tolist(), strict=True))
+
+    def compute(self, model: Callable[[Step, torch.Tensor], torch.Tensor], keep: torch.Tensor) -> torch.Tensor:
+        """Runs a model on the step.
+
+        Args:
+            model: The model, whose attention layers call `attend`.
+            keep: int64; the rows to return logits of.
+
+        Returns:
+            Logits `[rows kept, vocabulary]`.
+
+        Raises:
+            InputError: Not every layer has attended, so that its KV is missing.
+        """
+        self._attended, self._read = set(), set()
+        logits = model(self, keep)
+        if len(self._attended) < self.pool.layers:
+            found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
+            raise InputError("model", found, "called attend in the step", fix)
+        return logits
 
     def attend(
         self,
@@ -159,57 +181,63 @@ class Step:
             sinks: `[num_qo_heads]`, as in `treegen.compile`, where the kind has them.
 
         Returns:
-            `[rows, num_qo_heads, head_dim_v]`.
+            `[rows, num_qo_heads, head_dim_v]`, valid until the next call.
 
         Raises:
             InputError: A tensor has other heads or head dims than the pool's shape.
         """
         self._check_heads(q, keys, values)
         with self._accounting.part("attention"):
-            self.pool.write(layer, self.slots[: self.rows], keys, values)
             self._attended.add(layer)
-            kernel = self._kernels.get(kind)
+            if kind not in self._kernels:
+                self._kernels[kind] = made = self._make_kernel(self, kind, sinks)
+                if made is not None:
+                    made.prepare(self.sequences.live)
+            kernel = self._kernels[kind]
             if kernel is None:
-                kernel = self._kernels[kind] = self._kernel_for(kind, sinks)
-            resting = max(0, kernel.rows - self.rows)  # the host counts a row of each; on the device they have none
+                return self._out[: self.rows]
+            if kind not in self._read:
+                kernel.step()
+                self._read.add(kind)
+            self.pool.write(layer, self.slots[: self.rows], keys, values)
+            resting = max(0, kernel.rows - self.rows)
             padded = torch.nn.functional.pad(q, (0, 0, 0, 0, 0, resting)) if resting else q
-            out = kernel(padded, *self.pool.caches(layer))
-            assert isinstance(out, torch.Tensor)
-            return out[: self.rows]
+            kernel(padded, *self.pool.caches(layer), out=self._out[: len(padded)])
+            return self._out[: self.rows]
 
     def end(self) -> None:
-        """Ends the step, after its last layer: the KV of the new tokens is stored.
-
-        Raises InputError where not every layer has attended, so that its KV is missing.
-        """
-        if len(self._attended) < self.pool.layers:
-            found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
-            raise InputError("model", found, "called attend in the step", fix)
+        """Ends the step, after its last layer: the KV of the new tokens is stored."""
         self.sequences.store(self._counts)
         self._counts = {}
-        for kernel in self._kernels.values():
+        for kernel in self.kernels.values():
             kernel.refresh(self.sequences.live)
 
-    def _set_pages(self, row: int, branch: Branch) -> None:
-        """Lists a branch's pages in its row of the table, if that does not have them.
+    def _tell_lengths(self, seats: Longs, lengths: Longs, new: Longs) -> None:
+        """Tells the live batch the tokens and query rows of the branches of the step; others have one row."""
+        live = self.sequences.live
+        live.set_tokens(seats, lengths)
+        rows = np.ones(len(live.row), np.int64)
+        rows[seats] = new
+        running = np.flatnonzero(live.row >= 0)
+        live.set_rows(running, rows[running])
+
+    def _set_pages(self, rows: Longs, branches: Sequence[Branch]) -> None:
+        """Lists the branches' pages in their rows of the table, where these do not have them.
 
         Within an epoch of the seat pages are only added.
         """
-        listed = branch.number, int(self.sequences.live.epoch[branch.seat]), len(branch.pages)
-        if self._listed[row] != listed:
-            self._table[row, : len(branch.pages)] = branch.pages
-            self._listed[row] = listed
-            self._changed.append(row)
-
-    def _kernel_for(self, kind: AttentionKind, sinks: torch.Tensor | None) -> BatchKernel:
-        most_rows = self.max_rows + self.sequences.max_branches
-        kernel = compile_batch(
-            self.pool.shape, self._pages, max_tokens=self.max_tokens, max_rows=most_rows, strategy=self._strategy,
-            sm_scale=kind.sm_scale, window_left=kind.window_left, logits_soft_cap=kind.logits_soft_cap, sinks=sinks,
-        )  # fmt: skip
-        kernel.update(self.sequences.live)
-        kernel.step()
-        return kernel
+        epochs = self.sequences.live.epoch.take([branch.seat for branch in branches]).tolist()
+        changed = []
+        for row, branch, epoch in zip(rows.tolist(), branches, epochs, strict=True):
+            listed = branch.number, epoch, len(branch.pages)
+            if self._listed[row] != listed:
+                self._table[row, : len(branch.pages)] = branch.pages
+                self._listed[row] = listed
+                changed.append(row)
+        if changed:
+            device = self.pool.device
+            of_table = torch.tensor(changed).to(device, non_blocking=True)
+            self.pages.table[of_table] = torch.from_numpy(self._table[changed]).to(device, non_blocking=True)
 
     def _check_heads(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         shape = self.pool.shape
@@ -222,7 +250,7 @@ class Step:
                 reason = f"has not the pool's heads and head dims {wanted}"
                 raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
 
-    def _check(self, counts: Mapping[int, int]) -> None:
+    def _check(self, counts: Mapping[int, int], rows: int | None) -> None:
         for number, count in counts.items():
             branch = self.sequences[number]
             if not 1 <= count <= branch.pending:
@@ -231,6 +259,11 @@ class Step:
             if branch.stored + count > self.max_tokens:
                 reason = f"would have {branch.stored + count} tokens, and max_tokens is {self.max_tokens}"
                 raise BranchError("branch", number, reason, "end it earlier, or raise max_tokens")
-        if not counts or sum(counts.values()) > self.max_rows:
+            if count > self.max_new:
+                reason = f"has {count} new tokens, and max_new is {self.max_new}"
+                raise BranchError("branch", number, reason, "divide the step, or raise max_new")
+        total = sum(counts.values()) if rows is None else rows
+        if not sum(counts.values()) <= total <= self.max_rows or not counts:
             reason = f"is not within 1..{self.max_rows}"
-            raise BranchError("counts", f"{sum(counts.values())} rows", reason, "divide the step, or raise max_rows")
+            found = f"{total} rows for {sum(counts.values())} tokens"
+            raise BranchError("counts", found, reason, "divide the step, or raise max_rows")

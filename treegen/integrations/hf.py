@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from treegen.backends.check_inputs import TORCH_DTYPES
-from treegen.engine.step import AttentionKind, Step
+from treegen.engine.attention_kernels import AttentionKind
+from treegen.engine.step import Step
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 

@@ -1,0 +1,87 @@
+"""StepGraphs: steps in which every branch gets one token, captured as CUDA graphs by their number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from treegen.engine.step import Step
+from treegen.ir.errors import BackendError
+
+_FINE, _COARSE, _FINE_UP_TO = 8, 16, 64
+"""Graphs are for 1, 2, 4 and then every multiple of 8 rows up to 64, and for multiples of 16 rows above that."""
+
+Capture = Callable[[Callable[[], torch.Tensor], Any], tuple[Callable[[], None], torch.Tensor]]
+"""Captures a call, given a pool of device memory; returns a replay, and the tensor that replays fill."""
+
+
+def row_buckets(most: int) -> list[int]:
+    """Returns the numbers of rows that graphs are captured for, up to the first that holds `most` rows."""
+    steps = [1, 2, 4, *range(_FINE, _FINE_UP_TO, _FINE), *range(_FINE_UP_TO, most + _COARSE, _COARSE)]
+    return [rows for place, rows in enumerate(steps) if place == 0 or steps[place - 1] < most]
+
+
+def cuda_capture(call: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[], None], torch.Tensor]:
+    """Captures a call that has run before as a CUDA graph. Raises BackendError where that is impossible."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            result = call()
+    except RuntimeError as cause:
+        reason = f"cannot be captured: {str(cause).splitlines()[0]}"
+        raise BackendError("model", "a step", reason, "pass cuda_graphs=False") from cause
+    return graph.replay, result
+
+
+class StepGraphs:
+    """CUDA graphs of a model's decoding steps, which share one pool of device memory.
+
+    A graph reads the tensors of its step, so it serves any branches, pages and plans. Its last rows may stand for no
+    token.
+
+    Args:
+        step: The step; it has room for `buckets[-1]` rows.
+        model: Computes logits `[rows kept, vocabulary]` of the rows that its second argument lists.
+        buckets: The numbers of rows to capture graphs for, in ascending order.
+        capture: Captures a call.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        model: Callable[[Step, torch.Tensor], torch.Tensor],
+        buckets: list[int],
+        capture: Capture = cuda_capture,
+    ) -> None:
+        self.step, self.buckets = step, buckets
+        self._model, self._capture = model, capture
+        self._keep = torch.arange(buckets[-1], device=step.pool.device)
+        self._pool = torch.cuda.graph_pool_handle() if step.pool.device.type == "cuda" else None
+        self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
+
+    def __len__(self) -> int:
+        """The number of graphs."""
+        return len(self._graphs)
+
+    def rows_for(self, rows: int) -> int:
+        """Returns the rows of the smallest graph with this many rows."""
+        return next(bucket for bucket in self.buckets if bucket >= rows)
+
+    def compute(self) -> torch.Tensor:
+        """Computes the step; returns logits `[step.rows, vocabulary]`, valid until the next call.
+
+        The first step with its number of rows runs without a graph, and is captured after that.
+        """
+        rows = self.step.rows
+        if rows not in self._graphs:
+            logits = self._run()
+            self._graphs[rows] = self._capture(self._run, self._pool)
+            return logits
+        replay, logits = self._graphs[rows]
+        replay()
+        return logits
+
+    def _run(self) -> torch.Tensor:
+        return self.step.compute(self._model, self._keep[: self.step.rows])

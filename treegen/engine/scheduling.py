@@ -1,0 +1,97 @@
+"""Scheduling: which branches store how many tokens in the next step, and which are preempted where pages run out.
+
+Branches that decode come first, prompts in chunks after them, older branches before younger ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from treegen.engine.sequences import Branch, SequenceTree
+from treegen.ir.errors import PoolError
+
+
+class Scheduled(NamedTuple):
+    """The next step. counts: the tokens of each branch. preempted: branches that lost their pages."""
+
+    counts: dict[int, int]
+    preempted: list[int]
+
+
+def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Scheduled:
+    """Chooses the tokens of each branch in the next step. Preempts branches where pages run out.
+
+    Args:
+        sequences: The branches.
+        max_rows: The most tokens of a step.
+        together: Whether all branches of a prompt are needed together.
+
+    Raises:
+        PoolError: What has to run together needs more pages than there are.
+    """
+    branches = sequences.branches
+    if all(branch.stored and branch.pending == 1 for branch in branches.values()):
+        counts = dict.fromkeys(branches, 1)  # the usual step: each branch decodes, and there are pages
+        if sequences.pages_missing(counts) <= sequences.available:
+            return Scheduled(counts, [])
+    counts, preempted = {}, []
+    left, taken, pages = max_rows, 0, sequences.available
+    pending = (branch for branch in branches.values() if branch.pending)
+    for branch in sorted(pending, key=lambda each: (each.pending > 1, *_age(each))):
+        if not branch.stored:
+            if not sequences.adopt(branch.number) and _is_coming(sequences, branch, counts):
+                continue
+            pages = sequences.available - taken
+            if pages < 0:  # it took over pages that others of the step are to get
+                sequences.preempt(branch.number)
+                continue
+        count = min(branch.pending, left)
+        missing = sequences.pages_missing({branch.number: count})
+        while missing > pages and (victim := _victim(sequences, branch, counts, together)) is not None:
+            sequences.preempt(victim.number)
+            preempted.append(victim.number)
+            pages = sequences.available - taken
+        if count and missing <= pages:
+            counts[branch.number] = count
+            left, taken, pages = left - count, taken + missing, pages - missing
+    if not counts:
+        _raise_needed(sequences, together)
+    return Scheduled(counts, preempted)
+
+
+def _is_coming(sequences: SequenceTree, branch: Branch, counts: dict[int, int]) -> bool:
+    """Says whether a branch of the step stores the first page of this one, which can then take it over."""
+    page = branch.tokens[: sequences.pool.page_size]
+    others = (sequences[number] for number in counts)
+    return len(branch.tokens) > len(page) and any(
+        not each.stored and each.tokens[: len(page)] == page for each in others
+    )
+
+
+def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], together: bool) -> Branch | None:
+    """Returns the youngest branch with pages that may make room for `branch`: a younger one outside of the step.
+
+    Where all branches of a prompt are needed together, one of the same prompt makes no room.
+    """
+    able = [
+        each for each in sequences.branches.values()
+        if each.pages and each.number not in counts and _age(each) > _age(branch)
+        and not (together and each.label[0] == branch.label[0])
+    ]  # fmt: skip
+    return max(able, key=_age, default=None)
+
+
+def _raise_needed(sequences: SequenceTree, together: bool) -> None:
+    """Raises PoolError: what has to run together needs more pages than there are."""
+    oldest = min(sequences.branches.values(), key=_age)
+    others = [each for each in sequences.branches.values() if each.label[0] == oldest.label[0]]
+    needy = others if together else [oldest]
+    missing = sequences.pages_missing({each.number: each.pending for each in needy})
+    needed = missing + len({page for each in needy for page in each.pages})
+    what = f"{len(needy)} branches that run together" if len(needy) > 1 else "one branch"
+    raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what} need", "add pages")
+
+
+def _age(branch: Branch) -> tuple[int, int]:
+    """Returns what orders branches by age: those of earlier prompts are older."""
+    return branch.label[0], branch.number
