@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from support.replayed_steps import Replayed, replaying
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import Beam, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling
 from treegen.engine.control import Controller
-from treegen.engine.graphs import StepGraphs, row_buckets
+from treegen.engine.graphs import row_buckets
 from treegen.engine.step import Step
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError, PoolError, TreegenError
@@ -70,30 +71,9 @@ def test_pools_and_budgets_change_no_token(pages: int, page_size: int, rows: int
     assert (made.accounting.preempted > 0) == (pages == 14)
 
 
-class Replayed:
-    """Takes the place of CUDA graphs: a replay runs the model again, and writes into the same tensor."""
-
-    def __init__(self) -> None:
-        self.captured = 0
-
-    def __call__(self, call: Any, pool: object) -> tuple[Any, torch.Tensor]:
-        self.captured += 1
-        step, filled = call.__self__.step, call().clone()
-
-        def replay() -> None:
-            assert step.rows == len(filled)
-            filled.copy_(call())
-
-        return replay, filled
-
-
-def with_graphs(model: Any, controller: Controller, pages: int = 60) -> tuple[Engine, Replayed]:
-    made = Engine(
-        HFModel(model), controller, num_pages=pages, page_size=4, max_rows=40, max_branches=9, cuda_graphs=False
-    )
-    capture = Replayed()
-    made.graphs = StepGraphs(made.decoding, made.model, row_buckets(9), capture)
-    return made, capture
+def with_replays(model: Any, controller: Controller, pages: int = 60) -> tuple[Engine, Replayed]:
+    made = engine(model, controller, pages)
+    return made, replaying(made)
 
 
 @pytest.mark.parametrize("pages", [60, 24])
@@ -104,7 +84,7 @@ def test_rows_that_stand_for_no_token_change_nothing(name: str, pages: int) -> N
     expected = [generated(model, prompt, max_new_tokens=10) for prompt in PROMPTS]
     beams = [generated(model, prompt, max_new_tokens=6, num_beams=3, num_return_sequences=3) for prompt in PROMPTS]
     for controller, wanted in ((Sample(max_new_tokens=10), expected), (Beam(3, 6), beams)):
-        made, capture = with_graphs(model, controller, pages)
+        made, capture = with_replays(model, controller, pages)
         made.warm_up()
         assert capture.captured == 5
         assert served(made, PROMPTS) == wanted

@@ -14,8 +14,9 @@ from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker
 from treegen.engine.control import Frontier, Growth
-from treegen.engine.engine import Engine, Model
+from treegen.engine.engine import Engine
 from treegen.engine.forced import Forced
+from treegen.engine.forward import Model
 from treegen.ir.tree import Tree
 
 _WARM_TOKENS = 4
@@ -125,7 +126,7 @@ def run_decoding(
         max_rows=max(settings.max_rows, forced.width), strategy="auto" if provider in _PROVIDERS else provider,
         make_kernel=_PROVIDERS.get(provider), prefix_cache=False, cuda_graphs=settings.cuda_graphs,
     )  # fmt: skip
-    if engine.graphs is None and model.device.type == "cuda":
+    if engine.forward.graphs is None and model.device.type == "cuda":
         engine.accounting.device = model.device
     try:
         if model.device.type == "cuda":

@@ -3,13 +3,15 @@
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.beam import Beam
-from treegen.engine.control import Continuation, Controller, Frontier, Growth, Next, Sample
-from treegen.engine.engine import Engine, Model
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Sample, Selecting
+from treegen.engine.engine import Engine
 from treegen.engine.forced import Forced
+from treegen.engine.forward import Model
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch, SequenceTree
+from treegen.engine.speculate import NGrams, Speculate
 from treegen.engine.step import Step
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "Branch",
     "Continuation",
     "Controller",
+    "Drafting",
     "Engine",
     "Forced",
     "Frontier",
@@ -26,11 +29,14 @@ __all__ = [
     "KVPool",
     "KernelMaker",
     "Model",
+    "NGrams",
     "Next",
     "PrefixCache",
     "Sample",
     "Sampling",
+    "Selecting",
     "SequenceTree",
+    "Speculate",
     "Step",
     "StepKernel",
     "tree_kernels",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -39,7 +40,9 @@ class Continuation(NamedTuple):
 class Frontier(NamedTuple):
     """Branches that the model has given logits for.
 
-    branches: the branches. logits: `[branches, vocabulary]`, for the token after each branch's last one.
+    branches: the branches. logits: `[branches, vocabulary]`, for the token after each branch's last one. A branch with
+    drafts has a row for each of them and one before these, one after another: for the tokens after the last token that
+    is no draft, and after each draft.
     """
 
     branches: Sequence[Branch]
@@ -50,11 +53,14 @@ class Growth(NamedTuple):
     """What follows from a frontier.
 
     grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
-    to a branch of its own. A branch without next tokens ends. results: results to return.
+    to a branch of its own. A branch without next tokens ends. results: results to return. accepted:
+    for branches with drafts, how many of the first ones stay, none by default; the others are removed before the next
+    tokens follow.
     """
 
     grown: Mapping[int, Sequence[Next]]
     results: Sequence[Continuation]
+    accepted: Mapping[int, int] = MappingProxyType({})
 
 
 class Controller(Protocol):
@@ -74,6 +80,39 @@ class Controller(Protocol):
 
     def decide(self, frontier: Frontier) -> Growth:
         """Decides how the branches of a frontier go on."""
+
+
+@runtime_checkable
+class Drafting(Protocol):
+    """A controller that proposes tokens which the next step checks, as `Speculate` does."""
+
+    @property
+    def max_draft(self) -> int:
+        """The most drafts of a branch."""
+
+    def draft(self, branch: Branch) -> Sequence[int]:
+        """Returns tokens that may follow the branch's last one."""
+
+
+@runtime_checkable
+class Selecting(Protocol):
+    """A controller whose branches get the token that it selects on the device, and fork at their first token alone.
+
+    The engine then launches a step before the host has read the tokens of the one before.
+    """
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens after a prompt; a branch with so many ends."""
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """Returns the next token of each branch, int64 `[branches]` on the device, without waiting for it.
+
+        The host may not know the last token of the branches.
+        """
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +150,8 @@ class Sample:
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
+        if all(branch.new_tokens for branch in frontier.branches):
+            return self.commit(frontier.branches, self.select(frontier).tolist())
         rows, labels, branches = [], [], []
         for row, branch in enumerate(frontier.branches):
             first = len(branch.tokens) == branch.prompt
@@ -120,7 +161,23 @@ class Sample:
                 branches.append(branch)
         logits = frontier.logits if rows == list(range(len(frontier.branches))) else frontier.logits[rows]
         drawn = self.sampling.draw(logits, labels, [len(branch.tokens) for branch in branches])
-        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
+        return self._growth([branch.number for branch in frontier.branches], branches, labels, drawn)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See Selecting."""
+        branches = frontier.branches
+        labels, positions = [branch.label for branch in branches], [len(branch.tokens) for branch in branches]
+        return self.sampling.select(frontier.logits, labels, positions)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting."""
+        return self._growth([each.number for each in branches], branches, [each.label for each in branches], tokens)
+
+    def _growth(
+        self, numbers: Sequence[int], branches: Sequence[Branch], labels: Sequence[Label], drawn: Sequence[int]
+    ) -> Growth:
+        """Returns what follows from a token for each of these branches, which are listed once for each label."""
+        grown: dict[int, list[Next]] = {number: [] for number in numbers}
         results = []
         for branch, label, token in zip(branches, labels, drawn, strict=True):
             if token in self.stop_ids or len(branch.tokens) + 1 - branch.prompt >= self.max_new_tokens:

@@ -6,7 +6,7 @@ Branches that decode come first in a step, prompts in chunks after them, under a
 before younger ones. Where pages run out, the youngest branch is preempted: it keeps its tokens, and their KV is
 computed again later. A prompt takes over the pages that a running branch has for the same first tokens.
 
-On a GPU, steps without chunks of prompts are CUDA graphs. They have a Step of their own, whose kernels have few rows.
+Where the controller selects tokens on the device, the next step is launched before the host has read them.
 """
 
 from __future__ import annotations
@@ -14,45 +14,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
 from treegen.engine.accounting import Accounting
+from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
-from treegen.engine.control import Continuation, Controller, Frontier, Next
-from treegen.engine.graphs import StepGraphs, row_buckets
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
+from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import Branch, SequenceTree
-from treegen.engine.step import Step
 from treegen.ir.errors import BranchError
-from treegen.ir.shape import Shape
 from treegen.strategies import Strategy
-
-
-class Model(Protocol):
-    """A decoder whose attention layers call `Step.attend`."""
-
-    @property
-    def shape(self) -> Shape:
-        """The attention shape of all layers; its page size is ignored."""
-
-    @property
-    def layers(self) -> int:
-        """The number of attention layers."""
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of a sequence."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-
-    def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
-        """Computes a step's `ids` at its `positions`; returns logits `[rows kept, vocabulary]` of the rows `keep`."""
 
 
 class Engine:
@@ -94,8 +69,10 @@ class Engine:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
             raise BranchError("controller.width", controller.width, reason, "raise max_branches")
-        if max_rows < max_branches:
-            raise BranchError("max_rows", max_rows, f"is less than max_branches = {max_branches}", "raise max_rows")
+        per_branch = 1 + (controller.max_draft if isinstance(controller, Drafting) else 0)
+        if max_rows < max_branches * per_branch:
+            reason = f"is less than max_branches = {max_branches}, with {per_branch} rows each"
+            raise BranchError("max_rows", max_rows, reason, "raise max_rows")
         self.model, self.controller = model, controller
         shape = replace(model.shape, page_size=page_size)
         self.pool = KVPool(shape, model.layers, num_pages, model.device)
@@ -104,14 +81,11 @@ class Engine:
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
         kernels = tree_kernels(strategy)
-        self.step = Step(self.sequences, most, max_rows, make_kernel=kernels, accounting=self.accounting)
-        buckets = row_buckets(max_branches)
-        self.decoding = Step(
-            self.sequences, most, buckets[-1], max_new=1, make_kernel=make_kernel or kernels, accounting=self.accounting
-        )
-        """The step in which every branch gets one token."""
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
-        self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
+        self.forward = Forward(
+            model, self.sequences, StepSizes(most, max_rows, per_branch), (kernels, make_kernel or kernels),
+            self.accounting, captures,
+        )  # fmt: skip
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others of their prompt, by number
         self._results: list[list[Continuation]] = []
@@ -145,7 +119,7 @@ class Engine:
         return [sorted(results) for results in self._results]
 
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
-        most = self.step.max_tokens - self.controller.max_new_tokens
+        most = self.forward.step.max_tokens - self.controller.max_new_tokens
         for number, prompt in enumerate(prompts):
             if not 1 <= len(prompt) <= most:
                 reason = (
@@ -155,39 +129,35 @@ class Engine:
 
     def _admit(self) -> None:
         """Starts waiting prompts while all branches of one more would fit."""
-        running = {branch.label[0] for branch in self.sequences.branches.values()}
-        while self._waiting and (len(running) + 1) * self.controller.width <= self.sequences.max_branches:
+        while self._has_room():
             number, prompt = self._waiting.popleft()
             self.sequences.add(prompt, (number,))
-            running.add(number)
+
+    def _has_room(self) -> bool:
+        """Says whether a prompt waits and all its branches would fit."""
+        if not self._waiting:
+            return False
+        running = {branch.label[0] for branch in self.sequences.branches.values()}
+        return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
     def _advance(self) -> None:
         """Takes one step of the model, and does what the controller decides."""
-        part = self.accounting.part
-        with part("pages"):
-            counts, preempted = schedule(self.sequences, self.step.max_rows, self.controller.together)
+        with self.accounting.part("control"):
+            self._propose()
+        with self.accounting.part("pages"):
+            counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
             for number in preempted:
                 self._logits.pop(number, None)
             self.accounting.preempted += len(preempted)
-            step, graphs = self.step, None
-            if max(counts.values()) == 1:
-                step, graphs = self.decoding, self.graphs
-            last_rows = step.begin(counts, None if graphs is None else graphs.rows_for(len(self.sequences)))
-            ready = [self.sequences[number] for number in last_rows]
-            ready = [branch for branch in ready if branch.pending == counts[branch.number]]
-            kept = [last_rows[branch.number] for branch in ready]
-            self._count(sum(counts.values()))
-        with part("model"):
-            if graphs is None:
-                logits = step.compute(self.model, torch.tensor(kept, dtype=torch.int64, device=self.pool.device))
-            else:
-                logits = _chosen(graphs.compute(), kept)
-        with part("pages"):
-            step.end()
-        with part("control"):
-            frontier = self._frontier(ready, logits)
+        frontier = self._frontier(*self.forward(counts))
+        with self.accounting.part("control"):
+            controller = self.controller
+            if isinstance(controller, Selecting) and run_ahead(
+                controller, self.forward, frontier, lambda: not self._has_room(), self._grow
+            ):
+                return
             if frontier.branches:
-                self._grow(frontier)
+                self._grow(frontier.branches, controller.decide(frontier))
 
     def warm_up(self) -> None:
         """Captures the graphs of all numbers of rows, so that no step does; without graphs it does nothing.
@@ -195,24 +165,22 @@ class Engine:
         Raises:
             BranchError: Branches are running.
         """
-        if self.graphs is None:
-            return
-        if len(self.sequences):
-            raise BranchError("branches", len(self.sequences), "are running", "warm up before run")
-        number = self.sequences.add([0], (0,)).number
-        try:
-            for rows in reversed(self.graphs.buckets):  # the largest first: smaller ones reuse its memory
-                self.decoding.begin({number: 1}, rows)
-                self.graphs.compute()
-        finally:
-            self.sequences.drop(number)
+        self.forward.warm_up()
 
-    def _count(self, rows: int) -> None:
-        """Counts a step of this many rows, and the pages that are held."""
-        known, branches = self.accounting, self.sequences.branches.values()
-        known.steps, known.rows = known.steps + 1, known.rows + rows
-        known.most_pages = max(known.most_pages, self.pool.num_pages - self.sequences.available)
-        known.most_unshared = max(known.most_unshared, sum(len(branch.pages) for branch in branches))
+    def _propose(self) -> None:
+        """Appends drafts to branches that decode, where there are pages for all of them."""
+        controller = self.controller
+        if not isinstance(controller, Drafting):
+            return
+        running = self.sequences.branches.values()
+        able = [branch for branch in running if branch.stored and branch.pending == 1]
+        drafts = [list(controller.draft(branch)) for branch in able]
+        counts = {branch.number: 1 + len(own) for branch, own in zip(able, drafts, strict=True)}
+        if self.sequences.pages_missing(counts) > self.sequences.available:
+            return
+        for branch, own in zip(able, drafts, strict=True):
+            branch.drafts = len(own)
+            branch.tokens += own
 
     def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
         """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""
@@ -228,13 +196,16 @@ class Engine:
         rows = [self._logits.pop(branch.number) for branch in complete]
         return Frontier(complete, torch.stack(rows) if rows else logits[:0])
 
-    def _grow(self, frontier: Frontier) -> None:
-        ready = frontier.branches
-        grown, results = self.controller.decide(frontier)
+    def _grow(self, ready: Sequence[Branch], growth: Growth) -> None:
+        """Does what the controller has decided about branches."""
+        grown, results, accepted = growth
         unknown = grown.keys() ^ {branch.number for branch in ready}
         if unknown:
             reason = "is not in the frontier, or has no decision"
             raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+        for branch in ready:
+            if branch.drafts:
+                self.sequences.retract(branch.number, branch.drafts - accepted.get(branch.number, 0))
         for branch in ready:
             if not grown[branch.number]:
                 self.sequences.drop(branch.number)
@@ -254,9 +225,3 @@ class Engine:
         for own, (token, label) in zip([branch, *forks], following, strict=True):
             self.sequences.extend(own.number, [token])
             own.label = label
-
-
-def _chosen(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Returns these rows of logits; those from the first one on without a copy."""
-    count = len(rows)
-    return logits[:count] if rows == list(range(count)) else logits[torch.tensor(rows, device=logits.device)]

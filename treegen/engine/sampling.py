@@ -56,13 +56,17 @@ class Sampling:
         Returns:
             The token of each row.
         """
+        return list(map(int, self.select(logits, labels, positions).tolist()))
+
+    def select(self, logits: torch.Tensor, labels: Sequence[tuple[int, ...]], positions: Sequence[int]) -> torch.Tensor:
+        """Draws tokens as `draw` does, without waiting for the device; returns them there, int64 `[rows]`."""
         if not self.temperature:
-            return list(map(int, logits.argmax(-1).tolist()))
+            return logits.argmax(-1)
         scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
         cumulated = scores.double().softmax(-1).cumsum(-1)
         noise = [self._noise(label, position) for label, position in zip(labels, positions, strict=True)]
-        bounds = torch.tensor(noise, dtype=torch.float64, device=scores.device)[:, None] * cumulated[:, -1:]
-        return list(map(int, torch.searchsorted(cumulated, bounds, right=True)[:, 0].tolist()))
+        uniform = torch.tensor(noise, dtype=torch.float64).to(scores.device, non_blocking=True)
+        return torch.searchsorted(cumulated, uniform[:, None] * cumulated[:, -1:], right=True)[:, 0]
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""

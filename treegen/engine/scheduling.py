@@ -30,14 +30,14 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
         PoolError: What has to run together needs more pages than there are.
     """
     branches = sequences.branches
-    if all(branch.stored and branch.pending == 1 for branch in branches.values()):
-        counts = dict.fromkeys(branches, 1)  # the usual step: each branch decodes, and there are pages
+    if all(branch.stored and branch.pending == 1 + branch.drafts for branch in branches.values()):
+        counts = {number: branch.pending for number, branch in branches.items()}  # the usual step: each branch decodes
         if sequences.pages_missing(counts) <= sequences.available:
             return Scheduled(counts, [])
     counts, preempted = {}, []
     left, taken, pages = max_rows, 0, sequences.available
     pending = (branch for branch in branches.values() if branch.pending)
-    for branch in sorted(pending, key=lambda each: (each.pending > 1, *_age(each))):
+    for branch in sorted(pending, key=lambda each: (each.pending > 1 + each.drafts, *_age(each))):
         if not branch.stored:
             if not sequences.adopt(branch.number) and _is_coming(sequences, branch, counts):
                 continue

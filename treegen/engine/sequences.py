@@ -30,6 +30,7 @@ class Branch:
         stored: The first tokens whose KV is in the pages. The others are fed to the model in the next steps.
         pages: Its pages, in the order of its tokens.
         seat: Its seat in the live batch.
+        drafts: The last tokens that are drafts: the step that stores them checks them.
     """
 
     number: int
@@ -39,6 +40,7 @@ class Branch:
     stored: int = 0
     pages: list[int] = field(default_factory=list)
     seat: int = -1
+    drafts: int = 0
 
     @property
     def pending(self) -> int:
@@ -115,6 +117,19 @@ class SequenceTree:
     def extend(self, number: int, tokens: Sequence[int]) -> None:
         """Adds tokens to a branch; their KV is stored by later steps."""
         self[number].tokens += tokens
+
+    def retract(self, number: int, count: int) -> None:
+        """Removes the last `count` drafts of a branch, whose KV is stored; the others are usual tokens from then on.
+
+        Raises BranchError where the branch has fewer drafts.
+        """
+        branch = self[number]
+        if not 0 <= count <= branch.drafts:
+            reason = f"has {branch.drafts} drafts, of which {branch.drafts - count} should stay"
+            raise BranchError("accepted", number, reason, "accept at least none, and at most all")
+        del branch.tokens[len(branch.tokens) - count :]
+        branch.stored -= count
+        branch.drafts = 0
 
     def drop(self, number: int) -> Branch:
         """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""

@@ -91,12 +91,15 @@ class Step:
         """int32 `[max_branches, pages]`; the page table on the host."""
         return self._table
 
-    def begin(self, counts: Mapping[int, int], rows: int | None = None) -> dict[int, int]:
+    def begin(
+        self, counts: Mapping[int, int], rows: int | None = None, ids: torch.Tensor | None = None
+    ) -> dict[int, int]:
         """Prepares a step in which these branches store this many of their pending tokens.
 
         Args:
             counts: The new tokens of each branch of the step, at least 1; other branches rest.
             rows: The rows of the step, by default one for each new token. Further rows stand for no token.
+            ids: int64 `[new tokens]` on the device; the tokens in place of the branches' own, in the order of the rows.
 
         Returns:
             The row of the last new token of each branch, which gives its next token.
@@ -122,14 +125,17 @@ class Step:
         place = np.arange(ends[-1]) + np.repeat(stored - ends + new, new)
         page = self._table[np.repeat(table_rows, new), place // page_size].astype(np.int64)
         tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
-        tokens[0, : ends[-1]] = [
-            token for branch in branches
-            for token in branch.tokens[branch.stored : branch.stored + counts[branch.number]]
-        ]  # fmt: skip
+        if ids is None:
+            tokens[0, : ends[-1]] = [
+                token for branch in branches
+                for token in branch.tokens[branch.stored : branch.stored + counts[branch.number]]
+            ]  # fmt: skip
         tokens[1, : ends[-1]] = place
         tokens[2] = self.pool.spare_slot
         tokens[2, : ends[-1]] = page * page_size + place % page_size
         self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
+        if ids is not None:
+            self.ids[: len(ids)].copy_(ids)
         lengths = np.zeros(2 * len(self._table) + 1, np.int32)  # seq_lens, then qo_indptr
         lengths[table_rows] = stored + new
         lengths[len(self._table) + 1 + table_rows] = new

@@ -1,0 +1,162 @@
+"""Forward: runs a model over the next tokens of branches, stores their KV and returns their logits.
+
+Steps in which every branch gets one token, and its drafts, have a `Step` of their own, whose kernels have few rows. On
+a GPU these steps are CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+
+from treegen.engine.accounting import Accounting
+from treegen.engine.attention_kernels import KernelMaker
+from treegen.engine.control import Frontier
+from treegen.engine.graphs import StepGraphs, row_buckets
+from treegen.engine.sequences import SequenceTree
+from treegen.engine.step import Step
+from treegen.ir.errors import BranchError
+from treegen.ir.shape import Shape
+
+
+class Model(Protocol):
+    """A decoder whose attention layers call `Step.attend`."""
+
+    @property
+    def shape(self) -> Shape:
+        """The attention shape of all layers; its page size is ignored."""
+
+    @property
+    def layers(self) -> int:
+        """The number of attention layers."""
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a sequence."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+
+    def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
+        """Computes a step's `ids` at its `positions`; returns logits `[rows kept, vocabulary]` of the rows `keep`."""
+
+
+class StepSizes(NamedTuple):
+    """How much steps hold.
+
+    max_tokens: the most tokens of a branch. max_rows: the most tokens of a step. max_new: the most tokens of a branch
+    in a step without chunks of prompts.
+    """
+
+    max_tokens: int
+    max_rows: int
+    max_new: int
+
+
+class Forward:
+    """The two kinds of steps of a model.
+
+    Attributes:
+        step: The step with chunks of prompts.
+        decoding: The step in which every branch gets one token, and its drafts.
+        graphs: The CUDA graphs of `decoding`; None without them.
+
+    Args:
+        model: The model.
+        sequences: The branches.
+        sizes: How much steps hold.
+        kernels: Makes the kernels of `step`, and of `decoding`.
+        accounting: Counts the time.
+        captures: Whether to capture `decoding`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sequences: SequenceTree,
+        sizes: StepSizes,
+        kernels: tuple[KernelMaker, KernelMaker],
+        accounting: Accounting,
+        captures: bool,
+    ) -> None:
+        self._model, self.sequences, self._accounting = model, sequences, accounting
+        of_prompts, of_decoding = kernels
+        self.step = Step(sequences, sizes.max_tokens, sizes.max_rows, make_kernel=of_prompts, accounting=accounting)
+        buckets = row_buckets(sequences.max_branches * sizes.max_new)
+        self.decoding = Step(
+            sequences, sizes.max_tokens, buckets[-1], max_new=sizes.max_new, make_kernel=of_decoding,
+            accounting=accounting,
+        )  # fmt: skip
+        self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
+
+    def __call__(self, counts: Mapping[int, int], ids: torch.Tensor | None = None) -> Frontier:
+        """Takes a step.
+
+        Args:
+            counts: The tokens that each branch stores; other branches rest.
+            ids: int64 `[tokens]` on the device; the tokens, in the order of the rows, where the host does not know them
+                yet. By default they are the branches' own.
+
+        Returns:
+            The branches whose tokens are all stored, in the order of their rows, and their logits.
+
+        Raises:
+            TreegenError: As of `Step.begin` and `Step.compute`.
+        """
+        part, branches = self._accounting.part, self.sequences
+        with part("pages"):
+            step, graphs = self.step, None
+            if all(count == 1 + branches[number].drafts for number, count in counts.items()):
+                step, graphs = self.decoding, self.graphs
+            resting = len(branches) - len(counts)
+            rows = None if graphs is None else graphs.rows_for(sum(counts.values()) + resting)
+            last_rows = step.begin(counts, rows, ids)
+            ready = [branches[number] for number in last_rows]
+            ready = [branch for branch in ready if branch.pending == counts[branch.number]]
+            kept = [last_rows[branch.number] + place for branch in ready for place in range(-branch.drafts, 1)]
+            self._count(sum(counts.values()))
+        with part("model"):
+            if graphs is None:
+                keep = torch.tensor(kept, dtype=torch.int64).to(branches.pool.device, non_blocking=True)
+                logits = step.compute(self._model, keep)
+            else:
+                logits = chosen_rows(graphs.compute(), kept)
+        with part("pages"):
+            step.end()
+        return Frontier(ready, logits)
+
+    def warm_up(self) -> None:
+        """Captures the graphs of all numbers of rows; without graphs it does nothing.
+
+        Raises:
+            BranchError: Branches are running.
+        """
+        if self.graphs is None:
+            return
+        if len(self.sequences):
+            raise BranchError("branches", len(self.sequences), "are running", "warm up before run")
+        number = self.sequences.add([0], (0,)).number
+        try:
+            for rows in reversed(self.graphs.buckets):  # the largest first: smaller ones reuse its memory
+                self.decoding.begin({number: 1}, rows)
+                self.graphs.compute()
+        finally:
+            self.sequences.drop(number)
+
+    def _count(self, rows: int) -> None:
+        """Counts a step of this many rows, and the pages that are held."""
+        known, branches = self._accounting, self.sequences
+        known.steps, known.rows = known.steps + 1, known.rows + rows
+        known.most_pages = max(known.most_pages, branches.pool.num_pages - branches.available)
+        known.most_unshared = max(known.most_unshared, sum(len(each.pages) for each in branches.branches.values()))
+
+
+def chosen_rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Returns these rows of logits, without waiting for the device; those from the first one on without a copy."""
+    count = len(rows)
+    if rows == list(range(count)):
+        return logits[:count]
+    return logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
