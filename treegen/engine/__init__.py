@@ -13,6 +13,7 @@ from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.engine.speculate import NGrams, Speculate
 from treegen.engine.step import Step
+from treegen.engine.thoughts import Search
 
 __all__ = [
     "Accounting",
@@ -34,6 +35,7 @@ __all__ = [
     "PrefixCache",
     "Sample",
     "Sampling",
+    "Search",
     "Selecting",
     "SequenceTree",
     "Speculate",

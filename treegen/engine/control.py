@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ import torch
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import InputError
+from treegen.ir.errors import BranchError, InputError
 
 Label = tuple[int, ...]
 """The number of a branch's prompt, and whatever else the controller tells branches of one prompt apart by."""
@@ -53,14 +53,17 @@ class Growth(NamedTuple):
     """What follows from a frontier.
 
     grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
-    to a branch of its own. A branch without next tokens ends. results: results to return. accepted:
-    for branches with drafts, how many of the first ones stay, none by default; the others are removed before the next
-    tokens follow.
+    to a branch of its own. A branch without next tokens ends. results: results to return. accepted: for branches with
+    drafts, how many of the first ones stay, none by default; the others are removed before the next tokens follow.
+    resting: branches without next tokens that do not end. They stay as they are, and are in the next frontier of their
+    prompt, with the same logits up to rounding. Only controllers with `together` may let branches rest, each beside
+    another one of its prompt that has next tokens.
     """
 
     grown: Mapping[int, Sequence[Next]]
     results: Sequence[Continuation]
     accepted: Mapping[int, int] = MappingProxyType({})
+    resting: Collection[int] = ()
 
 
 class Controller(Protocol):
@@ -113,6 +116,18 @@ class Selecting(Protocol):
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
+
+
+def check_resting(frontier: Frontier, growth: Growth, together: bool) -> None:
+    """Raises BranchError unless the branches that rest may do so, by what Growth says of them."""
+    grown, resting = growth.grown, set(growth.resting)
+    if wrong := [number for number in resting if number not in grown or grown[number] or not together]:
+        reason = "is not in the frontier, has next tokens, or rests without `together`"
+        raise BranchError("resting", sorted(wrong), reason, "let a branch without next tokens rest")
+    prompts = {branch.label[0] for branch in frontier.branches if branch.number in resting}
+    if stuck := prompts - {branch.label[0] for branch in frontier.branches if grown.get(branch.number)}:
+        reason = "of these prompts no branch has next tokens, and some rest"
+        raise BranchError("resting", sorted(stuck), reason, "extend a branch of each prompt, or end all")
 
 
 @dataclass(frozen=True, slots=True)

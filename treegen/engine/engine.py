@@ -20,7 +20,7 @@ import torch
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting, check_resting
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
@@ -87,7 +87,7 @@ class Engine:
             self.accounting, captures,
         )  # fmt: skip
         self._waiting: deque[tuple[int, list[int]]] = deque()
-        self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others of their prompt, by number
+        self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
@@ -157,7 +157,9 @@ class Engine:
             ):
                 return
             if frontier.branches:
-                self._grow(frontier.branches, controller.decide(frontier))
+                growth = controller.decide(frontier)
+                self._rest(frontier, growth)
+                self._grow(frontier.branches, growth)
 
     def warm_up(self) -> None:
         """Captures the graphs of all numbers of rows, so that no step does; without graphs it does nothing.
@@ -198,7 +200,7 @@ class Engine:
 
     def _grow(self, ready: Sequence[Branch], growth: Growth) -> None:
         """Does what the controller has decided about branches."""
-        grown, results, accepted = growth
+        grown, results, accepted = growth.grown, growth.results, growth.accepted
         unknown = grown.keys() ^ {branch.number for branch in ready}
         if unknown:
             reason = "is not in the frontier, or has no decision"
@@ -207,13 +209,21 @@ class Engine:
             if branch.drafts:
                 self.sequences.retract(branch.number, branch.drafts - accepted.get(branch.number, 0))
         for branch in ready:
-            if not grown[branch.number]:
+            if not grown[branch.number] and branch.number not in growth.resting:
                 self.sequences.drop(branch.number)
         for branch in ready:
             if grown[branch.number]:
                 self._extend(branch, grown[branch.number])
         for result in results:
             self._results[result.label[0]].append(result)
+
+    def _rest(self, frontier: Frontier, growth: Growth) -> None:
+        """Keeps the logits of branches that rest."""
+        if growth.resting:
+            check_resting(frontier, growth, self.controller.together)
+            for branch, row in zip(frontier.branches, frontier.logits, strict=True):
+                if branch.number in growth.resting:
+                    self._logits[branch.number] = row.clone()
 
     def _extend(self, branch: Branch, following: Sequence[Next]) -> None:
         """Gives a branch its first next token, and forks of it the others."""

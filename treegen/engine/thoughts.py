@@ -1,0 +1,154 @@
+"""Search: tree of thoughts, a breadth-first search that a scorer guides.
+
+prompt ── 3 thoughts each ──▶ score ──▶ best 2 ── 3 thoughts each ──▶ score ──▶ best 2 ──▶ ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
+from treegen.engine.sampling import Sampling
+from treegen.engine.sequences import Branch
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
+
+
+@dataclass(slots=True)
+class _Level:
+    """The thoughts that a prompt is at.
+
+    begins: by a thought's label, the tokens before it, the prompt's included. ended: labels and tokens of candidates
+    whose last thought is complete.
+    """
+
+    begins: dict[Label, int]
+    ended: list[tuple[Label, list[int]]] = field(default_factory=list)
+
+
+class Search:
+    """Searches a tree of thoughts level by level, and returns the best candidates of the last level.
+
+    From each kept branch of a prompt `branching` thoughts are drawn. When all thoughts of the level are complete, a
+    scorer rates the branches that they end; the best `width` go on, the others end. Of equal scores the first is
+    better. A branch's label within the search is its prompt and the place of each of its thoughts among those of one
+    parent. That label, the seed and the position alone decide the noise of a thought.
+
+    Args:
+        score: Rates the candidates of a level. It gets the tokens of the prompt, and a list of the tokens after the
+            prompt for each candidate, in the order of their labels. It returns a finite number for each; more is
+            better.
+        width: Branches of a prompt that a level keeps.
+        branching: Thoughts that are drawn from each of them. Without a temperature they are all the same.
+        thought_tokens: Tokens at which a thought ends.
+        depth: Levels.
+        sampling: How tokens are drawn.
+        stop_ids: Tokens that end a thought, each with itself as the last token.
+
+    Attributes:
+        kept: Branches of a prompt that a level keeps.
+        width: The most branches of a prompt at a time, which are the candidates of a level.
+        max_new_tokens: The most tokens after a prompt.
+
+    Raises:
+        InputError: A number is out of range, or, while the engine runs, the scores do not fit.
+    """
+
+    together = True
+
+    def __init__(
+        self,
+        score: Callable[[list[int], list[list[int]]], Sequence[float]],
+        *,
+        width: int,
+        branching: int,
+        thought_tokens: int,
+        depth: int,
+        sampling: Sampling | None = None,
+        stop_ids: tuple[int, ...] = (),
+    ) -> None:
+        if not callable(score):
+            raise InputError("score", score, "is not a function", "give one of a prompt and its candidates")
+        self.kept = positive_int("width", width, InputError)
+        self.branching = positive_int("branching", branching, InputError)
+        self.thought_tokens = positive_int("thought_tokens", thought_tokens, InputError)
+        self.depth = positive_int("depth", depth, InputError)
+        self.width, self.max_new_tokens = self.kept * branching, depth * thought_tokens
+        self.score, self.stop_ids = score, frozenset(stop_ids)
+        self.sampling = sampling or Sampling(temperature=1.0)
+        self._levels: dict[int, _Level] = {}  # by prompt
+
+    def decide(self, frontier: Frontier) -> Growth:
+        """See Controller."""
+        branches = frontier.branches
+        rows, labels, resting = [], [], set()
+        of_prompt: dict[int, list[int]] = {}
+        for row in sorted(range(len(branches)), key=lambda row: branches[row].label):
+            of_prompt.setdefault(branches[row].label[0], []).append(row)
+        for prompt, own in of_prompt.items():
+            if all(self._is_complete(branches[row]) for row in own):
+                begun = self._begin(prompt, [branches[row] for row in own])
+                rows += [own[place] for place, _ in begun]
+                labels += [label for _, label in begun]
+                continue
+            for row in own:
+                if self._is_complete(branches[row]):
+                    resting.add(branches[row].number)
+                else:
+                    rows.append(row)
+                    labels.append(branches[row].label)
+        drawn = self.sampling.draw(frontier.logits[rows], labels, [len(branches[row].tokens) for row in rows])
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in branches}
+        for row, label, token in zip(rows, labels, drawn, strict=True):
+            branch, level = branches[row], self._levels[label[0]]
+            if len(label) > self.depth and self._ends(token, len(branch.tokens) + 1 - level.begins[label]):
+                level.ended.append((label, [*branch.new_tokens, token]))
+            else:
+                grown[branch.number].append(Next(token, label))
+        results = []
+        for own in of_prompt.values():
+            if not any(grown[branches[row].number] for row in own):
+                results += self._results(branches[own[0]])
+        return Growth(grown, results, resting=resting)
+
+    def _is_complete(self, branch: Branch) -> bool:
+        """Says whether the prompt, or the branch's thought, is complete."""
+        if len(branch.label) == 1:
+            return True
+        return self._ends(branch.tokens[-1], len(branch.tokens) - self._levels[branch.label[0]].begins[branch.label])
+
+    def _ends(self, token: int, count: int) -> bool:
+        """Says whether this token, number `count` of a thought, is its last one."""
+        return count >= self.thought_tokens or token in self.stop_ids
+
+    def _begin(self, prompt: int, branches: list[Branch]) -> list[tuple[int, Label]]:
+        """Begins the next level of a prompt; returns the place of the branch and the label of each new thought."""
+        kept = [0]
+        if len(branches[0].label) > 1:
+            rated = self._rated(branches[0], [branch.new_tokens for branch in branches])
+            kept = [place for place, _ in rated]
+        begun = [(place, (*branches[place].label, thought)) for place in kept for thought in range(self.branching)]
+        self._levels[prompt] = _Level({label: len(branches[place].tokens) for place, label in begun})
+        return begun
+
+    def _results(self, branch: Branch) -> list[Continuation]:
+        """Returns the best candidates of the prompt of this branch, whose search ends."""
+        prompt = branch.label[0]
+        candidates = [tokens for _, tokens in sorted(self._levels.pop(prompt).ended)]
+        rated = self._rated(branch, candidates)
+        return [Continuation((prompt, rank), candidates[place], score) for rank, (place, score) in enumerate(rated)]
+
+    def _rated(self, branch: Branch, candidates: list[list[int]]) -> list[tuple[int, float]]:
+        """Returns the places and scores of the best candidates of the prompt of this branch, best first."""
+        given = self.score(branch.tokens[: branch.prompt], [list(tokens) for tokens in candidates])
+        scores = [score.item() if hasattr(score, "item") else score for score in given]
+        if len(scores) != len(candidates):
+            found, fix = f"{len(scores)} scores", "return one for each"
+            raise InputError("score()", found, f"is not the number of candidates, {len(candidates)}", fix)
+        for place, score in enumerate(scores):
+            if not is_finite(score):
+                raise InputError(f"score()[{place}]", score, "is not a finite number", "return one for each candidate")
+        best = sorted(range(len(scores)), key=lambda place: -scores[place])[: self.kept]
+        return [(place, float(scores[place])) for place in best]
