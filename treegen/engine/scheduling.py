@@ -38,34 +38,27 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
     left, taken, pages = max_rows, 0, sequences.available
     pending = (branch for branch in branches.values() if branch.pending)
     for branch in sorted(pending, key=lambda each: (each.pending > 1 + each.drafts, *_age(each))):
-        if not branch.stored:
-            if not sequences.adopt(branch.number) and _is_coming(sequences, branch, counts):
+        begins = not branch.stored
+        if begins:
+            if sequences.is_coming(branch.number, counts):
                 continue
-            pages = sequences.available - taken
-            if pages < 0:  # it took over pages that others of the step are to get
-                sequences.preempt(branch.number)
-                continue
+            sequences.adopt(branch.number)
+            pages = sequences.available - taken  # less than none where it took over pages that others are to get
         count = min(branch.pending, left)
         missing = sequences.pages_missing({branch.number: count})
-        while missing > pages and (victim := _victim(sequences, branch, counts, together)) is not None:
+        while missing > pages >= 0 and (victim := _victim(sequences, branch, counts, together)) is not None:
             sequences.preempt(victim.number)
             preempted.append(victim.number)
             pages = sequences.available - taken
         if count and missing <= pages:
             counts[branch.number] = count
             left, taken, pages = left - count, taken + missing, pages - missing
+        elif begins:  # so that others may store what it has in common with them, before it takes that over
+            sequences.preempt(branch.number)
+            pages = sequences.available - taken
     if not counts:
         _raise_needed(sequences, together)
     return Scheduled(counts, preempted)
-
-
-def _is_coming(sequences: SequenceTree, branch: Branch, counts: dict[int, int]) -> bool:
-    """Says whether a branch of the step stores the first page of this one, which can then take it over."""
-    page = branch.tokens[: sequences.pool.page_size]
-    others = (sequences[number] for number in counts)
-    return len(branch.tokens) > len(page) and any(
-        not each.stored and each.tokens[: len(page)] == page for each in others
-    )
 
 
 def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], together: bool) -> Branch | None:

@@ -155,8 +155,7 @@ class SequenceTree:
         """
         branch, size = self[number], self.pool.page_size
         assert not branch.pages
-        found = [(self._common(branch, other) // size * size, other) for other in self.branches.values()]
-        tokens, owner = max(found, key=lambda each: (each[0], -each[1].number))
+        tokens, owner = self._nearest(branch)
         cached = [] if self.cache is None else self.cache.match(branch.tokens[:-1])
         pages = cached if len(cached) * size > tokens else owner.pages[: tokens // size]
         if pages:
@@ -167,10 +166,28 @@ class SequenceTree:
                 self.live.share(branch.seat, owner.seat, tokens)
         return branch.stored
 
-    def _common(self, branch: Branch, other: Branch) -> int:
-        """Returns the first tokens that both have and the other one has stored, without the branch's last one."""
-        most = min(other.stored, len(branch.tokens) - 1)
-        return common_prefix(branch.tokens[:most], other.tokens[:most])
+    def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
+        """Says whether `adopt` finds more pages after a step in which branches store so many more tokens each."""
+        branch = self[number]
+        stored = {other: self.branches[other].stored + count for other, count in counts.items()}
+        most = max((self._common(branch, self[other], tokens) for other, tokens in stored.items()), default=0)
+        if not most or most <= self._nearest(branch)[0]:
+            return False
+        return self.cache is None or most > len(self.cache.match(branch.tokens[:-1])) * self.pool.page_size
+
+    def _nearest(self, branch: Branch) -> tuple[int, Branch]:
+        """Returns the most first tokens that a running branch has in common with this one, in full pages, and it."""
+        found = [(self._common(branch, other, other.stored), other) for other in self.branches.values()]
+        return max(found, key=lambda each: (each[0], -each[1].number))
+
+    def _common(self, branch: Branch, other: Branch, stored: int) -> int:
+        """Returns the first tokens, in full pages, that are in common with another branch that has stored so many.
+
+        The branch's last token is not among them.
+        """
+        most = min(stored, len(branch.tokens) - 1)
+        size = self.pool.page_size
+        return common_prefix(branch.tokens[:most], other.tokens[:most]) // size * size
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""
@@ -239,7 +256,11 @@ class SequenceTree:
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns the number of first tokens that two sequences have in common."""
-    return next(
-        (i for i, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
-        min(len(first), len(second)),
-    )
+    least, most = 0, min(len(first), len(second))
+    while least < most:  # by halves, because slices are compared much faster than token by token
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

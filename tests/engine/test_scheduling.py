@@ -1,0 +1,60 @@
+"""Scheduling: what branches have in common is computed once, also after they were preempted."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.tiny_models import PROMPTS, tiny
+from treegen.engine import Beam, Engine, KVPool, SequenceTree
+from treegen.engine.scheduling import schedule
+from treegen.integrations import HFModel
+from treegen.ir.shape import Shape
+
+
+def sequences(pages: int) -> SequenceTree:
+    return SequenceTree(KVPool(Shape(2, 1, 8, page_size=4), 1, pages), 4)
+
+
+def step(tree: SequenceTree, rows: int) -> dict[int, int]:
+    """Takes a step without a model; returns the tokens that each branch has stored in it."""
+    counts, _ = schedule(tree, rows, together=False)
+    tree.reserve(counts)
+    tree.store(counts)
+    for number in counts:
+        tree.live.set_tokens(tree[number].seat, tree[number].stored)
+    tree.check()
+    return counts
+
+
+def test_a_prompt_waits_for_all_pages_that_another_one_computes() -> None:
+    """Chunks of 6 rows: the second prompt shares 12 tokens in full pages, and takes over nothing before these."""
+    tree = sequences(20)
+    tree.add([*range(13), 40, 41], (0,))
+    tree.add([*range(13), 50], (1,))
+    assert [step(tree, 6) for _ in range(3)] == [{0: 6}, {0: 6}, {0: 3, 1: 2}]
+    assert tree[1].pages[:3] == tree[0].pages[:3]
+
+
+def test_a_prompt_without_pages_holds_none_of_another_one() -> None:
+    """There are pages for the first prompt alone; the second would add one to what they have in common."""
+    tree = sequences(4)
+    tree.add([*range(13), 40, 41], (0,))
+    tree.add([*range(8), 60, 61, 62, 63], (1,))
+    assert [step(tree, 20), tree[1].pages] == [{0: 15}, []]
+    tree.extend(0, [42])
+    assert [step(tree, 20), tree[1].pages] == [{0: 1}, []]
+    tree.drop(0)
+    assert step(tree, 20) == {1: 12}
+
+
+@pytest.mark.parametrize("pages", [22, 30, 31, 36])
+def test_beams_need_the_pages_of_one_prompt_at_a_time(pages: int) -> None:
+    """A pool of 22 pages has room for the longest prompt's beams; others then wait, or are preempted."""
+
+    def beams(pages: int) -> tuple[list[list[list[int]]], int]:
+        engine = Engine(HFModel(tiny()), Beam(6, 18), num_pages=pages, page_size=4, max_rows=18, max_branches=18)
+        return [[found.tokens for found in own] for own in engine.run(PROMPTS)], engine.accounting.preempted
+
+    (expected, none), (found, some) = beams(60), beams(pages)
+    assert found == expected
+    assert some > none == 0
