@@ -18,6 +18,8 @@ EXPECTED = {
     "own_strategy": "us estimated on",
     "page_slots": "row 0 reads pages",
     "server_loop": "in 100 steps: {'steps': 100, 'planned': ",
+    "speculative": "with drafts: 80 tokens in ",
+    "tree_of_thoughts": "best of 2: score -",
     "verify_drafts": "from masks: 8 rows, 63 unique tokens",
     "warm_cache": "and policies for 17 trees in",
 }
