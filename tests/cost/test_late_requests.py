@@ -131,6 +131,37 @@ def test_a_plan_that_cannot_wait() -> None:
     assert kernel.prepare(LiveBatch(page_size=16))
 
 
+def test_requests_outgrow_plans_by_tokens_and_by_their_own_length() -> None:
+    """Long requests by 128 tokens, short ones that share a prompt by half of their own, if an eighth of them are so."""
+
+    def planned(batch: LiveBatch, seats: list[int] | None) -> list[int]:
+        """The steps at whose end a plan is made."""
+        kernel = kernel_for(65)
+        kernel.prepare(batch)
+        steps = []
+        for step in range(1, 140):
+            batch.grow(1, seats)
+            assert not kernel.prepare(batch)
+            if kernel.refresh(batch):
+                steps.append(step)
+        return steps
+
+    def samples(others: int) -> tuple[LiveBatch, list[int]]:
+        batch = LiveBatch(page_size=16)
+        prompt = batch.add(2008)
+        seats = [batch.fork(prompt) for _ in range(8)]
+        for _ in range(others):
+            batch.add(2008)
+        return batch, seats
+
+    alone = LiveBatch(page_size=16)
+    for tokens in (4000, 300, 16):
+        alone.add(tokens)
+    assert planned(alone, [0, 1]) == [128]
+    assert planned(*samples(others=0)) == [16, 32, 52, 82, 127]  # 8 tokens of their own, then 24, 40, 60, 90
+    assert planned(*samples(others=56)) == [128]
+
+
 def test_what_late_plans_cost() -> None:
     kernel, batch = kernel_for(64), LiveBatch(page_size=16)
     for _ in range(16):

@@ -19,7 +19,7 @@ from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
 from treegen.ir.live_batch import LiveBatch
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.runtime.replanning import GROWN
+from treegen.runtime.replanning import has_outgrown
 from treegen.strategies import Strategy
 
 READ_EVERY, READ_EVERY_UNNAMED = 64, 16
@@ -254,7 +254,8 @@ class RequestBatches:
         known = self._known()
         if not self._planned or not all(map(np.array_equal, known[:-1], self._planned[:-1])):
             return True
-        return bool((abs(known[-1] - self._planned[-1]) >= GROWN).any())
+        _, _, shared, tokens = self._planned
+        return has_outgrown(abs(known[-1] - tokens), tokens - shared, len(self._live))
 
     def _known(self) -> tuple[Ints, ...]:
         """Returns what plans depend on: epochs of running requests, sharing, and lengths."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from treegen.cost.late_requests import LateCost, late_cost
 from treegen.ir.arrays import Ints
 from treegen.ir.kernel_config import KernelConfig
@@ -24,6 +26,8 @@ GROWN = 128
 
 On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made 128 tokens earlier as with a new one.
 """
+_LEAST_GROWN = 16
+"""Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 1000.0
 """Host time of a plan in microseconds, roughly."""
 _ALONE_US = 1.0
@@ -98,9 +102,9 @@ class Replanning:
         )
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
-        """Says whether a request has grown by GROWN tokens. Plans of chunks stay good however much requests grow."""
-        grown = ((batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)).max(initial=0)
-        return not self._room.chunk and int(grown) >= GROWN
+        """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
+        grown = (batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)
+        return not self._room.chunk and has_outgrown(grown, seen.tokens - batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
@@ -112,3 +116,20 @@ class Replanning:
         """Estimates the cost of serving the batch with the present plan."""
         assert self._planned is not None
         return late_cost(batch, self._planned.schedule, self._room, self._tile, self._planned.problem)
+
+
+def has_outgrown(grown: Ints, own: Ints, requests: int) -> bool:
+    """Says whether a plan is out of date because requests have grown.
+
+    One has grown by GROWN tokens, or an eighth of them by half of what was their own: a plan for short tails of
+    requests gathers more of them in a work item than it should when they are long.
+
+    Args:
+        grown: Tokens that each request has gained since the plan.
+        own: Tokens of each that it shared with no other one at the plan.
+        requests: The number of running requests.
+    """
+    most = int(grown.max(initial=0))
+    if not _LEAST_GROWN <= most < GROWN:
+        return most >= GROWN
+    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, own // 2))) >= requests
