@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.replayed_steps import replaying
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, generated, tiny
-from treegen.engine import Engine, NGrams, Sample, Sampling, Speculate
+from treegen.engine import DraftModel, DraftTree, Engine, NGrams, Sample, Sampling, Speculate
 from treegen.engine.control import Controller
+from treegen.engine.draft_trees import draft_shape
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError
 
@@ -24,7 +26,7 @@ def served(
         controller,
         num_pages=pages,
         page_size=page_size,
-        max_rows=64,
+        max_rows=100,
         max_branches=max(6, controller.width),
     )
     if replays:
@@ -38,18 +40,46 @@ def served(
 class Told:
     """A drafter that knows what comes, but for every `wrong`-th token."""
 
+    trees = False
+
     def __init__(self, expected: Sequence[Sequence[int]], wrong: int = 0) -> None:
         self.whole = [[*prompt, *own] for prompt, own in zip(PROMPTS, expected, strict=True)]
         self.wrong = wrong
 
-    def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
-        (own,) = (each for each in self.whole if each[: len(tokens)] == list(tokens))
-        following = own[len(tokens) : len(tokens) + most]
-        places = range(len(tokens), len(tokens) + most)
+    def following(self, text: Sequence[int], most: int) -> list[int]:
+        (own,) = (each for each in self.whole if each[: len(text)] == list(text))
+        following = own[len(text) : len(text) + most]
+        places = range(len(text), len(text) + most)
         return [
             (token + 1) % VOCABULARY if self.wrong and place % self.wrong == 0 else token
             for token, place in zip(following, places, strict=False)
         ]
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
+        return [DraftTree.chain(self.following(text, most)) for text in texts]
+
+
+class Hidden(Told):
+    """A drafter of trees, in which the right tokens are among wrong ones, in an order that follows from the text."""
+
+    trees = True
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
+        return [self._tree(text, self.following(text, 3)) for text in texts]
+
+    def _tree(self, text: Sequence[int], right: Sequence[int]) -> DraftTree:
+        order = np.random.default_rng(len(text))
+        tokens: list[int] = []
+        parents: list[int] = []
+        last = -1
+        for token in right:
+            siblings = [token, (token + 1) % VOCABULARY, (token + 2) % VOCABULARY]
+            begin, place = len(tokens), int(order.integers(3))
+            tokens += siblings[-place:] + siblings[:-place] if place else siblings
+            parents += [last, last, int(order.integers(-1, begin))]
+            last = begin + place
+            parents[last] = parents[begin] if place == 2 else parents[last]
+        return DraftTree(tokens, parents)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,28 +109,100 @@ def test_samples_are_those_without_drafts(pages: int, page_size: int) -> None:
         assert made.accounting.preempted
 
 
+class Constant:
+    """Drafts the same token over and over, or other drafts than it may."""
+
+    def __init__(self, count: int, parents: Sequence[int] | None = None, trees: bool = False) -> None:
+        self.drafts = DraftTree([96] * count, [*range(-1, count - 1)] if parents is None else parents)
+        self.trees = trees
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
+        return [self.drafts] * len(texts)
+
+
+@pytest.mark.parametrize(("name", "page_size"), [("Llama", 4), ("Qwen3", 16), ("Qwen3Moe", 1)])
+def test_trees_of_drafts_give_the_tokens_of_generate(name: str, page_size: int) -> None:
+    model = tiny(name)
+    expected = [generated(model, prompt, max_new_tokens=13) for prompt in PROMPTS]
+    drafter = Hidden([own[0] for own in expected])
+    for pages, replays in ((300 // page_size, False), (300 // page_size, True), (80 // page_size, False)):
+        found, made = served(model, Speculate(drafter, 9, max_new_tokens=13), pages, page_size, replays)
+        assert found == expected
+    assert made.accounting.steps > 5
+    found, made = served(model, Speculate(drafter, 9, max_new_tokens=13), 300 // page_size, page_size)
+    assert made.accounting.steps <= 6  # prompts, and 12 tokens by four at most, or by three where a tree is wrong
+
+
+def test_samples_by_trees_of_n_grams_and_of_a_smaller_model() -> None:
+    model, sampling = tiny(), Sampling(0.7, 30, 0.95, seed=3)
+    options = {"n": 2, "sampling": sampling, "max_new_tokens": 14, "stop_ids": (7, 31)}
+    expected, plain = served(model, Sample(**options), 100)
+    own = DraftModel(HFModel(tiny()), (3, 2, 1), num_pages=400, page_size=4, max_texts=6)
+    other = DraftModel(HFModel(tiny("Qwen3")), (2, 1), num_pages=200, page_size=4, max_texts=6)
+    short = DraftModel(HFModel(tiny()), (1, 1), num_pages=2, page_size=4)  # most texts are too long for it
+    assert (own.drafts, own.trees, short.trees) == (3 + 6 + 6, True, False)
+    steps = []
+    for drafter, most in ((NGrams(2, occurrences=3), 6), (own, 15), (other, 4), (short, 2)):
+        found, made = served(model, Speculate(drafter, most, **options), 200)
+        assert found == expected
+        steps.append(made.accounting.steps)
+    assert steps[1] < steps[2] <= plain.accounting.steps
+
+
 def test_rejected_drafts_leave_no_trace() -> None:
     """A branch whose drafts cross pages, all wrong, keeps the tokens and KV of one without drafts."""
     model = tiny()
     expected = [generated(model, prompt, max_new_tokens=12) for prompt in PROMPTS]
-    found, made = served(model, Speculate(lambda tokens, most: [96] * most, 9, max_new_tokens=12), 80, 2)
+    found, made = served(model, Speculate(Constant(9), 9, max_new_tokens=12), 80, 2)
     assert found == expected
     assert made.accounting.rows > 2 * sum(map(len, PROMPTS))
 
 
-def test_n_grams_give_what_followed_last_time() -> None:
-    assert NGrams(2)([1, 2, 3, 1, 2, 4, 5, 1, 2], 3) == [4, 5, 1]
-    assert NGrams(3)([9, 8, 7, 8], 2) == [7, 8]
-    assert NGrams(3)([1, 2, 3], 4) == []
-    assert NGrams(3)([5], 4) == []
+def test_n_grams_give_what_followed() -> None:
+    def drafts(text: list[int], most: int, **options: int) -> DraftTree:
+        (found,) = NGrams(**options)([text], most)
+        return found
+
+    assert drafts([1, 2, 3, 1, 2, 4, 5, 1, 2], 3, longest=2) == ([4, 5, 1], [-1, 0, 1])
+    assert drafts([9, 8, 7, 8], 2) == ([7, 8], [-1, 0])
+    assert drafts([1, 2, 3], 4) == drafts([5], 4) == ([], [])
+    repeated = [1, 2, 3, 7, 1, 2, 4, 1, 2, 3, 8, 1, 2]
+    assert drafts(repeated, 6, longest=2, occurrences=3) == ([3, 8, 4, 1, 7], [-1, 0, -1, 2, 0])
+    assert drafts(repeated, 2, longest=2, occurrences=2) == ([3, 4], [-1, -1])
+
+
+def test_what_drafts_see() -> None:
+    shape = draft_shape((-1, -1, 0, 0, 3))
+    assert shape.depths.tolist() == [1, 1, 2, 2, 3]
+    assert [np.flatnonzero(row).tolist() for row in shape.sees] == [[0], [1], [0, 2], [0, 3], [0, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "text"),
+    [
+        (Constant(6), "drafts = 6 tokens and 6 parents: are not one parent each, for at most 4"),
+        (Constant(3, [-1, 0]), "drafts = 3 tokens and 2 parents"),
+        (Constant(2, [-1, 1]), r"parents\[1\] = 1: is no earlier draft"),
+        (Constant(2, [-1, -1]), r"parents = \[-1, -1\]: are not a chain"),
+    ],
+)
+def test_drafts_that_do_not_fit(drafter: Constant, text: str) -> None:
+    with pytest.raises(BranchError, match=text):
+        served(tiny(), Speculate(drafter, 4))
 
 
 def test_what_is_refused() -> None:
-    for make in (lambda: NGrams(0), lambda: Speculate(max_draft=0), lambda: Speculate(n=0)):
+    for make in (
+        lambda: NGrams(0),
+        lambda: NGrams(occurrences=0),
+        lambda: Speculate(max_draft=0),
+        lambda: Speculate(n=0),
+        lambda: DraftModel(HFModel(tiny()), (), num_pages=9),
+        lambda: DraftModel(HFModel(tiny()), (2, 0), num_pages=9),
+    ):
         with pytest.raises(InputError):
             make()
-    model = tiny()
-    with pytest.raises(BranchError, match=r"drafter = 6 tokens: is more than the 4 asked for"):
-        served(model, Speculate(lambda tokens, most: [1] * 6, 4))
-    with pytest.raises(BranchError, match="max_rows = 64: is less than max_branches = 6, with 21 rows each"):
-        served(model, Speculate(max_draft=20))
+    with pytest.raises(BranchError, match="max_rows = 100: is less than max_branches = 6, with 21 rows each"):
+        served(tiny(), Speculate(max_draft=20))
+    with pytest.raises(InputError, match=r"window_left = \d+: is not served with trees of drafts; draft chains"):
+        served(tiny("Mistral"), Speculate(NGrams(occurrences=2)))

@@ -4,14 +4,17 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.beam import Beam
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Sample, Selecting
+from treegen.engine.draft_trees import DraftTree
+from treegen.engine.drafters import Drafter, DraftModel, NGrams
 from treegen.engine.engine import Engine
 from treegen.engine.forced import Forced
+from treegen.engine.forced_drafts import ForcedDrafts
 from treegen.engine.forward import Model
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch, SequenceTree
-from treegen.engine.speculate import NGrams, Speculate
+from treegen.engine.speculate import Speculate
 from treegen.engine.step import Step
 from treegen.engine.thoughts import Search
 
@@ -22,9 +25,13 @@ __all__ = [
     "Branch",
     "Continuation",
     "Controller",
+    "DraftModel",
+    "DraftTree",
+    "Drafter",
     "Drafting",
     "Engine",
     "Forced",
+    "ForcedDrafts",
     "Frontier",
     "Growth",
     "KVPool",

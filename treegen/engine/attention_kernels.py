@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import torch
 
 from treegen.api.compile_batch import compile_batch
+from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.strategies import Strategy
 
@@ -59,9 +60,14 @@ def tree_kernels(strategy: str | Strategy = "auto") -> KernelMaker:
     """Returns the maker of kernels by `treegen.compile_batch` with a strategy."""
 
     def make(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> StepKernel:
+        mask = step.draft_mask
+        if mask is not None and kind.window_left >= 0:
+            reason, fix = "is not served with trees of drafts", "draft chains, or use a model without windows"
+            raise InputError("window_left", kind.window_left, reason, fix)
         return compile_batch(
             step.pool.shape, step.pages, max_tokens=step.max_tokens, max_rows=step.kernel_rows, strategy=strategy,
             sm_scale=kind.sm_scale, window_left=kind.window_left, logits_soft_cap=kind.logits_soft_cap, sinks=sinks,
+            mask_mod=None if mask is None else mask.mask_mod,
         )  # fmt: skip
 
     return make

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from treegen.engine.draft_trees import DraftTree
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
@@ -54,7 +55,8 @@ class Growth(NamedTuple):
 
     grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
     to a branch of its own. A branch without next tokens ends. results: results to return. accepted: for branches with
-    drafts, how many of the first ones stay, none by default; the others are removed before the next tokens follow.
+    drafts, the numbers of those that stay, each the parent of the next one; none by default. The others are removed
+    before the next tokens follow.
     resting: branches without next tokens that do not end. They stay as they are, and are in the next frontier of their
     prompt, with the same logits up to rounding. Only controllers with `together` may let branches rest, each beside
     another one of its prompt that has next tokens.
@@ -62,7 +64,7 @@ class Growth(NamedTuple):
 
     grown: Mapping[int, Sequence[Next]]
     results: Sequence[Continuation]
-    accepted: Mapping[int, int] = MappingProxyType({})
+    accepted: Mapping[int, Sequence[int]] = MappingProxyType({})
     resting: Collection[int] = ()
 
 
@@ -93,8 +95,12 @@ class Drafting(Protocol):
     def max_draft(self) -> int:
         """The most drafts of a branch."""
 
-    def draft(self, branch: Branch) -> Sequence[int]:
-        """Returns tokens that may follow the branch's last one."""
+    @property
+    def draft_trees(self) -> bool:
+        """Whether drafts may be trees. If not, each follows the one before."""
+
+    def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
+        """Returns for each branch tokens that may follow its last one."""
 
 
 @runtime_checkable

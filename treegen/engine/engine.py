@@ -21,6 +21,7 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting, check_resting
+from treegen.engine.draft_trees import checked_drafts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
@@ -69,7 +70,8 @@ class Engine:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
             raise BranchError("controller.width", controller.width, reason, "raise max_branches")
-        per_branch = 1 + (controller.max_draft if isinstance(controller, Drafting) else 0)
+        drafts = controller.max_draft if isinstance(controller, Drafting) else 0
+        per_branch, max_tree = 1 + drafts, drafts if isinstance(controller, Drafting) and controller.draft_trees else 0
         if max_rows < max_branches * per_branch:
             reason = f"is less than max_branches = {max_branches}, with {per_branch} rows each"
             raise BranchError("max_rows", max_rows, reason, "raise max_rows")
@@ -83,7 +85,7 @@ class Engine:
         kernels = tree_kernels(strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
         self.forward = Forward(
-            model, self.sequences, StepSizes(most, max_rows, per_branch), (kernels, make_kernel or kernels),
+            model, self.sequences, StepSizes(most, max_rows, per_branch, max_tree), (kernels, make_kernel or kernels),
             self.accounting, captures,
         )  # fmt: skip
         self._waiting: deque[tuple[int, list[int]]] = deque()
@@ -118,13 +120,17 @@ class Engine:
                 self.sequences.drop(number)
         return [sorted(results) for results in self._results]
 
+    @property
+    def max_prompt_tokens(self) -> int:
+        """The most tokens of a prompt: those of a sequence without the new ones, and the drafts of a tree."""
+        return self.forward.sizes.max_tokens - self.controller.max_new_tokens - self.forward.sizes.max_tree
+
     def _check(self, prompts: Sequence[Sequence[int]]) -> None:
-        most = self.forward.step.max_tokens - self.controller.max_new_tokens
+        most = self.max_prompt_tokens
+        room = self.forward.sizes.max_tokens - most
         for number, prompt in enumerate(prompts):
             if not 1 <= len(prompt) <= most:
-                reason = (
-                    f"is not within 1..{most} tokens, which leaves room for {self.controller.max_new_tokens} new ones"
-                )
+                reason = f"is not within 1..{most} tokens, which leaves room for {room} new ones"
                 raise BranchError(f"prompts[{number}]", f"{len(prompt)} tokens", reason, "shorten it, or add pages")
 
     def _admit(self) -> None:
@@ -176,13 +182,13 @@ class Engine:
             return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
-        drafts = [list(controller.draft(branch)) for branch in able]
-        counts = {branch.number: 1 + len(own) for branch, own in zip(able, drafts, strict=True)}
-        if self.sequences.pages_missing(counts) > self.sequences.available:
-            return
-        for branch, own in zip(able, drafts, strict=True):
-            branch.drafts = len(own)
-            branch.tokens += own
+        drafts = controller.draft(able)
+        for own in drafts:
+            checked_drafts(own, controller.max_draft, controller.draft_trees)
+        counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
+        if self.sequences.pages_missing(counts) <= self.sequences.available:
+            for branch, own in zip(able, drafts, strict=True):
+                self.sequences.propose(branch.number, own)
 
     def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
         """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""
@@ -205,9 +211,7 @@ class Engine:
         if unknown:
             reason = "is not in the frontier, or has no decision"
             raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
-        for branch in ready:
-            if branch.drafts:
-                self.sequences.retract(branch.number, branch.drafts - accepted.get(branch.number, 0))
+        self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
         for branch in ready:
             if not grown[branch.number] and branch.number not in growth.resting:
                 self.sequences.drop(branch.number)

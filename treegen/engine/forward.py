@@ -48,12 +48,13 @@ class StepSizes(NamedTuple):
     """How much steps hold.
 
     max_tokens: the most tokens of a branch. max_rows: the most tokens of a step. max_new: the most tokens of a branch
-    in a step without chunks of prompts.
+    in a step without chunks of prompts. max_tree: the most drafts of a branch, where drafts may be trees.
     """
 
     max_tokens: int
     max_rows: int
-    max_new: int
+    max_new: int = 1
+    max_tree: int = 0
 
 
 class Forward:
@@ -62,6 +63,7 @@ class Forward:
     Attributes:
         step: The step with chunks of prompts.
         decoding: The step in which every branch gets one token, and its drafts.
+        sizes: How much steps hold.
         graphs: The CUDA graphs of `decoding`; None without them.
 
     Args:
@@ -82,13 +84,16 @@ class Forward:
         accounting: Accounting,
         captures: bool,
     ) -> None:
-        self._model, self.sequences, self._accounting = model, sequences, accounting
+        self._model, self.sequences, self.sizes, self._accounting = model, sequences, sizes, accounting
         of_prompts, of_decoding = kernels
-        self.step = Step(sequences, sizes.max_tokens, sizes.max_rows, make_kernel=of_prompts, accounting=accounting)
+        self.step = Step(
+            sequences, sizes.max_tokens, sizes.max_rows, max_tree=sizes.max_tree, make_kernel=of_prompts,
+            accounting=accounting,
+        )  # fmt: skip
         buckets = row_buckets(sequences.max_branches * sizes.max_new)
         self.decoding = Step(
-            sequences, sizes.max_tokens, buckets[-1], max_new=sizes.max_new, make_kernel=of_decoding,
-            accounting=accounting,
+            sequences, sizes.max_tokens, buckets[-1], max_new=sizes.max_new, max_tree=sizes.max_tree,
+            make_kernel=of_decoding, accounting=accounting,
         )  # fmt: skip
         self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -95,6 +95,12 @@ class KVPool:
     def copy(self, source: int, target: int) -> None:
         """Copies a page to another one, in all layers."""
         self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+
+    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies tokens from places to other places, `page * page_size + offset`, in all layers; all at once."""
+        places = torch.tensor([source, target]).to(self.device, non_blocking=True)
+        for cache in (self.keys.flatten(1, 2), self.values.flatten(1, 2)):
+            cache[:, places[1]] = cache[:, places[0]]
 
     def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V of a layer as kernels take them: in pages, or in slots where pages have one token."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from treegen.engine.draft_trees import DraftTree
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.ir.errors import BranchError
@@ -30,7 +31,8 @@ class Branch:
         stored: The first tokens whose KV is in the pages. The others are fed to the model in the next steps.
         pages: Its pages, in the order of its tokens.
         seat: Its seat in the live batch.
-        drafts: The last tokens that are drafts: the step that stores them checks them.
+        draft_parents: For each of its last tokens that are drafts, the number of the draft that it follows, -1 for the
+            token before the drafts. The step that stores them checks them.
     """
 
     number: int
@@ -40,7 +42,12 @@ class Branch:
     stored: int = 0
     pages: list[int] = field(default_factory=list)
     seat: int = -1
-    drafts: int = 0
+    draft_parents: list[int] = field(default_factory=list)
+
+    @property
+    def drafts(self) -> int:
+        """The number of its last tokens that are drafts."""
+        return len(self.draft_parents)
 
     @property
     def pending(self) -> int:
@@ -118,18 +125,47 @@ class SequenceTree:
         """Adds tokens to a branch; their KV is stored by later steps."""
         self[number].tokens += tokens
 
-    def retract(self, number: int, count: int) -> None:
-        """Removes the last `count` drafts of a branch, whose KV is stored; the others are usual tokens from then on.
-
-        Raises BranchError where the branch has fewer drafts.
-        """
+    def propose(self, number: int, drafts: DraftTree) -> None:
+        """Adds drafts to a branch without drafts, for the next step."""
         branch = self[number]
-        if not 0 <= count <= branch.drafts:
-            reason = f"has {branch.drafts} drafts, of which {branch.drafts - count} should stay"
-            raise BranchError("accepted", number, reason, "accept at least none, and at most all")
-        del branch.tokens[len(branch.tokens) - count :]
-        branch.stored -= count
-        branch.drafts = 0
+        branch.tokens += drafts.tokens
+        branch.draft_parents = list(drafts.parents)
+
+    def keep_drafts(self, kept: Mapping[int, Sequence[int]]) -> None:
+        """Removes drafts, whose KV is stored; those that stay are usual tokens from then on.
+
+        Args:
+            kept: For each of these branches the numbers of the drafts that stay, each the parent of the next one. Their
+                KV moves to where it belongs, in all layers.
+
+        Raises:
+            BranchError: The drafts of a branch that should stay are no path from its last token.
+        """
+        source: list[int] = []
+        target: list[int] = []
+        for number, drafts in kept.items():
+            branch = self[number]
+            if (
+                any(not 0 <= draft < branch.drafts for draft in drafts)
+                or [branch.draft_parents[draft] for draft in drafts] != [-1, *drafts][: len(drafts)]
+            ):
+                reason = f"has drafts with parents {branch.draft_parents}, of which {list(drafts)} should stay"
+                raise BranchError("accepted", number, reason, "accept drafts that follow one another from the first")
+        for number, drafts in kept.items():
+            branch = self[number]
+            begin = len(branch.tokens) - branch.drafts
+            moved = [(begin + draft, begin + place) for place, draft in enumerate(drafts) if draft != place]
+            source += [self._slot(branch, token) for token, _ in moved]
+            target += [self._slot(branch, token) for _, token in moved]
+            branch.stored += len(drafts) - branch.drafts
+            branch.tokens[begin:] = [branch.tokens[begin + draft] for draft in drafts]
+            branch.draft_parents = []
+        if source:
+            self.pool.move(source, target)
+
+    def _slot(self, branch: Branch, token: int) -> int:
+        """Returns where the KV of a branch's token is."""
+        return branch.pages[token // self.pool.page_size] * self.pool.page_size + token % self.pool.page_size
 
     def drop(self, number: int) -> Branch:
         """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""
@@ -140,10 +176,14 @@ class SequenceTree:
         return branch
 
     def preempt(self, number: int) -> None:
-        """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free."""
+        """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free.
+
+        Drafts are removed.
+        """
         branch = self[number]
         self._release(branch)
-        branch.pages, branch.stored = [], 0
+        del branch.tokens[len(branch.tokens) - branch.drafts :]
+        branch.pages, branch.stored, branch.draft_parents = [], 0, []
         self.live.moved(branch.seat)
         self.live.set_tokens(branch.seat, 0)
 
@@ -169,8 +209,9 @@ class SequenceTree:
     def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
         """Says whether `adopt` finds more pages after a step in which branches store so many more tokens each."""
         branch = self[number]
-        stored = {other: self.branches[other].stored + count for other, count in counts.items()}
-        most = max((self._common(branch, self[other], tokens) for other, tokens in stored.items()), default=0)
+        others = [(self.branches[other], count) for other, count in counts.items()]
+        found = (self._common(branch, other, other.stored + count - other.drafts) for other, count in others)
+        most = max(found, default=0)
         if not most or most <= self._nearest(branch)[0]:
             return False
         return self.cache is None or most > len(self.cache.match(branch.tokens[:-1])) * self.pool.page_size
@@ -241,7 +282,8 @@ class SequenceTree:
     def _release(self, branch: Branch) -> None:
         """Releases a branch's pages, after the cache has taken the full ones."""
         if self.cache is not None:
-            self.cache.insert(branch.tokens[: branch.stored], branch.pages)
+            known = min(branch.stored, len(branch.tokens) - branch.drafts)
+            self.cache.insert(branch.tokens[:known], branch.pages)
         self.pool.release(branch.pages)
 
     def _started(self, branch: Branch) -> Branch:

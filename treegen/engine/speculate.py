@@ -7,57 +7,27 @@ kept    [ stored tokens | last token | a     b ]               two tokens in one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from typing import NamedTuple
 
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
+from treegen.engine.draft_trees import DraftTree, draft_shape
+from treegen.engine.drafters import Drafter, NGrams
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import BranchError, InputError
-
-Drafter = Callable[[Sequence[int], int], Sequence[int]]
-"""Takes a branch's tokens and a number; returns at most that many tokens that may follow."""
-
-
-@dataclass(frozen=True, slots=True)
-class NGrams:
-    """Drafts what followed the branch's last tokens where they occurred before, the latest time (prompt lookup).
-
-    Args:
-        longest: The most last tokens to look for. Fewer are looked for where they do not occur.
-
-    Raises:
-        InputError: `longest` is not at least 1.
-    """
-
-    longest: int = 3
-
-    def __post_init__(self) -> None:
-        positive_int("longest", self.longest, InputError)
-
-    def __call__(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Returns up to `most` tokens; none where not even the last token occurred before."""
-        known = np.asarray(tokens)
-        for length in range(min(self.longest, len(known) - 1), 0, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(known[:-1], length)
-            places = np.flatnonzero((windows == known[-length:]).all(1))
-            if len(places):
-                begin = int(places[-1]) + length
-                return [int(token) for token in known[begin : begin + most]]
-        return []
+from treegen.ir.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
 class Speculate:
     """Draws the same samples as `Sample`, in fewer steps where drafts are right.
 
-    A step computes the logits after each draft. From these the tokens are drawn as without drafts, with the same noise,
-    up to the first that is not the draft. So tokens do not depend on the drafter; with a temperature, too, they are
-    distributed as the model says (Leviathan et al. 2023 accept drafts by chance, which a noise that is fixed by
-    position does not need).
+    A step computes the logits after each draft. From these the tokens are drawn as without drafts, with the same noise:
+    the first after the branch's last token, then after the draft that was drawn, as long as there is one. So tokens do
+    not depend on the drafter; with a temperature, too, they are distributed as the model says. (Leviathan et al. 2023
+    accept drafts by chance, which noise that is fixed by position does not need.)
 
     Args:
         drafter: Proposes tokens.
@@ -92,53 +62,86 @@ class Speculate:
         """See Controller."""
         return False
 
-    def draft(self, branch: Branch) -> list[int]:
-        """Returns draft tokens of a branch, as few as may follow. Raises BranchError where the drafter gives more."""
-        most = min(self.max_draft, self.max_new_tokens - len(branch.new_tokens) - 1)
-        drafts = list(self.drafter(branch.tokens, most)) if most else []
-        if len(drafts) > most:
-            raise BranchError("drafter", f"{len(drafts)} tokens", f"is more than the {most} asked for", "return fewer")
+    @property
+    def draft_trees(self) -> bool:
+        """See Drafting."""
+        return self.drafter.trees
+
+    def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
+        """See Drafting. Branches that fork get none, nor do those that get one more token."""
+        depths = [self.max_new_tokens - len(each.new_tokens) - 1 if each.new_tokens else 0 for each in branches]
+        able = [place for place, depth in enumerate(depths) if depth > 0]
+        drafts = [DraftTree((), ())] * len(branches)
+        if able:
+            found = self.drafter([branches[place].tokens for place in able], self.max_draft)
+            for place, own in zip(able, found, strict=True):
+                drafts[place] = _up_to(own, depths[place])
         return drafts
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
         rows: list[int] = []
-        labels: list[Label] = []
-        positions: list[int] = []
+        asked: list[_Asked] = []
         begin = 0
         for branch in frontier.branches:
             given = len(branch.tokens) - branch.drafts
             first = given == branch.prompt
             for label in [(*branch.label, sample) for sample in range(self.n)] if first else [branch.label]:
+                asked.append(_Asked(branch, label, given))
                 rows += range(begin, begin + 1 + branch.drafts)
-                positions += range(given, given + 1 + branch.drafts)
-                labels += [label] * (1 + branch.drafts)
             begin += 1 + branch.drafts
+        labels = [each.label for each in asked for _ in range(1 + each.branch.drafts)]
+        positions = [position for each in asked for position in each.positions()]
         logits = frontier.logits if rows == list(range(begin)) else frontier.logits[rows]
-        drawn = self.sampling.draw(logits, labels, positions)
+        drawn = iter(self.sampling.draw(logits, labels, positions))
         grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
         results: list[Continuation] = []
-        accepted: dict[int, int] = {}
-        place = 0
-        for branch in frontier.branches:
-            count = self.n if len(branch.tokens) - branch.drafts == branch.prompt else 1
-            for _ in range(count):
-                label, own = labels[place], drawn[place : place + 1 + branch.drafts]
-                place += len(own)
-                right = _right(branch, own, self.stop_ids)
-                made = [*branch.tokens[branch.prompt : len(branch.tokens) - branch.drafts], *own[: right + 1]]
-                accepted[branch.number] = right
-                if made[-1] in self.stop_ids or len(made) >= self.max_new_tokens:
-                    results.append(Continuation(label, made))
-                else:
-                    grown[branch.number].append(Next(made[-1], label))
+        accepted: dict[int, list[int]] = {}
+        for each in asked:
+            branch = each.branch
+            made, accepted[branch.number] = each.taken(drawn, self.stop_ids)
+            tokens = [*branch.tokens[branch.prompt : each.given], *made]
+            if made[-1] in self.stop_ids or len(tokens) >= self.max_new_tokens:
+                results.append(Continuation(each.label, tokens))
+            else:
+                grown[branch.number].append(Next(made[-1], each.label))
         return Growth(grown, results, accepted)
 
 
-def _right(branch: Branch, drawn: Sequence[int], stop_ids: Sequence[int]) -> int:
-    """Returns how many drafts are what was drawn, up to the first that is not, or that ends the branch."""
-    drafts = branch.tokens[len(branch.tokens) - branch.drafts :]
-    for place, draft in enumerate(drafts):
-        if drawn[place] != draft or draft in stop_ids:
-            return place
-    return len(drafts)
+class _Asked(NamedTuple):
+    """A sample that gets tokens. given: the tokens of its branch before the drafts."""
+
+    branch: Branch
+    label: Label
+    given: int
+
+    def positions(self) -> list[int]:
+        """Returns the positions of the tokens that are drawn: after the last token, and after each draft."""
+        depths = draft_shape(tuple(self.branch.draft_parents)).depths
+        return [self.given, *(self.given + depths).tolist()]
+
+    def taken(self, drawn: Iterator[int], stop_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Takes the drawn tokens of its rows; returns the tokens that follow, and the drafts that these are."""
+        own = [next(drawn) for _ in range(1 + self.branch.drafts)]
+        parents, drafts = self.branch.draft_parents, self.branch.tokens[self.given :]
+        made, path = [own[0]], [-1]
+        while made[-1] not in stop_ids:
+            last = path[-1]
+            draft = next(
+                (each for each, parent in enumerate(parents) if parent == last and drafts[each] == made[-1]), None
+            )
+            if draft is None:
+                break
+            path.append(draft)
+            made.append(own[1 + draft])
+        return made, path[1:]
+
+
+def _up_to(drafts: DraftTree, depth: int) -> DraftTree:
+    """Returns the drafts of at most this depth."""
+    depths = draft_shape(tuple(drafts.parents)).depths.tolist() if drafts.parents else []
+    kept = [draft for draft, own in enumerate(depths) if own <= depth]
+    if len(kept) == len(depths):
+        return drafts
+    number = {-1: -1, **{draft: place for place, draft in enumerate(kept)}}
+    return DraftTree([drafts.tokens[draft] for draft in kept], [number[drafts.parents[draft]] for draft in kept])

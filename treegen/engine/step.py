@@ -17,6 +17,7 @@ import torch
 from treegen.backends.page_table import PageTable
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
+from treegen.engine.draft_trees import DraftMask, chain, draft_shape
 from treegen.engine.sequences import Branch, SequenceTree
 from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError, InputError
@@ -31,6 +32,7 @@ class Step:
         slots: int64 `[max_rows]`; where their KV goes.
         rows: Rows of these arrays that count in the step.
         pages: The page table and the lengths, for kernels.
+        draft_mask: Which drafts rows see; None where drafts are chains.
         host_lengths: The same lengths on the host, and the new tokens of each row of the table, each `[max_branches]`.
 
     Args:
@@ -38,6 +40,7 @@ class Step:
         max_tokens: The most tokens of a branch.
         max_rows: The most new tokens of all branches in a step.
         max_new: The most new tokens of a branch in a step; by default only `max_rows` limits them.
+        max_tree: The most drafts of a branch, where drafts may be trees; 0 where they are chains.
         make_kernel: Makes the kernels.
         accounting: Counts the time of attention.
     """
@@ -49,6 +52,7 @@ class Step:
         max_rows: int,
         *,
         max_new: int | None = None,
+        max_tree: int = 0,
         make_kernel: KernelMaker | None = None,
         accounting: Accounting | None = None,
     ) -> None:
@@ -74,6 +78,7 @@ class Step:
         self._read: set[AttentionKind] = set()  # kinds of its layers
         shape = pool.shape
         self._out = pool.keys.new_zeros(self.kernel_rows, shape.num_qo_heads, shape.head_dim_v)
+        self.draft_mask = DraftMask(self.kernel_rows, max_tree, pool.device) if max_tree else None
 
     @property
     def kernels(self) -> Mapping[AttentionKind, StepKernel]:
@@ -131,6 +136,7 @@ class Step:
                 for token in branch.tokens[branch.stored : branch.stored + counts[branch.number]]
             ]  # fmt: skip
         tokens[1, : ends[-1]] = place
+        self._place_drafts(branches, ends, tokens[1])
         tokens[2] = self.pool.spare_slot
         tokens[2, : ends[-1]] = page * page_size + place % page_size
         self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
@@ -217,6 +223,18 @@ class Step:
         self._counts = {}
         for kernel in self.kernels.values():
             kernel.refresh(self.sequences.live)
+
+    def _place_drafts(self, branches: Sequence[Branch], ends: Longs, positions: Longs) -> None:
+        """Sets the positions of drafts that are no chain, and who sees them."""
+        if self.draft_mask is None:
+            return
+        trees = []
+        for branch, end in zip(branches, ends.tolist(), strict=True):
+            if branch.draft_parents != chain(branch.drafts):
+                parents, begin = tuple(branch.draft_parents), len(branch.tokens) - branch.drafts
+                positions[end - branch.drafts : end] = begin - 1 + draft_shape(parents).depths
+                trees.append((end - branch.drafts, begin, parents))
+        self.draft_mask.fill(trees)
 
     def _tell_lengths(self, seats: Longs, lengths: Longs, new: Longs) -> None:
         """Tells the live batch the tokens and query rows of the branches of the step; others have one row."""

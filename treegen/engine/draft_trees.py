@@ -1,0 +1,146 @@
+"""Trees of draft tokens: which drafts a query row sees, and at which positions they are.
+
+    last token ─┬─ 0 ─┬─ 2      parents [-1, -1, 0, 0], depths [1, 1, 2, 2]
+                │     └─ 3
+                └─ 1            stored in the order of their numbers; draft 3 sees 0 and itself
+
+Drafts lie behind the branch's tokens in the order of their numbers, whatever their positions are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from treegen.ir.arrays import INT32_MAX, Longs
+from treegen.ir.errors import BranchError
+
+
+class DraftTree(NamedTuple):
+    """Tokens that may follow a branch's last token.
+
+    tokens: a token for each draft. parents: the number of the draft that each one follows, -1 for the last token of the
+    branch; less than the draft's own number.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+    @classmethod
+    def chain(cls, tokens: Sequence[int]) -> DraftTree:
+        """Returns drafts that follow one another."""
+        return cls(tokens, chain(len(tokens)))
+
+
+class DraftShape(NamedTuple):
+    """What follows from the parents of drafts.
+
+    depths: `[drafts]`; 1 for those that follow the last token. sees: `[drafts, drafts]`; whether a draft sees another
+    one: itself, and those that it follows.
+    """
+
+    depths: Longs
+    sees: npt.NDArray[np.bool_]
+
+
+def chain(drafts: int) -> list[int]:
+    """Returns the parents of drafts that follow one another."""
+    return list(range(-1, drafts - 1))
+
+
+def checked_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
+    """Raises BranchError for drafts that a step cannot check: more than `most`, of other parents, or no chain."""
+    count = len(drafts.tokens)
+    if count != len(drafts.parents) or count > most:
+        found = f"{count} tokens and {len(drafts.parents)} parents"
+        raise BranchError("drafts", found, f"are not one parent each, for at most {most}", "return fewer, or max_draft")
+    for draft, parent in enumerate(drafts.parents):
+        if not -1 <= parent < draft:
+            reason = "is no earlier draft, and not -1 for the last token"
+            raise BranchError(f"parents[{draft}]", parent, reason, "list drafts behind those that they follow")
+    if not trees and list(drafts.parents) != chain(count):
+        reason = "are not a chain, and the controller says that there are no trees"
+        raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
+
+
+@lru_cache(maxsize=256)
+def draft_shape(parents: tuple[int, ...]) -> DraftShape:
+    """Returns the depths of drafts, and which drafts each one sees."""
+    depths, sees = np.ones(len(parents), np.int64), np.eye(len(parents), dtype=np.bool_)
+    for draft, parent in enumerate(parents):
+        if parent >= 0:
+            depths[draft] += depths[parent]
+            sees[draft] |= sees[parent]
+    return DraftShape(depths, sees)
+
+
+def trie(texts: Sequence[Sequence[int]], most: int) -> DraftTree:
+    """Returns a tree of at most `most` drafts with the beginnings of these texts; earlier texts come first."""
+    numbers: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    for text in texts:
+        parent = -1
+        for token in text:
+            if (parent, token) not in numbers:
+                if len(tokens) == most:
+                    break
+                numbers[parent, token] = len(tokens)
+                tokens.append(int(token))
+                parents.append(parent)
+            parent = numbers[parent, token]
+    return DraftTree(tokens, parents)
+
+
+class DraftMask:
+    """Tensors of fixed addresses that say which drafts the query rows of a step see.
+
+    Attributes:
+        first: int32 `[rows]`; the tokens before the drafts of a row's branch. All tokens that a row of no draft sees by
+            its position are before that.
+        seen: bool `[rows, most]`; which of the drafts the row sees.
+
+    Args:
+        rows: The most query rows.
+        most: The most drafts of a branch.
+        device: Where the tensors are.
+    """
+
+    def __init__(self, rows: int, most: int, device: torch.device) -> None:
+        self.first = torch.full((rows,), INT32_MAX, dtype=torch.int32, device=device)
+        self.seen = torch.zeros(rows, most, dtype=torch.bool, device=device)
+        self._is_plain = True
+
+    @property
+    def mask_mod(self) -> Callable[..., Any]:
+        """The mask, as `treegen.compile_batch` takes it."""
+        return partial(_sees, self.first, self.seen)
+
+    def fill(self, drafts: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
+        """Sets the mask of a step.
+
+        Args:
+            drafts: For each branch whose drafts are no chain: the row of its first draft, the number of tokens before
+                the drafts, and their parents.
+        """
+        if not drafts and self._is_plain:
+            return
+        first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.bool_)
+        for row, tokens, parents in drafts:
+            rows = slice(row, row + len(parents))
+            first[rows] = tokens
+            seen[rows, : len(parents)] = draft_shape(parents).sees
+        self.first.copy_(torch.from_numpy(first), non_blocking=True)
+        self.seen.copy_(torch.from_numpy(seen), non_blocking=True)
+        self._is_plain = not drafts
+
+
+def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """The mask_mod: row b sees the tokens before its drafts, and those drafts that are on its path."""
+    draft = kv_idx - first[b]
+    return (draft < 0) | seen[b, torch.clamp(draft, min=0)]

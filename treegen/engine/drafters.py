@@ -1,0 +1,143 @@
+"""Drafters: propose tokens that may follow, for `Speculate` to check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Protocol
+
+import numpy as np
+
+from treegen.engine.control import Continuation, Frontier, Growth, Next
+from treegen.engine.draft_trees import DraftTree, trie
+from treegen.engine.engine import Engine
+from treegen.engine.forward import Model
+from treegen.ir.arrays import positive_int
+from treegen.ir.errors import InputError
+
+
+class Drafter(Protocol):
+    """Proposes tokens that may follow texts."""
+
+    @property
+    def trees(self) -> bool:
+        """Whether drafts may be trees. If not, each follows the one before."""
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> Sequence[DraftTree]:
+        """Returns for each text at most `most` drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class NGrams:
+    """Drafts what followed a text's last tokens where they occurred before (prompt lookup).
+
+    Args:
+        longest: The most last tokens to look for. Fewer are looked for where they do not occur.
+        occurrences: How many of the latest occurrences to take. With several, drafts are a tree of what followed them.
+
+    Raises:
+        InputError: A number is not at least 1.
+    """
+
+    longest: int = 3
+    occurrences: int = 1
+
+    def __post_init__(self) -> None:
+        positive_int("longest", self.longest, InputError)
+        positive_int("occurrences", self.occurrences, InputError)
+
+    @property
+    def trees(self) -> bool:
+        """See Drafter."""
+        return self.occurrences > 1
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
+        """See Drafter. There are no drafts where not even the last token occurred before."""
+        each = -(-most // self.occurrences)
+        return [trie(self._found(np.asarray(text), each), most) for text in texts]
+
+    def _found(self, text: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[list[int]]:
+        """Returns up to `most` tokens after each of the latest occurrences of the last tokens, the latest first."""
+        for length in range(min(self.longest, len(text) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
+            places = np.flatnonzero((windows == text[-length:]).all(1))[::-1][: self.occurrences]
+            if len(places):
+                return [text[place + length : place + length + most].tolist() for place in places.tolist()]
+        return []
+
+
+class DraftModel:
+    """Drafts the most likely tokens of a smaller model.
+
+    The model runs in an engine of its own, whose prefix cache keeps what it has computed of each text. Texts that are
+    too long for the model get no drafts.
+
+    Args:
+        model: The smaller model; it has the vocabulary of the large one.
+        widths: How many tokens to follow at each depth: (1, 1, 1) drafts three tokens one after another, (4, 2, 1) a
+            tree of 4 + 8 + 8 drafts.
+        num_pages: Pages of its KV pool.
+        page_size: Tokens of a page.
+        max_texts: The most texts at a time.
+
+    Raises:
+        InputError: There are no widths, or one is not at least 1.
+        TreegenError: As of `Engine`.
+    """
+
+    def __init__(
+        self, model: Model, widths: Sequence[int] = (1, 1, 1, 1), *, num_pages: int, page_size: int = 16,
+        max_texts: int = 64,
+    ) -> None:  # fmt: skip
+        if not widths:
+            raise InputError("widths", tuple(widths), "is empty", "give a number for each depth")
+        for depth, width in enumerate(widths):
+            positive_int(f"widths[{depth}]", width, InputError)
+        self.trees = prod(widths) > 1
+        self.drafts = sum(prod(widths[: depth + 1]) for depth in range(len(widths)))
+        """The drafts of a text."""
+        branches = max_texts * prod(widths)
+        self._engine = Engine(
+            model, _MostLikely(tuple(widths)), num_pages=num_pages, page_size=page_size, max_branches=branches,
+            max_rows=max(512, branches),
+        )  # fmt: skip
+
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
+        """See Drafter."""
+        able = [place for place, text in enumerate(texts) if len(text) <= self._engine.max_prompt_tokens]
+        drafts = [DraftTree((), ())] * len(texts)
+        for place, paths in zip(able, self._engine.run([texts[place] for place in able]), strict=True):
+            drafts[place] = trie([path.tokens for path in paths], most)
+        return drafts
+
+
+@dataclass(frozen=True, slots=True)
+class _MostLikely:
+    """Follows the most likely tokens, as many at each depth as `widths` says. Labels are (prompt, rank, rank, ...)."""
+
+    widths: tuple[int, ...]
+    together = False
+
+    @property
+    def width(self) -> int:
+        """See Controller."""
+        return prod(self.widths)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """See Controller."""
+        return len(self.widths)
+
+    def decide(self, frontier: Frontier) -> Growth:
+        """See Controller."""
+        most = frontier.logits.topk(max(self.widths)).indices.tolist()
+        grown: dict[int, list[Next]] = {}
+        results = []
+        for branch, tokens in zip(frontier.branches, most, strict=True):
+            depth = len(branch.new_tokens)
+            following = [Next(token, (*branch.label, rank)) for rank, token in enumerate(tokens[: self.widths[depth]])]
+            grown[branch.number] = following if depth + 1 < len(self.widths) else []
+            if depth + 1 == len(self.widths):
+                results += [Continuation(label, [*branch.new_tokens, token]) for token, label in following]
+        return Growth(grown, results)
