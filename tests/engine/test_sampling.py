@@ -37,6 +37,10 @@ def test_top_k_and_top_p_keep_the_most_likely_tokens() -> None:
     assert left(0, float(probabilities[2]) - 1e-3) == [2]
     assert left(0, float(probabilities[2]) + 1e-3) == [2, 3]
     assert left(3, 0.99) == [0, 2, 3]
+    tied = torch.tensor([[1.0, 2.0, 2.0, 2.0, 0.0]])
+    assert [kept(tied, *options)[0].isfinite().sum() for options in ((1, 1.0), (2, 0.2), (0, 0.3), (4, 0.99))] == [
+        3, 3, 3, 4
+    ]  # fmt: skip
     sampling = Sampling(temperature=5.0, top_k=2)
     assert set(sampling.draw(LOGITS.expand(200, -1), [(i,) for i in range(200)], [0] * 200)) == {2, 3}
 

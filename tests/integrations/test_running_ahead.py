@@ -35,6 +35,9 @@ class Noting(Later):
         self.noted: list[str] = []
         self.trouble = trouble
 
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        return self._sample.selects(branches)
+
     def select(self, frontier: Frontier) -> torch.Tensor:
         self.noted.append("select")
         return self._sample.select(frontier)

@@ -47,27 +47,28 @@ def run_ahead(
     frontier: Frontier,
     goes_on: Callable[[], bool],
     grow: Callable[[Sequence[Branch], Growth], None],
-) -> bool:
-    """Takes steps as long as all branches decode, each before the tokens of the one before are read.
+) -> Frontier:
+    """Takes steps as long as the controller selects tokens, each before the tokens of the one before are read.
 
     Args:
         controller: Selects tokens on the device.
         forward: Takes the steps.
-        frontier: All running branches, and their logits.
+        frontier: Branches and their logits.
         goes_on: Whether nothing else waits for the next step.
         grow: Does what follows from the controller's decision.
 
     Returns:
-        Whether it has decided about the frontier; if not, nothing has changed.
+        A frontier that the controller has to decide about otherwise; an empty one where it has decided about all.
     """
-    if not _may_run(controller, forward, frontier):
-        return False
     while frontier.branches:
         branches = frontier.branches
+        whole = len(branches) == len(forward.sequences) and not any(branch.drafts for branch in branches)
+        if not whole or not controller.selects(branches):
+            return frontier
         tokens = controller.select(frontier)
         copy = HostCopy(tokens)
         following = None
-        if goes_on() and _may_run(controller, forward, frontier):
+        if goes_on() and _have_room(controller, forward, branches):
             for branch in branches:
                 branch.tokens.append(UNKNOWN)
             following = forward(dict.fromkeys((branch.number for branch in branches), 1), tokens)
@@ -79,7 +80,7 @@ def run_ahead(
         growth = controller.commit(branches, chosen)
         grow(branches, growth)
         if following is None:
-            return True
+            return Frontier([], frontier.logits[:0])
         for branch, token in zip(branches, chosen, strict=True):
             if growth.grown[branch.number]:
                 if [each.token for each in growth.grown[branch.number]] != [token]:
@@ -87,20 +88,13 @@ def run_ahead(
                 branch.stored += 1
         kept = [row for row, branch in enumerate(following.branches) if growth.grown[branch.number]]
         frontier = Frontier([following.branches[row] for row in kept], chosen_rows(following.logits, kept))
-    return True
+    return frontier
 
 
-def _may_run(controller: Selecting, forward: Forward, frontier: Frontier) -> bool:
-    """Says whether each running branch is in the frontier and certainly gets one more token, for which there is room.
-
-    Branches at their first token may fork.
-    """
+def _have_room(controller: Selecting, forward: Forward, branches: Sequence[Branch]) -> bool:
+    """Says whether each of these branches gets a token after the next one, and there are pages for these."""
     sequences, most = forward.sequences, controller.max_new_tokens
-    if len(frontier.branches) != len(sequences):
+    if any(len(branch.tokens) - branch.prompt + 1 >= most for branch in branches):
         return False
-    for branch in frontier.branches:
-        made = len(branch.tokens) - branch.prompt
-        if not made or made + 1 >= most or branch.drafts:
-            return False
-    counts = dict.fromkeys((branch.number for branch in frontier.branches), 1)
+    counts = dict.fromkeys((branch.number for branch in branches), 1)
     return sequences.pages_missing(counts) <= sequences.available

@@ -105,7 +105,7 @@ class Drafting(Protocol):
 
 @runtime_checkable
 class Selecting(Protocol):
-    """A controller whose branches get the token that it selects on the device, and fork at their first token alone.
+    """A controller that selects tokens on the device.
 
     The engine then launches a step before the host has read the tokens of the one before.
     """
@@ -114,11 +114,15 @@ class Selecting(Protocol):
     def max_new_tokens(self) -> int:
         """The most tokens after a prompt; a branch with so many ends."""
 
-    def select(self, frontier: Frontier) -> torch.Tensor:
-        """Returns the next token of each branch, int64 `[branches]` on the device, without waiting for it.
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """Whether `select` serves these branches: each gets one token, and goes on with it or ends. If not, `decide`
+        is asked.
 
-        The host may not know the last token of the branches.
+        The host may not know the last token of the branches, here and in `select`.
         """
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """Returns the next token of each branch, int64 `[branches]` on the device, without waiting for it."""
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
@@ -171,7 +175,7 @@ class Sample:
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
-        if all(branch.new_tokens for branch in frontier.branches):
+        if self.selects(frontier.branches):
             return self.commit(frontier.branches, self.select(frontier).tolist())
         rows, labels, branches = [], [], []
         for row, branch in enumerate(frontier.branches):
@@ -183,6 +187,10 @@ class Sample:
         logits = frontier.logits if rows == list(range(len(frontier.branches))) else frontier.logits[rows]
         drawn = self.sampling.draw(logits, labels, [len(branch.tokens) for branch in branches])
         return self._growth([branch.number for branch in frontier.branches], branches, labels, drawn)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See Selecting. The first token of a prompt forks."""
+        return all(branch.new_tokens for branch in branches)
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See Selecting."""

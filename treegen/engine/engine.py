@@ -158,10 +158,8 @@ class Engine:
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
             controller = self.controller
-            if isinstance(controller, Selecting) and run_ahead(
-                controller, self.forward, frontier, lambda: not self._has_room(), self._grow
-            ):
-                return
+            if isinstance(controller, Selecting):
+                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
                 growth = controller.decide(frontier)
                 self._rest(frontier, growth)

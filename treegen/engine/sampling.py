@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from treegen.ir.errors import InputError
@@ -70,16 +70,24 @@ class Sampling:
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""
-        return float(np.random.default_rng((self.seed, position, *label)).random())
+        digest = hashlib.blake2b(repr((self.seed, position, label)).encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
 def kept(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Returns scores `[rows, vocabulary]` with -inf for the tokens that top_k and then top_p leave out."""
+    """Returns scores `[rows, vocabulary]` with -inf for the tokens that top_k and then top_p leave out.
+
+    Tokens with equal scores stay or go together.
+    """
+    ordered = None
     if 0 < top_k < scores.shape[1]:
-        least = scores.topk(top_k).values[:, -1:]
-        scores = scores.masked_fill(scores < least, -torch.inf)
+        ordered = scores.topk(top_k).values  # descending
+        scores = scores.masked_fill(scores < ordered[:, -1:], -torch.inf)
     if top_p < 1:
-        ordered, order = scores.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        scores = scores.masked_fill((before >= top_p).scatter(1, order, before >= top_p), -torch.inf)
+        if ordered is None:
+            ordered = scores.sort(descending=True).values
+        probabilities = (ordered - scores.logsumexp(-1, keepdim=True)).exp()
+        before = probabilities.cumsum(-1) - probabilities
+        least = ordered.masked_fill(before >= top_p, torch.inf).amin(-1, keepdim=True)
+        scores = scores.masked_fill(scores < least, -torch.inf)
     return scores
