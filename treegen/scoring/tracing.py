@@ -13,7 +13,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treegen.ir.errors import InputError
-from treegen.scoring.expressions import FloorDivision, FloorRemainder, Load, Sigmoid, Where, WholeLoad, is_truth
+from treegen.scoring.expressions import (
+    BitAnd,
+    FloorDivision,
+    FloorRemainder,
+    Load,
+    RightShift,
+    Sigmoid,
+    Where,
+    WholeLoad,
+    is_truth,
+)
 
 _MOST_DIMS = 4
 """The most dimensions of a captured tensor."""
@@ -60,7 +70,7 @@ def _operator(name: str, *, swapped: bool = False) -> Callable[..., Any]:
     return operate
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "rshift"):
     setattr(Traced, f"__{_name}__", _operator(_name))
     setattr(Traced, f"__r{_name}__", _operator(_name, swapped=True))
 for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
@@ -222,6 +232,21 @@ def _bitwise(of_truths: Callable[..., sympy.Basic], name: str) -> Callable[..., 
     return operate
 
 
+def _bitwise_and(*values: object) -> sympy.Basic:
+    """Traces `&` of truth values or of integers."""
+    whole = [_number(value) for value in values]
+    if all(is_truth(_expression(value)) for value in values) or not all(each.is_integer for each in whole):
+        return _bitwise(sympy.And, "and")(*values)
+    return BitAnd(*whole)
+
+
+def _right_shift(*values: object) -> sympy.Basic:
+    whole = [_number(value) for value in values]
+    if not all(each.is_integer for each in whole):
+        raise _UnsupportedError("shifts a number that is not an integer")
+    return RightShift(*whole)
+
+
 def _of_number(function: Callable[..., sympy.Basic]) -> Callable[..., sympy.Basic]:
     return lambda *values: function(*map(_number, values))
 
@@ -255,14 +280,16 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Basic]] = {
     "float": _number, "int": _whole, "long": _whole, "bool": _truth,
     **{f"logical_{name}": lambda *values, of=of: of(*map(_truth, values)) for name, of in _TRUTHS.items()},
     **{f"bitwise_{name}": _bitwise(of, name) for name, of in _TRUTHS.items()},
+    "bitwise_and": _bitwise_and, "bitwise_right_shift": _right_shift,
 }  # fmt: skip
 _SAME = {
     "truediv": "div", "true_divide": "div", "divide": "div", "rtruediv": "div", "multiply": "mul", "subtract": "sub",
     "floordiv": "floor_divide", "mod": "remainder", "absolute": "abs", "negative": "neg", "pos": "positive",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "clip": "clamp",
+    "rshift": "bitwise_right_shift",
     "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "not_equal": "ne",
 }  # fmt: skip
-_SWAPPED = ("radd", "rsub", "rmul", "rtruediv", "rdiv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor")
+_SWAPPED = ("radd", "rsub", "rmul", "rtruediv", "rdiv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor", "rrshift")
 
 
 def _function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
