@@ -10,7 +10,7 @@ import torch
 
 from treegen import Shape
 from treegen.engine import KVPool, PrefixCache, SequenceTree
-from treegen.engine.sequences import common_prefix
+from treegen.engine.prefix import common_prefix
 from treegen.ir.errors import BranchError, PoolError, TreegenError
 
 SIZES = (1, 2, 4, 16)

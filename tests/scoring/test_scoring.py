@@ -220,8 +220,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "float index": ({"score_mod": lambda score, b, h, q, t: score + SLOPES[score]}, "not an integer"),
     "float64": ({"score_mod": lambda score, b, h, q, t: score + SLOPES.double()[h]}, "torch.float64"),
     "bits of numbers": ({"mask_mod": lambda b, h, q, t: (b | 1) == 0}, "takes bitwise or of numbers"),
-    "bits of a score": ({"score_mod": lambda score, *_: score & 1}, "takes bitwise and of numbers"),
-    "shifted score": ({"score_mod": lambda score, *_: score >> 1}, "shifts a number that is not an integer"),
+    "bits of a score": (
+        {"score_mod": lambda score, *_: score & 1},
+        "takes bitwise and of numbers that are not",
+    ),
+    "shifted score": ({"score_mod": lambda score, *_: score >> 1}, "takes bitwise right_shift of numbers that"),
     "string": ({"score_mod": lambda score, *_: "score"}, "uses str"),
     "error inside": ({"score_mod": lambda score, *_: [][1]}, "IndexError"),
     "arity": ({"score_mod": lambda score: score}, "TypeError"),

@@ -19,7 +19,6 @@ import torch
 from treegen.ir.arrays import INT32_MAX, Ints, Longs
 from treegen.ir.errors import BranchError
 
-
 _SHIFT, _BITS = 5, 32
 """A word has 2^5 bits."""
 

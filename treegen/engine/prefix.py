@@ -111,3 +111,15 @@ class PrefixCache:
             node = following
             node.used = self._clock
             yield node
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Returns the number of first tokens that two sequences have in common."""
+    least, most = 0, min(len(first), len(second))
+    while least < most:  # by halves, because slices are compared much faster than token by token
+        middle = (least + most + 1) // 2
+        if first[least:middle] == second[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -14,7 +14,7 @@ import numpy as np
 
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.pool import KVPool
-from treegen.engine.prefix import PrefixCache
+from treegen.engine.prefix import PrefixCache, common_prefix
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
@@ -294,15 +294,3 @@ class SequenceTree:
     def _check_room(self) -> None:
         if len(self.branches) >= self.max_branches:
             raise BranchError("branches", len(self.branches), "run already", "raise max_branches, or drop some")
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Returns the number of first tokens that two sequences have in common."""
-    least, most = 0, min(len(first), len(second))
-    while least < most:  # by halves, because slices are compared much faster than token by token
-        middle = (least + most + 1) // 2
-        if first[least:middle] == second[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import sympy
@@ -98,6 +99,10 @@ class RightShift(sympy.Function):  # type: ignore[misc]
         return self.args[0].is_nonnegative
 
 
+BITS: dict[str, Callable[..., sympy.Basic]] = {"and": BitAnd, "right_shift": RightShift}
+"""Functions of the bits of integers."""
+
+
 class Sigmoid(sympy.Function):  # type: ignore[misc]
     """1 / (1 + exp(-x))."""
 
@@ -142,8 +147,9 @@ class Algebra(Protocol[T]):
         """Applies a function to computed arguments.
 
         Names are add, sub, mul, div, power, floor_div and floor_mod (of integers), whole_div and whole_mod (of integers
-        of at least 0), bit_and and right_shift (of integers), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor, ceil, exp, log,
-        sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of integers), and int (of integers in a floating-point type).
+        of at least 0), bit_and and right_shift (of integers), minimum, maximum, where, not, and, or, xor, lt, le, gt,
+        ge, eq, ne, abs, floor, ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of integers), and int
+        (of integers in a floating-point type).
         """
 
     def load(self, number: int, indices: tuple[T, ...], wrapped: tuple[bool, ...]) -> T:

@@ -13,17 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treegen.ir.errors import InputError
-from treegen.scoring.expressions import (
-    BitAnd,
-    FloorDivision,
-    FloorRemainder,
-    Load,
-    RightShift,
-    Sigmoid,
-    Where,
-    WholeLoad,
-    is_truth,
-)
+from treegen.scoring.expressions import BITS, FloorDivision, FloorRemainder, Load, Sigmoid, Where, WholeLoad, is_truth
 
 _MOST_DIMS = 4
 """The most dimensions of a captured tensor."""
@@ -222,29 +212,16 @@ def _clamped(value: object, low: object = None, high: object = None) -> sympy.Ba
     return result if high is None else sympy.Min(result, _number(high), evaluate=False)
 
 
-def _bitwise(of_truths: Callable[..., sympy.Basic], name: str) -> Callable[..., sympy.Basic]:
+def _bitwise(name: str, of_truths: Callable[..., sympy.Basic] | None = None) -> Callable[..., sympy.Basic]:
     def operate(*values: object) -> sympy.Basic:
-        expressions = [_expression(value) for value in values]
-        if not all(is_truth(each) for each in expressions):
-            raise _UnsupportedError(f"takes bitwise {name} of numbers")
-        return of_truths(*expressions)
+        expressions, numbers = [_expression(value) for value in values], [_number(value) for value in values]
+        if of_truths is not None and all(is_truth(each) for each in expressions):
+            return of_truths(*expressions)
+        if name not in BITS or not all(each.is_integer for each in numbers):
+            raise _UnsupportedError(f"takes bitwise {name} of numbers" + " that are not integers" * (name in BITS))
+        return BITS[name](*numbers)
 
     return operate
-
-
-def _bitwise_and(*values: object) -> sympy.Basic:
-    """Traces `&` of truth values or of integers."""
-    whole = [_number(value) for value in values]
-    if all(is_truth(_expression(value)) for value in values) or not all(each.is_integer for each in whole):
-        return _bitwise(sympy.And, "and")(*values)
-    return BitAnd(*whole)
-
-
-def _right_shift(*values: object) -> sympy.Basic:
-    whole = [_number(value) for value in values]
-    if not all(each.is_integer for each in whole):
-        raise _UnsupportedError("shifts a number that is not an integer")
-    return RightShift(*whole)
 
 
 def _of_number(function: Callable[..., sympy.Basic]) -> Callable[..., sympy.Basic]:
@@ -279,8 +256,8 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Basic]] = {
     "eq": _of_number(sympy.Eq), "ne": _of_number(sympy.Ne),
     "float": _number, "int": _whole, "long": _whole, "bool": _truth,
     **{f"logical_{name}": lambda *values, of=of: of(*map(_truth, values)) for name, of in _TRUTHS.items()},
-    **{f"bitwise_{name}": _bitwise(of, name) for name, of in _TRUTHS.items()},
-    "bitwise_and": _bitwise_and, "bitwise_right_shift": _right_shift,
+    **{f"bitwise_{name}": _bitwise(name, of) for name, of in _TRUTHS.items()},
+    "bitwise_right_shift": _bitwise("right_shift"),
 }  # fmt: skip
 _SAME = {
     "truediv": "div", "true_divide": "div", "divide": "div", "rtruediv": "div", "multiply": "mul", "subtract": "sub",
