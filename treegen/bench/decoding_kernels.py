@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from treegen.bench.flashinfer_batch_inputs import WORKSPACE_BYTES, int_buffer, page_offsets
+from treegen.bench.flashinfer_drafts import FlashInferDrafts
 from treegen.bench.flashinfer_package import check_served, flashinfer_package
 from treegen.bench.providers import UnavailableError
 from treegen.engine.attention_kernels import AttentionKind, StepKernel
@@ -20,14 +21,16 @@ def no_kernel(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> No
 
 
 def flashinfer_kernel(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> StepKernel:
-    """Makes FlashInfer's decode with tensor cores for a step. See treegen.engine.KernelMaker.
+    """Makes FlashInfer's kernel for a step: decode with tensor cores, or masked prefill where branches have drafts.
+
+    See treegen.engine.KernelMaker.
 
     Raises UnavailableError where the package is missing or does not serve such layers.
     """
     check_served(step.pool.shape)
-    if sinks is not None or kind.window_left >= 0 or step.max_new > 1:
-        raise UnavailableError("FlashInfer's decode is compared in full layers with one query row a branch")
-    return _FlashInferDecode(step, kind)
+    if sinks is not None or kind.window_left >= 0:
+        raise UnavailableError("FlashInfer's kernels are compared in full layers without sinks")
+    return _FlashInferDecode(step, kind) if step.max_new == 1 else FlashInferDrafts(step, kind)
 
 
 class _FlashInferDecode:
