@@ -11,6 +11,7 @@ from treegen.strategies import registry
 
 EXAMPLES = ROOT / "examples"
 EXPECTED = {
+    "beam_search": "prompt 1: 4 beams, best score -",
     "best_of_n": "of 8: [",
     "decode_wrapper": "step 2: tree 64(5,17,18,9,3)",
     "demo": "against the float64 oracle: passed",

@@ -5,7 +5,9 @@
     host     prepare 8 ───┼── launch ──┘  read 7, end branches, prepare 9 ...
 
 So the host's work is hidden behind the device's. A branch that ends by its token has a row too many in the step that is
-under way; nobody reads it.
+under way; nobody reads it. The row's KV goes behind the branch's stored tokens, so never to a page that the cache or
+another branch holds. That page may be free, or another branch's, before the KV is written: what the other branch writes
+there is launched later, on the same stream (see `KVPool`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,10 @@ class KVPool:
 
     The last page belongs to nobody: rows of a step that stand for no token write there.
 
+    Steps and copies are launched on one stream, in the order of the calls, and so they read and write pages in this
+    order. A page may therefore be released, and go to another branch, while a step that reads or writes it is under
+    way: what the other branch writes there comes after that step. Use a pool from one thread and one stream.
+
     Args:
         shape: The attention shape of all layers; `page_size` and the types are the pool's.
         layers: The number of layers.

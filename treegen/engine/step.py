@@ -26,6 +26,9 @@ from treegen.ir.errors import BranchError, InputError
 class Step:
     """Tensors of fixed addresses for one step after another, and a kernel for each kind of attention layer.
 
+    Copies to these tensors may still be under way when `begin` returns. Each reads memory of its own, which the host
+    does not write again; on the stream they come after the step before and before the step itself.
+
     Attributes:
         ids: int64 `[max_rows]`; the new tokens.
         positions: int64 `[max_rows]`; their positions.
