@@ -26,7 +26,7 @@ def test_a_tree_is_run_with_each_strategy(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["5+6"], "several roots"),
+        (["5+6"], "has a prompt without tokens, or without tokens below it"),
         (["40(6*3)", "--compare", "fastest"], "fastest"),
         (["40(6*3)", "--model", "no/such/folder/here"], "cannot be loaded; name a folder"),
         (["40(6*3)", "--page-size", "3"], "power of two"),

@@ -120,10 +120,11 @@ def run_decoding(
         TreegenError: The tree, the provider or a setting does not fit.
     """
     forced = Forced(tree, vocabulary, settings.seed)
-    pages = sum(-(-int(count) // settings.page_size) + 1 for count in tree.tokens.tolist()) + forced.width
+    branches = forced.width * len(forced.prompts)
+    pages = sum(-(-int(count) // settings.page_size) + 1 for count in tree.tokens.tolist()) + branches
     engine = Engine(
-        model, forced, num_pages=pages, page_size=settings.page_size, max_branches=max(2, forced.width),
-        max_rows=max(settings.max_rows, forced.width), strategy="auto" if provider in _PROVIDERS else provider,
+        model, forced, num_pages=pages, page_size=settings.page_size, max_branches=max(2, branches),
+        max_rows=max(settings.max_rows, branches), strategy="auto" if provider in _PROVIDERS else provider,
         make_kernel=_PROVIDERS.get(provider), prefix_cache=False, cuda_graphs=settings.cuda_graphs,
     )  # fmt: skip
     if engine.forward.graphs is None and model.device.type == "cuda":
@@ -131,13 +132,13 @@ def run_decoding(
     try:
         if model.device.type == "cuda":
             engine.warm_up()
-            engine.controller = Forced(_shorter(tree), vocabulary, settings.seed)
-            engine.run([engine.controller.prompt])
+            engine.controller = warm = Forced(_shorter(tree), vocabulary, settings.seed)
+            engine.run(warm.prompts)
         engine.controller = clocked = _Clocked(forced, engine)
         before = engine.accounting.steps
         synchronize(engine)
         begin = time.perf_counter()
-        (results,) = engine.run([forced.prompt])
+        results = engine.run(forced.prompts)
         synchronize(engine)
     except UnavailableError as cause:
         return DecodingOutcome(provider, str(cause))
@@ -146,7 +147,7 @@ def run_decoding(
     assert clocked.steps >= before
     return DecodingOutcome(
         provider,
-        tokens=sum(len(found.tokens) for found in results),
+        tokens=sum(len(found.tokens) for own in results for found in own),
         seconds=end - begin,
         decoding_seconds=end - clocked.began,
         decoding_steps=known.steps - clocked.steps,
