@@ -24,9 +24,34 @@ def test_a_tree_is_run_with_each_strategy(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
+    ("workload", "first"),
+    [
+        ("grpo:prompts=2,samples=3", "2 prompts of up to 10 prompt tokens"),
+        ("system-prompts:requests=1", "32 prompts of up to 33 prompt tokens"),
+        ("beams:width=3,prompt=2000,tokens=400", "20 prompt tokens"),
+    ],
+)
+def test_workloads_are_scaled(workload: str, first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", workload, "--scale", "0.01", "--compare", "auto,sdpa"]) == 0
+    line, titles, *rows = capsys.readouterr().out.splitlines()
+    assert line == f"{workload}: {first}, model tiny, cpu"
+    assert re.split("  +", titles)[-4:] == ["KV held", "unshared", "KV read", "unshared reads"]
+    assert [row.split()[0] for row in rows] == ["auto", "sdpa"]
+
+
+def test_recorded_trees_are_in_the_data_folder(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "reasoning-keyword:5", "--data", str(data_dir), "--scale", "0.01", "--compare", "query"]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().out.startswith("reasoning-keyword:5: 14 prompt tokens")
+
+
+@pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["5+6"], "several roots"),
+        (["5+6"], "has a prompt without tokens, or without tokens below it"),
+        (["reasoning-sorting"], "no folder is given; name the folder of recorded trees with --data"),
+        (["reasoning-sorting", "--data", "no/such"], "data = no/such: has no deft/reasoning_sorting128.json; name"),
+        (["grpo", "--scale", "2"], "scale = 2.0: is not within 0..1"),
         (["40(6*3)", "--compare", "fastest"], "fastest"),
         (["40(6*3)", "--model", "no/such/folder/here"], "cannot be loaded; name a folder"),
         (["40(6*3)", "--page-size", "3"], "power of two"),
@@ -37,6 +62,7 @@ def test_what_is_refused(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("TREEGEN_DATA", raising=False)
     assert cli.main(["run", *arguments]) == 2
     error = capsys.readouterr().err
     assert text in error

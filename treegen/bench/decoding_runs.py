@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from treegen.bench.decoding_cases import DecodingCase
 from treegen.bench.decoding_kernels import flashinfer_kernel, no_kernel
+from treegen.bench.decoding_sdpa import sdpa_kernel
+from treegen.bench.kv_reads import KVReads
 from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
-from treegen.engine.attention_kernels import KernelMaker
+from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.control import Frontier, Growth
 from treegen.engine.engine import Engine
-from treegen.engine.forced import Forced
 from treegen.engine.forward import Model
-from treegen.ir.tree import Tree
+from treegen.report.decode_io import decimal_bytes
 
-_WARM_TOKENS = 4
-"""Tokens of each node below the root in the run before the measured one."""
-_PROVIDERS: dict[str, KernelMaker] = {"flashinfer": flashinfer_kernel, "none": no_kernel}
-"""Providers beside treegen's strategies: FlashInfer's decode, and none, which leaves attention out."""
+OnProgress = Callable[[float], None]
+"""Is called with the part of a decoding that is done since its last call."""
+_TOLD_EVERY = 16
+"""Decisions of the controller between two calls of it."""
+_PROVIDERS: dict[str, KernelMaker] = {"flashinfer": flashinfer_kernel, "sdpa": sdpa_kernel, "none": no_kernel}
+"""Providers beside treegen's strategies: FlashInfer's decode, PyTorch's attention function, and none at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +35,11 @@ class DecodingSettings:
     Args:
         page_size: Tokens of a page.
         max_rows: The most tokens of a step.
-        seed: Decides the tokens.
         cuda_graphs: As in `Engine`.
     """
 
     page_size: int = 16
     max_rows: int = 512
-    seed: int = 0
     cuda_graphs: bool | None = None
 
 
@@ -51,11 +52,13 @@ class DecodingOutcome:
         detail: Why it was not run; empty if it was.
         tokens: The tokens after the prompt that the branches have at the end, shared ones for each.
         seconds: Of the whole run.
-        decoding_seconds: From the first decision of the controller on, without the prompt.
+        decoding_seconds: From the step on in which the last prompt was complete.
         decoding_steps: Steps of the model in that time.
         parts: Seconds by PARTS. On a GPU all but `model` are the host's; a captured step's attention is in `model`.
         held_bytes: The most bytes of KV that were held at a time.
         unshared_bytes: The same if each branch held its own.
+        read_bytes: The bytes of KV that attention read in the decoding steps, those of a group of rows once.
+        path_bytes: The same if each branch read its own.
     """
 
     provider: str
@@ -67,6 +70,8 @@ class DecodingOutcome:
     parts: tuple[float, ...] = ()
     held_bytes: int = 0
     unshared_bytes: int = 0
+    read_bytes: int = 0
+    path_bytes: int = 0
 
     @property
     def step_ms(self) -> float:
@@ -80,22 +85,49 @@ class DecodingOutcome:
 
 
 class _Clocked:
-    """A controller that notes when it is first asked, and what the engine had done until then."""
+    """A controller that notes when it has first been asked about every prompt, and what the engine had done until then.
 
-    def __init__(self, controller: Forced, engine: Engine) -> None:
+    began: the time. steps: the steps of the engine until then.
+    """
+
+    def __init__(self, case: DecodingCase, engine: Engine, reads: KVReads, on_progress: OnProgress | None) -> None:
+        controller = case.controller
         self.width, self.max_new_tokens, self.together = (
             controller.width, controller.max_new_tokens, controller.together
         )  # fmt: skip
-        self._controller, self._engine = controller, engine
+        self._controller, self._engine, self._reads, self._on_progress = controller, engine, reads, on_progress
+        self._missing = set(range(len(case.prompts)))
+        self._decisions = self._told = 0
         self.began, self.steps = 0.0, 0
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
-        if not self.began:
-            synchronize(self._engine)
-            self.began, self.steps = time.perf_counter(), self._engine.accounting.steps
-            self._engine.accounting.seconds.update(dict.fromkeys(PARTS, 0.0))
-        return self._controller.decide(frontier)
+        if self._missing:
+            self._missing -= {branch.label[0] for branch in frontier.branches}
+            if not self._missing:
+                self._begin()
+        growth = self._controller.decide(frontier)
+        self._decisions += 1
+        if self._decisions % _TOLD_EVERY == 0:
+            self._tell(self._decisions)
+        return growth
+
+    def end(self) -> None:
+        """Tells that all is done."""
+        self._tell(self.max_new_tokens)
+
+    def _begin(self) -> None:
+        synchronize(self._engine)
+        self.began, self.steps = time.perf_counter(), self._engine.accounting.steps
+        self._engine.accounting.seconds.update(dict.fromkeys(PARTS, 0.0))
+        self._reads.restart()
+
+    def _tell(self, done: int) -> None:
+        """Tells the part that has been done since the last time, of as many decisions as there are new tokens."""
+        done = min(done, self.max_new_tokens)
+        if self._on_progress is not None:
+            self._on_progress((done - self._told) / self.max_new_tokens)
+        self._told = done
 
 
 def synchronize(engine: Engine) -> None:
@@ -105,61 +137,68 @@ def synchronize(engine: Engine) -> None:
 
 
 def run_decoding(
-    model: Model, tree: Tree, vocabulary: int, provider: str, settings: DecodingSettings
+    model: Model,
+    case: DecodingCase,
+    provider: str,
+    settings: DecodingSettings,
+    on_progress: OnProgress | None = None,
 ) -> DecodingOutcome:
-    """Replays a tree with a provider, after a run with fewer tokens that compiles and captures.
+    """Runs a decoding with a provider, on a GPU after a run with fewer tokens that compiles and captures.
 
     Args:
         model: The model.
-        tree: The tree of the branches, as `Forced` takes it.
-        vocabulary: The number of different tokens.
-        provider: `flashinfer`, `none`, or a strategy of treegen.
+        case: The decoding.
+        provider: `flashinfer`, `sdpa`, `none`, or a strategy of treegen.
         settings: How to run it.
+        on_progress: Called with the part of the decoding that is done since its last call.
 
     Raises:
-        TreegenError: The tree, the provider or a setting does not fit.
+        TreegenError: The decoding, the provider or a setting does not fit.
     """
-    forced = Forced(tree, vocabulary, settings.seed)
-    pages = sum(-(-int(count) // settings.page_size) + 1 for count in tree.tokens.tolist()) + forced.width
+    strategy = "auto" if provider in _PROVIDERS else provider
+    reads = KVReads()
     engine = Engine(
-        model, forced, num_pages=pages, page_size=settings.page_size, max_branches=max(2, forced.width),
-        max_rows=max(settings.max_rows, forced.width), strategy="auto" if provider in _PROVIDERS else provider,
-        make_kernel=_PROVIDERS.get(provider), prefix_cache=False, cuda_graphs=settings.cuda_graphs,
+        model, case.controller, num_pages=case.pages, page_size=settings.page_size, max_branches=case.branches,
+        max_rows=max(settings.max_rows, case.branches), strategy=strategy, prefix_cache=False,
+        make_kernel=reads.noting(_PROVIDERS.get(provider) or tree_kernels(strategy)), cuda_graphs=settings.cuda_graphs,
     )  # fmt: skip
     if engine.forward.graphs is None and model.device.type == "cuda":
         engine.accounting.device = model.device
     try:
         if model.device.type == "cuda":
             engine.warm_up()
-            engine.controller = Forced(_shorter(tree), vocabulary, settings.seed)
-            engine.run([engine.controller.prompt])
-        engine.controller = clocked = _Clocked(forced, engine)
-        before = engine.accounting.steps
+            engine.controller = case.warm
+            engine.run(case.prompts)
+        engine.controller = clocked = _Clocked(case, engine, reads, on_progress)
         synchronize(engine)
         begin = time.perf_counter()
-        (results,) = engine.run([forced.prompt])
+        results = engine.run(case.prompts)
         synchronize(engine)
     except UnavailableError as cause:
         return DecodingOutcome(provider, str(cause))
     end, known = time.perf_counter(), engine.accounting
-    of_page = engine.pool.page_size * engine.pool.shape.kv_token_bytes * engine.pool.layers
-    assert clocked.steps >= before
+    clocked.end()
+    of_token = engine.pool.shape.kv_token_bytes
+    of_page = engine.pool.page_size * of_token * engine.pool.layers
+    read = reads.count()
     return DecodingOutcome(
         provider,
-        tokens=sum(len(found.tokens) for found in results),
+        tokens=sum(len(found.tokens) for own in results for found in own),
         seconds=end - begin,
         decoding_seconds=end - clocked.began,
         decoding_steps=known.steps - clocked.steps,
         parts=tuple(known.seconds[part] for part in PARTS),
         held_bytes=known.most_pages * of_page,
         unshared_bytes=known.most_unshared * of_page,
+        read_bytes=read.read * of_token,
+        path_bytes=read.paths * of_token,
     )
 
 
 def decoding_table(outcomes: Sequence[DecodingOutcome]) -> list[list[str]]:
     """Returns lines for print_table: titles, and one for each outcome that ran."""
     bound = next((found for found in outcomes if found.provider == "none" and not found.detail), None)
-    titles = ["provider", "ms a token", "ms a step", *_TITLES, "steps", "KV held", "unshared"]
+    titles = ["provider", "ms a token", "ms a step", *_TITLES, "steps", *_BYTES]
     lines = [titles if bound is None else [*titles, "over none"]]
     for found in outcomes:
         if found.detail:
@@ -167,15 +206,11 @@ def decoding_table(outcomes: Sequence[DecodingOutcome]) -> list[list[str]]:
         total = sum(found.parts)
         shares = [f"{part / total:.0%}" for part in found.parts]
         line = [found.provider, f"{found.seconds / found.tokens * 1e3:.3f}", f"{found.step_ms:.3f}", *shares]
-        line += [str(found.decoding_steps), f"{found.held_bytes / 1e6:.1f} MB", f"{found.unshared_bytes / 1e6:.1f} MB"]
+        amounts = found.held_bytes, found.unshared_bytes, found.read_bytes, found.path_bytes
+        line += [str(found.decoding_steps), *map(decimal_bytes, amounts)]
         lines.append(line if bound is None else [*line, f"{found.seconds / bound.seconds:.2f}x"])
     return lines
 
 
 _TITLES = ("attention", "rest of the model", "pages and plans", "control")
-
-
-def _shorter(tree: Tree) -> Tree:
-    """Returns the tree with fewer tokens below its root."""
-    tokens = np.where(tree.parent < 0, tree.tokens, np.minimum(tree.tokens, _WARM_TOKENS))
-    return Tree.from_parents(tree.parent.tolist(), tokens.tolist())
+_BYTES = ("KV held", "unshared", "KV read", "unshared reads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,7 +10,7 @@ import typer
 from treegen.cli.arguments import print_table
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import InputError
-from treegen.workloads.specs import trees_of
+from treegen.workloads.served_decodings import served_decoding
 
 if TYPE_CHECKING:
     from treegen.integrations.hf import HFModel
@@ -19,8 +20,10 @@ def run(
     workload: Annotated[
         str,
         typer.Argument(
-            help="few-shot, speculative or reasoning, as in `treegen io`; or a tree with one root, as in "
-            "`treegen explain`.",
+            help="few-shot, few-shot-30, few-shot-50, grpo, beams, system-prompts, shot-sets, chains, documents, "
+            "reasoning or speculative, with options as in grpo:samples=8; reasoning-sorting, reasoning-docmerge or "
+            "reasoning-keyword, with the number of a tree as in reasoning-keyword:3; or a tree, as in "
+            "`treegen explain`, whose roots are prompts.",
         ),
     ] = "few-shot",
     model: Annotated[
@@ -35,36 +38,44 @@ def run(
         str,
         typer.Option(
             metavar="NAME,...",
-            help="Strategies, with commas: who reads which KV together. query shares none. Besides flashinfer, its "
-            "decode in the same engine, and none, which leaves attention out.",
+            help="Strategies, with commas: who reads which KV together. query shares none. Besides flashinfer and "
+            "sdpa, FlashInfer's decode and PyTorch's attention function in the same engine, and none, which leaves "
+            "attention out.",
         ),
     ] = "auto,query",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV pool, a power of two to 128.")] = 16,
     max_rows: Annotated[int, typer.Option(min=1, help="The most tokens of a step of the model.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens.")] = 0,
+    scale: Annotated[float, typer.Option(help="Multiplies all numbers of tokens: 0.1 for a tenth.")] = 1.0,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", envvar="TREEGEN_DATA", help="Folder of recorded trees.", show_envvar=True,
+            show_default="no recorded trees",
+        ),
+    ] = None,
     eager: Annotated[
         bool, typer.Option("--eager", help="Capture no CUDA graphs, and wait after each part, to see its time.")
     ] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Decode a tree of sequences with a model, and show the time per token and the memory of KV.
 
-    The tree says how long the prompt is, where branches fork, and how long they grow; the tokens are random. So every
-    run does the same work. The tree of a decoding is the one at its end. On a GPU, the time of captured attention is
-    counted with the rest of the model, unless --eager is given.
+    The tree says how long prompts are, where branches fork, and how long they grow; the tokens are random. So every run
+    does the same work. Only beams follow the model's logits. The tree of other decodings is the one at their end. On a
+    GPU, the time of captured attention is counted with the rest of the model, unless --eager is given.
     """
+    from treegen.bench.decoding_cases import decoding_case
     from treegen.bench.decoding_runs import DecodingSettings, decoding_table, run_decoding
 
-    *_, (name, tree) = trees_of(workload)
-    loaded = _loaded(model, int(tree.tokens.sum()))
-    settings = DecodingSettings(page_size, max_rows, seed, False if eager else None)
+    decoding = served_decoding(workload, data).scaled(scale)
+    loaded = _loaded(model, decoding.most_tokens)
+    case = decoding_case(decoding, loaded.vocabulary, seed, page_size)
+    settings = DecodingSettings(page_size, max_rows, False if eager else None)
     providers = [each.strip() for each in compare.split(",")]
-    outcomes = []
     with progress_bar(len(providers)) as on_done:
-        for provider in providers:
-            outcomes.append(run_decoding(loaded, tree, loaded.vocabulary, provider, settings))
-            on_done()
-    root = int(tree.parent.argmin())
-    print(f"{name}: {int(tree.tokens[root])} prompt tokens, model {model}, {loaded.device}")
+        outcomes = [run_decoding(loaded, case, provider, settings, on_done) for provider in providers]
+    prompts = f"{len(case.prompts)} prompts of up to " if len(case.prompts) > 1 else ""
+    print(f"{decoding.name}: {prompts}{max(map(len, case.prompts))} prompt tokens, model {model}, {loaded.device}")
     for found in outcomes:
         if found.detail:
             print(f"{found.provider}: {found.detail}")

@@ -152,7 +152,7 @@ def workload_from(text: str) -> Workload:
     """
     kind = _KIND.fullmatch(text)
     if kind:
-        options = _options(text, kind[2], _OPTIONS[kind[1]])
+        options = options_of(text, kind[2], _OPTIONS[kind[1]])
         return Workload(text, (_generated(kind[1], options),))
     parts: Any = {"path": text, "index": None, "options": None}
     if not os.path.exists(text):
@@ -165,7 +165,7 @@ def workload_from(text: str) -> Workload:
     if isinstance(course, Draft):
         if index is not None:
             raise FormatError("workload", text, "selects from a file that holds one decoding", f"give {path}")
-        return Workload(text, (verification(course, _options(text, parts["options"], _RECORDED_DRAFT)["prompt"]),))
+        return Workload(text, (verification(course, options_of(text, parts["options"], _RECORDED_DRAFT)["prompt"]),))
     if parts["options"] is not None:
         raise FormatError("workload", text, "gives options to recorded templates", f"give {path}")
     if index is not None and int(index) >= len(course):
@@ -185,8 +185,20 @@ def _generated(kind: str, options: dict[str, int]) -> Decode:
     return Decode(kind, lambda: iter((segment,)))
 
 
-def _options(workload: str, text: str | None, defaults: dict[str, int]) -> dict[str, int]:
-    """Returns `defaults`, with the changes of a text `name=value,name=value`. Raises FormatError."""
+def options_of(workload: str, text: str | None, defaults: dict[str, int]) -> dict[str, int]:
+    """Reads the options of a workload.
+
+    Args:
+        workload: The whole text, for errors.
+        text: `name=value,name=value`; None for no options.
+        defaults: The options that there are, with their values.
+
+    Returns:
+        `defaults` with the changes of the text.
+
+    Raises:
+        FormatError: An option is unknown, given twice or not a whole number.
+    """
     found: dict[str, int] = {}
     for entry in [] if text is None else text.split(","):
         name, _, value = entry.partition("=")

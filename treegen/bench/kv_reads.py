@@ -1,0 +1,161 @@
+"""KV reads: the tokens of KV that the attention of decoding steps reads, by the plans that served them.
+
+Steps are noted while they run, as copies of the live batch, in some microseconds. What they read is counted afterwards.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from treegen.cost.late_requests import walked_alone
+from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel
+from treegen.engine.step import Step
+from treegen.ir.arrays import Bools, Ints, Longs, offsets, ragged_ranges
+from treegen.ir.live_batch import LiveBatch
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.runtime.batch_kernel import BatchKernel
+
+
+class ReadTokens(NamedTuple):
+    """Tokens of KV, summed over steps and layers. read: those that groups of rows read, each group's once. paths: those
+    that branches would read, each its own.
+    """
+
+    read: int
+    paths: int
+
+
+@dataclass(slots=True)
+class KVReads:
+    """Notes the decoding steps of an engine whose kernels `noting` makes, and counts what they read.
+
+    Attributes:
+        kernels: The kernels, one for each kind of attention layer.
+    """
+
+    kernels: list[_NotedKernel] = field(default_factory=list)
+
+    def noting(self, make: KernelMaker) -> KernelMaker:
+        """Returns a maker of the same kernels that notes each step."""
+
+        def made(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> StepKernel | None:
+            kernel = make(step, kind, sinks)
+            if kernel is None:
+                return None
+            self.kernels.append(_NotedKernel(kernel, kind.window_left))
+            return self.kernels[-1]
+
+        return made
+
+    def restart(self) -> None:
+        """Forgets the steps so far."""
+        for kernel in self.kernels:
+            kernel.steps.clear()
+
+    def count(self) -> ReadTokens:
+        """Counts the tokens of all steps."""
+        counts = [np.array(kernel.count(), np.int64) * kernel.layers for kernel in self.kernels]
+        return ReadTokens(*np.sum([np.zeros(2, np.int64), *counts], axis=0).tolist())
+
+
+class _NotedStep(NamedTuple):
+    """A step: the plan, or None where each branch reads its own path, and the batch at the step."""
+
+    plan: RequestSchedule | None
+    batch: LiveBatch
+
+
+class _NotedKernel:
+    """A kernel that notes its steps. layers: its calls in a step."""
+
+    def __init__(self, kernel: StepKernel, window_left: int) -> None:
+        self._kernel, self._window_left = kernel, window_left
+        self.layers = 0
+        self.steps: list[_NotedStep] = []
+
+    @property
+    def rows(self) -> int:
+        """See StepKernel."""
+        return self._kernel.rows
+
+    def prepare(self, batch: LiveBatch) -> None:
+        """See StepKernel."""
+        self._kernel.prepare(batch)
+        planned = self._kernel.planned if isinstance(self._kernel, BatchKernel) else None
+        self.steps.append(_NotedStep(None if planned is None else planned.schedule, deepcopy(batch)))
+
+    def step(self) -> None:
+        """See StepKernel."""
+        self.layers = 0
+        self._kernel.step()
+
+    def __call__(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, out: torch.Tensor) -> None:
+        """See StepKernel."""
+        self.layers += 1
+        self._kernel(q, k_cache, v_cache, out=out)
+
+    def refresh(self, batch: LiveBatch) -> None:
+        """See StepKernel."""
+        self._kernel.refresh(batch)
+
+    def count(self) -> tuple[int, int]:
+        """Counts the tokens of a layer in all steps: those that are read, and those of all paths."""
+        read = paths = 0
+        known: RequestSchedule | None = None
+        for plan, batch in self.steps:
+            tokens = np.where(batch.row >= 0, batch.tokens, 0)
+            begin = np.zeros_like(tokens) if self._window_left < 0 else np.maximum(tokens - 1 - self._window_left, 0)
+            own = (tokens - begin).astype(np.int64)
+            paths += int(own.sum())
+            if plan is None:
+                read += int(own.sum())
+                continue
+            if plan is not known:
+                known, groups = plan, _Groups.of(plan)
+            served = ~walked_alone(batch, plan) & (tokens > 0)
+            both = min(len(served), len(plan.most))
+            served[:both] &= tokens[:both] <= plan.most[:both]
+            read += int(own[~served].sum()) + groups.tokens(served, tokens, begin)
+        return read, paths
+
+
+class _Groups(NamedTuple):
+    """What the groups of a plan read.
+
+    entries: `[entries, 3]`: the seat, the first token and the end of each range that a group reads, as in
+    RequestSchedule; a group's row tiles read the same ranges. seats, indptr: the seats that read each of them.
+    """
+
+    entries: Ints
+    seats: Ints
+    indptr: Longs
+
+    @classmethod
+    def of(cls, plan: RequestSchedule) -> _Groups:
+        """Lists the ranges of a plan."""
+        items = plan.schedule.items.astype(np.int64)
+        counts = np.diff(plan.entry_indptr)
+        item = np.repeat(np.arange(len(items)), counts)
+        lo, hi = plan.entries[:, 3].astype(np.int64), plan.entries[:, 4].astype(np.int64)
+        keys = np.column_stack([items[item, 7], plan.entries[:, :3]])
+        _, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(group.ravel(), kind="stable")
+        listed = ragged_ranges((items[item, 0] + lo)[order], (hi - lo)[order])
+        indptr = offsets(np.bincount(group.ravel(), hi - lo, len(first)).astype(np.int64))
+        return cls(plan.entries[first, :3], plan.schedule.rows[listed], indptr)
+
+    def tokens(self, served: Bools, tokens: Ints, begin: Ints) -> int:
+        """Counts the tokens that the branches in the seats `served` read, at these lengths and window begins."""
+        if not len(self.entries):
+            return 0
+        seat, first, end = self.entries.T.astype(np.int64)
+        length = tokens[seat]
+        end = np.where(end > 0, np.minimum(end, length), length + end)
+        first = np.where(first < 0, length + first, np.maximum(first, begin[seat]))
+        reads = np.add.reduceat(served[self.seats].astype(np.int64), self.indptr[:-1]) > 0
+        return int(np.maximum(end - first, 0)[reads].sum())
