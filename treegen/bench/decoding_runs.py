@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -15,9 +16,10 @@ from treegen.bench.kv_reads import KVReads
 from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
-from treegen.engine.control import Frontier, Growth
+from treegen.engine.control import Frontier, Growth, Selecting
 from treegen.engine.engine import Engine
 from treegen.engine.forward import Model
+from treegen.engine.sequences import Branch
 from treegen.report.decode_io import decimal_bytes
 
 OnProgress = Callable[[float], None]
@@ -107,14 +109,18 @@ class _Clocked:
             if not self._missing:
                 self._begin()
         growth = self._controller.decide(frontier)
-        self._decisions += 1
-        if self._decisions % _TOLD_EVERY == 0:
-            self._tell(self._decisions)
+        self._count()
         return growth
 
     def end(self) -> None:
         """Tells that all is done."""
         self._tell(self.max_new_tokens)
+
+    def _count(self) -> None:
+        """Counts a decision."""
+        self._decisions += 1
+        if self._decisions % _TOLD_EVERY == 0:
+            self._tell(self._decisions)
 
     def _begin(self) -> None:
         synchronize(self._engine)
@@ -128,6 +134,28 @@ class _Clocked:
         if self._on_progress is not None:
             self._on_progress((done - self._told) / self.max_new_tokens)
         self._told = done
+
+
+class _ClockedAhead(_Clocked):
+    """The same for a controller that selects tokens on the device."""
+
+    def __init__(self, controller: Selecting, *clocked: Any) -> None:
+        super().__init__(*clocked)
+        self._selecting = controller
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See Selecting."""
+        return not self._missing and self._selecting.selects(branches)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See Selecting."""
+        return self._selecting.select(frontier)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting."""
+        growth = self._selecting.commit(branches, tokens)
+        self._count()
+        return growth
 
 
 def synchronize(engine: Engine) -> None:
@@ -169,7 +197,10 @@ def run_decoding(
             engine.warm_up()
             engine.controller = case.warm
             engine.run(case.prompts)
-        engine.controller = clocked = _Clocked(case, engine, reads, on_progress)
+        clocked = _Clocked(case, engine, reads, on_progress)
+        if isinstance(case.controller, Selecting):
+            clocked = _ClockedAhead(case.controller, case, engine, reads, on_progress)
+        engine.controller = clocked
         synchronize(engine)
         begin = time.perf_counter()
         results = engine.run(case.prompts)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 
 from treegen.engine.control import Continuation, Frontier, Growth, Next
+from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree
@@ -73,9 +77,26 @@ class Forced:
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
+        return self._growth(frontier.branches)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See Selecting. Not where a branch forks or ends: a step launched ahead would have rows that nobody reads."""
+        return all(map(self._goes_on, branches))
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See Selecting. The host has known the tokens all along."""
+        tokens = [self._tokens[branch.label[1]][self._done(branch)] for branch in frontier.branches]
+        return torch.tensor(tokens).to(frontier.logits.device, non_blocking=True)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting."""
+        return self._growth(branches)
+
+    def _growth(self, branches: Sequence[Branch]) -> Growth:
+        """Returns what follows from these branches."""
         grown: dict[int, list[Next]] = {}
         ended = []
-        for branch in frontier.branches:
+        for branch in branches:
             prompt = branch.label[0]
             node = branch.label[1] if len(branch.label) > 1 else self._ends[prompt]
             following = self._following(prompt, node, len(branch.tokens) - self._starts[node])
@@ -83,6 +104,17 @@ class Forced:
             grown[branch.number] = [each for each in following if each not in last]
             ended += [Continuation(each.label, [*branch.new_tokens, each.token]) for each in last]
         return Growth(grown, ended)
+
+    def _goes_on(self, branch: Branch) -> bool:
+        """Says whether a branch gets one token more, and does not end by it."""
+        if len(branch.label) == 1:
+            return False
+        left = len(self._tokens[branch.label[1]]) - self._done(branch)
+        return left > (0 if self._below[branch.label[1]] else 1)
+
+    def _done(self, branch: Branch) -> int:
+        """Returns the tokens that a branch has of its node."""
+        return len(branch.tokens) - self._starts[branch.label[1]]
 
     def _is_last(self, following: Next, tokens: int) -> bool:
         """Says whether this token, a branch's token number `tokens`, is the last one of a leaf."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from treegen.engine import Branch, Frontier, Growth, Next, NGrams
+from treegen.engine import Branch, DraftTree, Frontier, Growth, Next, NGrams
 from treegen.integrations.hf_requests import GenerateRequest
 from treegen.integrations.hf_rules import TokenRules, resting, rows_of, spread
 
@@ -77,17 +77,17 @@ class DraftedSample:
         ids: `[1, length]`; the tokens so far, with those of the prompt.
     """
 
-    together, width = False, 1
+    together, width, draft_trees = False, 1, False
 
     def __init__(self, rules: TokenRules, request: GenerateRequest, drafter: NGrams, max_draft: int) -> None:
         self.rules, self.ids = rules, request.ids
         self.max_draft, self.max_new_tokens = max_draft, request.new_tokens
         self._drafter = drafter
 
-    def draft(self, branch: Branch) -> Sequence[int]:
+    def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
         """See Drafting."""
-        most = min(self.max_draft, self.max_new_tokens - len(branch.new_tokens) - 1)
-        return self._drafter(branch.tokens, most) if most > 0 else []
+        left = max((self.max_new_tokens - len(branch.new_tokens) - 1 for branch in branches), default=0)
+        return self._drafter([branch.tokens for branch in branches], max(0, min(self.max_draft, left)))
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
@@ -102,4 +102,4 @@ class DraftedSample:
             if ended or place == len(drafts) or token != drafts[place]:
                 break
         following = [] if ended else [Next(token, branch.label)]
-        return Growth({branch.number: following}, [], {branch.number: place})
+        return Growth({branch.number: following}, [], {branch.number: range(place)})
