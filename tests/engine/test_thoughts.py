@@ -229,8 +229,8 @@ class Restless:
     [(Restless(False, lambda numbers: {numbers[1]}, 1), "rests without `together`"),
      (Restless(True, lambda numbers: {99}, 1), r"resting = \[99\]: is not in the frontier"),
      (Restless(True, lambda numbers: {numbers[0]}, 1), r"resting = \[0\]: .* has next tokens"),
-     (Restless(True, lambda numbers: set(numbers), 0), r"resting = \[0\]: of these prompts no branch has next tokens"),
-     (Restless(True, lambda numbers: {numbers[0]}, 0), "extend a branch of each prompt, or end all")],
+     (Restless(True, lambda numbers: set(numbers), 0), r"resting = \[0, 1\]: of all branches none has next tokens"),
+     (Restless(True, lambda numbers: {numbers[0]}, 0), "extend a branch, or end all")],
 )  # fmt: skip
 def test_branches_that_may_not_rest(controller: Restless, text: str) -> None:
     made = engine(controller)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,3 +55,11 @@ def generated(model: Any, prompt: list[int], **options: Any) -> list[list[int]]:
 def _until(tokens: list[int], ends: list[int]) -> list[int]:
     place = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tokens[: place + 1]
+
+
+def padded(prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
+    """A batch of prompts for `generate`, padded at the left with token 0."""
+    length = max(map(len, prompts))
+    ids = [[0] * (length - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}

@@ -56,8 +56,8 @@ class Growth(NamedTuple):
     to a branch of its own. A branch without next tokens ends. results: results to return. accepted: for branches with
     drafts, how many of the first ones stay, none by default; the others are removed before the next tokens follow.
     resting: branches without next tokens that do not end. They stay as they are, and are in the next frontier of their
-    prompt, with the same logits up to rounding. Only controllers with `together` may let branches rest, each beside
-    another one of its prompt that has next tokens.
+    prompt, with the same logits up to rounding. Only controllers with `together` may let branches rest, while others
+    have next tokens, or are not in the frontier yet.
     """
 
     grown: Mapping[int, Sequence[Next]]
@@ -118,16 +118,22 @@ class Selecting(Protocol):
         """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
 
 
-def check_resting(frontier: Frontier, growth: Growth, together: bool) -> None:
-    """Raises BranchError unless the branches that rest may do so, by what Growth says of them."""
+def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bool) -> None:
+    """Raises BranchError unless the branches that rest may do so, by what Growth says of them.
+
+    Args:
+        frontier: The branches that were decided about.
+        growth: The decision.
+        together: The controller's attribute.
+        others: Whether branches run that are not in the frontier.
+    """
     grown, resting = growth.grown, set(growth.resting)
     if wrong := [number for number in resting if number not in grown or grown[number] or not together]:
         reason = "is not in the frontier, has next tokens, or rests without `together`"
         raise BranchError("resting", sorted(wrong), reason, "let a branch without next tokens rest")
-    prompts = {branch.label[0] for branch in frontier.branches if branch.number in resting}
-    if stuck := prompts - {branch.label[0] for branch in frontier.branches if grown.get(branch.number)}:
-        reason = "of these prompts no branch has next tokens, and some rest"
-        raise BranchError("resting", sorted(stuck), reason, "extend a branch of each prompt, or end all")
+    if resting and not others and not any(grown.values()):
+        reason = "of all branches none has next tokens, and these rest"
+        raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
 
 
 @dataclass(frozen=True, slots=True)

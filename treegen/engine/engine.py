@@ -220,7 +220,8 @@ class Engine:
     def _rest(self, frontier: Frontier, growth: Growth) -> None:
         """Keeps the logits of branches that rest."""
         if growth.resting:
-            check_resting(frontier, growth, self.controller.together)
+            others = len(self.sequences) > len(frontier.branches)
+            check_resting(frontier, growth, self.controller.together, others)
             for branch, row in zip(frontier.branches, frontier.logits, strict=True):
                 if branch.number in growth.resting:
                     self._logits[branch.number] = row.clone()
