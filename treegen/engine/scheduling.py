@@ -75,14 +75,21 @@ def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], tog
 
 
 def _raise_needed(sequences: SequenceTree, together: bool) -> None:
-    """Raises PoolError: what has to run together needs more pages than there are."""
-    oldest = min(sequences.branches.values(), key=_age)
-    others = [each for each in sequences.branches.values() if each.label[0] == oldest.label[0]]
-    needy = others if together else [oldest]
-    missing = sequences.pages_missing({each.number: each.pending for each in needy})
-    needed = missing + len({page for each in needy for page in each.pages})
-    what = f"{len(needy)} branches that run together" if len(needy) > 1 else "one branch"
-    raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what} need", "add pages")
+    """Raises PoolError: what has to run together needs more pages than there are.
+
+    That is one branch, or those of a prompt, or all, where other prompts rest.
+    """
+    running = list(sequences.branches.values())
+    oldest = min(running, key=_age)
+    of_prompt = [each for each in running if each.label[0] == oldest.label[0]]
+    needy, needed = running, 0
+    for needy in (of_prompt, running) if together else ([oldest],):
+        missing = sequences.pages_missing({each.number: each.pending for each in needy})
+        needed = missing + len({page for each in needy for page in each.pages})
+        if needed > sequences.pool.num_pages:
+            break
+    what = f"{len(needy)} branches that run together need" if len(needy) > 1 else "one branch needs"
+    raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what}", "add pages")
 
 
 def _age(branch: Branch) -> tuple[int, int]:
