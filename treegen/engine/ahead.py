@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from treegen.engine.control import Frontier, Growth, Selecting
+from treegen.engine.engine_checks import check_selected, check_tokens
 from treegen.engine.forward import Forward, chosen_rows
 from treegen.engine.sequences import Branch
 from treegen.ir.errors import BranchError
@@ -61,19 +62,25 @@ def run_ahead(
 
     Returns:
         Whether it has decided about the frontier; if not, nothing has changed.
+
+    Raises:
+        BranchError: The controller selects something else than a token for each branch, or commits another one.
     """
     if not _may_run(controller, forward, frontier):
         return False
     while frontier.branches:
         branches = frontier.branches
         tokens = controller.select(frontier)
+        check_selected(tokens, len(branches))
         copy = HostCopy(tokens)
         following = None
         if goes_on() and _may_run(controller, forward, frontier):
             for branch in branches:
                 branch.tokens.append(UNKNOWN)
-            following = forward(dict.fromkeys((branch.number for branch in branches), 1), tokens)
+            within = tokens.clamp(0, forward.vocabulary - 1)  # the host sees only later whether they are
+            following = forward(dict.fromkeys((branch.number for branch in branches), 1), within)
         chosen = copy.read()
+        check_tokens("select()", chosen, forward.vocabulary)
         if following is not None:
             for branch in branches:
                 branch.tokens.pop()

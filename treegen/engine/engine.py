@@ -21,11 +21,13 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting, check_resting
+from treegen.engine.engine_checks import check_drafts, check_growth, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import Branch, SequenceTree
+from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BranchError
 from treegen.strategies import Strategy
 
@@ -66,6 +68,8 @@ class Engine:
         cuda_graphs: bool | None = None,
         make_kernel: KernelMaker | None = None,
     ) -> None:
+        positive_int("max_branches", max_branches, BranchError)
+        positive_int("max_rows", max_rows, BranchError)
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
             raise BranchError("controller.width", controller.width, reason, "raise max_branches")
@@ -94,19 +98,20 @@ class Engine:
         """Decodes prompts until all their branches have ended.
 
         Args:
-            prompts: The tokens of each prompt.
+            prompts: The tokens of each prompt: a list, an array, or a tensor on the host.
 
         Returns:
             For each prompt its results, in the order of their labels.
 
         Raises:
-            BranchError: A prompt is empty or too long, or the controller names an unknown branch; before any launch, or
-                with all branches dropped.
+            BranchError: A prompt is empty, too long, or has other tokens than the model; before any launch. Or the
+                controller's decision cannot be followed; all branches are dropped.
             PoolError: One branch alone needs more pages than the pool has. All branches are dropped.
         """
-        self._check(prompts)
-        self._results = [[] for _ in prompts]
-        self._waiting.extend((number, list(prompt)) for number, prompt in enumerate(prompts))
+        forward, new_tokens = self.forward, self.controller.max_new_tokens
+        checked = checked_prompts(prompts, forward.step.max_tokens, new_tokens, forward.vocabulary)
+        self._results = [[] for _ in checked]
+        self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
                 self._admit()
@@ -117,15 +122,6 @@ class Engine:
             for number in list(self.sequences.branches):
                 self.sequences.drop(number)
         return [sorted(results) for results in self._results]
-
-    def _check(self, prompts: Sequence[Sequence[int]]) -> None:
-        most = self.forward.step.max_tokens - self.controller.max_new_tokens
-        for number, prompt in enumerate(prompts):
-            if not 1 <= len(prompt) <= most:
-                reason = (
-                    f"is not within 1..{most} tokens, which leaves room for {self.controller.max_new_tokens} new ones"
-                )
-                raise BranchError(f"prompts[{number}]", f"{len(prompt)} tokens", reason, "shorten it, or add pages")
 
     def _admit(self) -> None:
         """Starts waiting prompts while all branches of one more would fit."""
@@ -177,6 +173,8 @@ class Engine:
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
         drafts = [list(controller.draft(branch)) for branch in able]
+        for own in drafts:
+            check_drafts(own, controller.max_draft, self.forward.vocabulary)
         counts = {branch.number: 1 + len(own) for branch, own in zip(able, drafts, strict=True)}
         if self.sequences.pages_missing(counts) > self.sequences.available:
             return
@@ -201,10 +199,7 @@ class Engine:
     def _grow(self, ready: Sequence[Branch], growth: Growth) -> None:
         """Does what the controller has decided about branches."""
         grown, results, accepted = growth.grown, growth.results, growth.accepted
-        unknown = grown.keys() ^ {branch.number for branch in ready}
-        if unknown:
-            reason = "is not in the frontier, or has no decision"
-            raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+        check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         for branch in ready:
             if branch.drafts:
                 self.sequences.retract(branch.number, branch.drafts - accepted.get(branch.number, 0))

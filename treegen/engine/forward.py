@@ -37,6 +37,10 @@ class Model(Protocol):
         """The most tokens of a sequence."""
 
     @property
+    def vocabulary(self) -> int:
+        """The number of different tokens, which are 0, 1 and so on."""
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
 
@@ -63,6 +67,7 @@ class Forward:
         step: The step with chunks of prompts.
         decoding: The step in which every branch gets one token, and its drafts.
         graphs: The CUDA graphs of `decoding`; None without them.
+        vocabulary: The number of different tokens of the model.
 
     Args:
         model: The model.
@@ -83,6 +88,7 @@ class Forward:
         captures: bool,
     ) -> None:
         self._model, self.sequences, self._accounting = model, sequences, accounting
+        self.vocabulary = model.vocabulary
         of_prompts, of_decoding = kernels
         self.step = Step(sequences, sizes.max_tokens, sizes.max_rows, make_kernel=of_prompts, accounting=accounting)
         buckets = row_buckets(sequences.max_branches * sizes.max_new)

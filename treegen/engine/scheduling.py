@@ -76,11 +76,11 @@ def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], tog
 
 def _raise_needed(sequences: SequenceTree, together: bool) -> None:
     """Raises PoolError: what has to run together needs more pages than there are."""
-    oldest = min(sequences.branches.values(), key=_age)
-    others = [each for each in sequences.branches.values() if each.label[0] == oldest.label[0]]
-    needy = others if together else [oldest]
+    branches = sequences.branches.values()
+    oldest = min((each for each in branches if each.pending), key=_age)
+    needy = [each for each in branches if each.label[0] == oldest.label[0]] if together else [oldest]
     missing = sequences.pages_missing({each.number: each.pending for each in needy})
-    needed = missing + len({page for each in needy for page in each.pages})
+    needed = missing + len({page for each in branches for page in each.pages})  # also of older ones, which rest
     what = f"{len(needy)} branches that run together" if len(needy) > 1 else "one branch"
     raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what} need", "add pages")
 

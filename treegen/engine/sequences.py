@@ -151,10 +151,11 @@ class SequenceTree:
         """Gives a branch without stored tokens the pages that are known for its first tokens, and returns their number.
 
         A running branch has them, or the cache. They are full pages, and never all tokens of the branch, because a
-        model computes logits of the last one only with its query.
+        model computes logits of the last one only with its query. Raises BranchError for a branch with pages.
         """
         branch, size = self[number], self.pool.page_size
-        assert not branch.pages
+        if branch.pages:
+            raise BranchError("branch", number, "has pages", "preempt it first")
         tokens, owner = self._nearest(branch)
         cached = [] if self.cache is None else self.cache.match(branch.tokens[:-1])
         pages = cached if len(cached) * size > tokens else owner.pages[: tokens // size]
@@ -203,8 +204,9 @@ class SequenceTree:
 
     def store(self, counts: Mapping[int, int]) -> None:
         """Notes that the KV of this many more tokens of each branch is in its pages."""
-        for number, count in counts.items():
-            self.branches[number].stored += count
+        branches = [self[number] for number in counts]
+        for branch, count in zip(branches, counts.values(), strict=True):
+            branch.stored += count
 
     def check(self) -> None:
         """Raises PoolError or BranchError unless pages and branches agree: free + held == all."""
@@ -224,9 +226,9 @@ class SequenceTree:
 
     def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
         """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
-        branches, size, missing = self.branches, self.pool.page_size, []
+        size, missing = self.pool.page_size, []
         for number, count in counts.items():
-            branch = branches[number]
+            branch = self[number]
             tokens = branch.stored + count
             if tokens > len(branch.pages) * size:
                 missing.append((branch, -(-tokens // size) - len(branch.pages)))

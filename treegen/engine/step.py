@@ -161,13 +161,16 @@ class Step:
             Logits `[rows kept, vocabulary]`.
 
         Raises:
-            InputError: Not every layer has attended, so that its KV is missing.
+            InputError: Not every layer has attended, so that its KV is missing, or there are too few or many logits.
         """
         self._attended, self._read = set(), set()
         logits = model(self, keep)
         if len(self._attended) < self.pool.layers:
             found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
             raise InputError("model", found, "called attend in the step", fix)
+        if len(logits) != len(keep):
+            found, reason = f"logits of shape {tuple(logits.shape)}", f"has not a row for each of {len(keep)}"
+            raise InputError("model", found, reason, "return logits of the rows that are asked for")
         return logits
 
     def attend(
