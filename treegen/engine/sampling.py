@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
-import numpy as np
 import torch
 
 from treegen.ir.errors import InputError
@@ -80,7 +80,8 @@ class Sampling:
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""
-        return float(np.random.default_rng((self.seed, position, *label)).random())
+        text = ",".join(map(str, (self.seed, position, *label)))
+        return (int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 11) / 2**53
 
 
 def check_sampling(sampling: object) -> Sampling:
