@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -227,6 +228,55 @@ def test_a_controller_that_is_stopped(stop: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(owner, stop, interrupted)
     refused(engine(Sample(2, max_new_tokens=9)), "^$", error=KeyboardInterrupt)
+
+
+def interrupted_at(line: int, run: Callable[[], Any]) -> bool:
+    """Runs, with a Ctrl-C at some line of the engine's or the live batch's code; says whether there are so many."""
+    seen = 0
+
+    def trace(frame: Any, event: str, argument: object) -> Any:
+        nonlocal seen
+        code = frame.f_code
+        if not any(part in code.co_filename for part in ("treegen/engine/", "ir/live_batch", "ir/seat_")):
+            return None
+        if event == "line" and code.co_name != "clear":
+            seen += 1
+            if seen == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+@pytest.mark.parametrize("stride", [53, pytest.param(3, marks=pytest.mark.full)])
+def test_an_engine_that_is_stopped_at_any_line(stride: int) -> None:
+    """Its pages are free or the cache's, and the next prompts have the tokens of an engine that was never stopped."""
+    options = {"num_pages": 17, "page_size": 4, "max_branches": 6}
+    prompts = [PROMPTS[0], [*PROMPTS[0], 3, 4], [1, 5]]
+    model = HFModel(tiny())
+    for controller in (Sample(2, Sampling(1.0, seed=3), 4, stop_ids=tuple(range(30))), Beam(2, 3)):
+        made = Engine(model, controller, **options)
+        expected, line = [[own.tokens for own in each] for each in made.run(prompts)], 1
+        while interrupted_at(line, lambda made=made: made.run(prompts)):
+            made.sequences.check()
+            assert made.sequences.available == made.pool.num_pages
+            assert [[own.tokens for own in each] for each in made.run(prompts)] == expected
+            line += stride
+        assert line > 300
+
+
+def test_a_controller_cannot_run_its_own_engine() -> None:
+    made = engine(Odd(lambda branch: made.run([[1]])))  # type: ignore[arg-type, return-value]
+    refused(made, r"branches = 1: are running; wait", PROMPTS[:1])
 
 
 class Short(HFModel):

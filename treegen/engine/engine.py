@@ -104,10 +104,12 @@ class Engine:
             For each prompt its results, in the order of their labels.
 
         Raises:
-            BranchError: A prompt is empty, too long, or has other tokens than the model; before any launch. Or the
-                controller's decision cannot be followed; all branches are dropped.
+            BranchError: Branches run already, or a prompt is empty, too long, or has other tokens than the model; before
+                any launch. Or a decision of the controller cannot be followed; all branches are dropped.
             PoolError: One branch alone needs more pages than the pool has. All branches are dropped.
         """
+        if len(self.sequences):
+            raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
         forward, new_tokens = self.forward, self.controller.max_new_tokens
         checked = checked_prompts(prompts, forward.step.max_tokens, new_tokens, forward.vocabulary)
         self._results = [[] for _ in checked]
@@ -119,8 +121,7 @@ class Engine:
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
-            for number in list(self.sequences.branches):
-                self.sequences.drop(number)
+            self.sequences.clear()
         return [sorted(results) for results in self._results]
 
     def _admit(self) -> None:

@@ -53,7 +53,7 @@ class KVPool:
         self.values = torch.zeros(*dims, shape.head_dim_v, dtype=dtype, device=device)
         self.holders = np.zeros(num_pages, np.int32)
         """`[num_pages]`; the branches that hold each page."""
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.clear()
 
     @property
     def device(self) -> torch.device:
@@ -92,6 +92,11 @@ class KVPool:
         held = self._held(pages)
         self.holders[held] -= 1
         self._free += held[self.holders[held] == 0].tolist()
+
+    def clear(self) -> None:
+        """Makes all pages free, whoever holds them."""
+        self.holders[:] = 0
+        self._free = list(range(self.num_pages - 1, -1, -1))
 
     def copy(self, source: int, target: int) -> None:
         """Copies a page to another one, in all layers."""

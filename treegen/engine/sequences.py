@@ -139,6 +139,24 @@ class SequenceTree:
         del self.branches[number]
         return branch
 
+    def clear(self) -> None:
+        """Ends all branches. Their pages are then free or the cache's.
+
+        Where Ctrl-C came in the middle of a method, so that pages and branches do not agree, all begin anew: every page
+        is free, and the cache is empty.
+        """
+        try:
+            for number in list(self.branches):
+                self.drop(number)
+            self.check()
+            if not len(self.live) and not len(self.live.seats):
+                return
+        except (LookupError, ValueError):  # whatever a half-done change leads to; errors of treegen are ValueErrors
+            self.branches.clear()
+        self.pool.clear()
+        self.cache = None if self.cache is None else PrefixCache(self.pool)
+        self.live = LiveBatch(self.pool.page_size, max_seats=self.max_branches)
+
     def preempt(self, number: int) -> None:
         """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free."""
         branch = self[number]
