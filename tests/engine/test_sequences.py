@@ -123,6 +123,22 @@ def test_the_cache_keeps_what_was_used_last() -> None:
     assert [bool(tree.cache.match([token] * 4)) for token in (1, 2, 3)] == [True, False, True]
 
 
+def test_a_branch_that_ends_has_used_the_pages_that_it_shared() -> None:
+    """Its first pages are in the cache already; what was cached after them was used longer ago."""
+    tree = made(pages=8, cached=True)
+    for tokens in ([1] * 8, [2] * 4):
+        branch = tree.add([*tokens, 9])
+        store(tree, branch.number, len(tokens))
+        tree.drop(branch.number)
+    again = tree.add([1] * 9)
+    assert tree.cache is not None
+    assert tree.adopt(again.number) == 8
+    tree.cache.match([2] * 4)
+    tree.drop(again.number)
+    assert tree.cache.evict(1) == 1
+    assert [len(tree.cache.match([token] * 8)) for token in (1, 2)] == [2, 0]
+
+
 def test_what_is_refused() -> None:
     tree = made(pages=2, branches=1)
     with pytest.raises(BranchError, match="is empty"):

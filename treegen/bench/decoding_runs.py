@@ -16,10 +16,10 @@ from treegen.bench.kv_reads import KVReads
 from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
+from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth, Selecting
 from treegen.engine.engine import Engine
 from treegen.engine.forward import Model
-from treegen.engine.sequences import Branch
 from treegen.report.decode_io import decimal_bytes
 
 OnProgress = Callable[[float], None]

@@ -3,6 +3,7 @@
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.beam import Beam
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Sample, Selecting
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.drafters import Drafter, DraftModel, NGrams
@@ -13,7 +14,7 @@ from treegen.engine.forward import Model
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.sampling import Sampling
-from treegen.engine.sequences import Branch, SequenceTree
+from treegen.engine.sequences import SequenceTree
 from treegen.engine.speculate import Speculate
 from treegen.engine.step import Step
 from treegen.engine.thoughts import Search

@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth, Selecting
+from treegen.engine.engine_checks import check_selected, check_tokens
 from treegen.engine.forward import Forward, chosen_rows
-from treegen.engine.sequences import Branch
 from treegen.ir.errors import BranchError
 
 UNKNOWN = -1
@@ -61,6 +62,9 @@ def run_ahead(
 
     Returns:
         A frontier that the controller has to decide about otherwise; an empty one where it has decided about all.
+
+    Raises:
+        BranchError: The controller selects something else than a token for each branch, or commits another one.
     """
     while frontier.branches:
         branches = frontier.branches
@@ -68,13 +72,16 @@ def run_ahead(
         if not whole or not controller.selects(branches):
             return frontier
         tokens = controller.select(frontier)
+        check_selected(tokens, len(branches))
         copy = HostCopy(tokens)
         following = None
         if goes_on() and _have_room(controller, forward, branches):
             for branch in branches:
                 branch.tokens.append(UNKNOWN)
-            following = forward(dict.fromkeys((branch.number for branch in branches), 1), tokens)
+            within = tokens.clamp(0, forward.vocabulary - 1)  # the host sees only later whether they are
+            following = forward(dict.fromkeys((branch.number for branch in branches), 1), within)
         chosen = copy.read()
+        check_tokens("select()", chosen, forward.vocabulary)
         if following is not None:
             for branch in branches:
                 branch.tokens.pop()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next
-from treegen.engine.sequences import Branch
+from treegen.engine.engine_checks import check_stop_ids
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
@@ -54,6 +55,7 @@ class Beam:
             raise InputError("length_penalty", length_penalty, "is not a finite number", "give one, for instance 1.0")
         if not isinstance(early_stopping, bool) and early_stopping != "never":
             raise InputError("early_stopping", early_stopping, "is unknown", 'use True, False or "never"')
+        check_stop_ids(stop_ids)
         self.length_penalty, self.early_stopping, self.stop_ids = length_penalty, early_stopping, frozenset(stop_ids)
         self.together = True
         self._searches: dict[int, _PromptBeams] = {}  # by prompt

@@ -9,9 +9,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
+from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree
-from treegen.engine.sampling import Sampling
-from treegen.engine.sequences import Branch
+from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BranchError, InputError
 
@@ -168,6 +169,8 @@ class Sample:
     def __post_init__(self) -> None:
         positive_int("n", self.n, InputError)
         positive_int("max_new_tokens", self.max_new_tokens, InputError)
+        check_sampling(self.sampling)
+        check_stop_ids(self.stop_ids)
 
     @property
     def width(self) -> int:

@@ -20,13 +20,16 @@ import torch
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting, check_resting
 from treegen.engine.draft_trees import checked_drafts
+from treegen.engine.engine_checks import check_growth, check_tokens, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
-from treegen.engine.sequences import Branch, SequenceTree
+from treegen.engine.sequences import SequenceTree
+from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BranchError
 from treegen.strategies import Strategy
 
@@ -67,6 +70,8 @@ class Engine:
         cuda_graphs: bool | None = None,
         make_kernel: KernelMaker | None = None,
     ) -> None:
+        positive_int("max_branches", max_branches, BranchError)
+        positive_int("max_rows", max_rows, BranchError)
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
             raise BranchError("controller.width", controller.width, reason, "raise max_branches")
@@ -96,19 +101,22 @@ class Engine:
         """Decodes prompts until all their branches have ended.
 
         Args:
-            prompts: The tokens of each prompt.
+            prompts: The tokens of each prompt: a list, an array, or a tensor on the host.
 
         Returns:
             For each prompt its results, in the order of their labels.
 
         Raises:
-            BranchError: A prompt is empty or too long, or the controller names an unknown branch; before any launch, or
-                with all branches dropped.
+            BranchError: Branches run already, or a prompt is empty, too long, or has other tokens than the model; all
+                before any launch. Or a decision of the controller cannot be followed; all branches are dropped.
             PoolError: One branch alone needs more pages than the pool has. All branches are dropped.
         """
-        self._check(prompts)
-        self._results = [[] for _ in prompts]
-        self._waiting.extend((number, list(prompt)) for number, prompt in enumerate(prompts))
+        if len(self.sequences):
+            raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
+        most = self.forward.sizes.max_tokens
+        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
+        self._results = [[] for _ in checked]
+        self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
                 self._admit()
@@ -116,22 +124,13 @@ class Engine:
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
-            for number in list(self.sequences.branches):
-                self.sequences.drop(number)
+            self.sequences.clear()
         return [sorted(results) for results in self._results]
 
     @property
     def max_prompt_tokens(self) -> int:
         """The most tokens of a prompt: those of a sequence without the new ones, and the drafts of a tree."""
         return self.forward.sizes.max_tokens - self.controller.max_new_tokens - self.forward.sizes.max_tree
-
-    def _check(self, prompts: Sequence[Sequence[int]]) -> None:
-        most = self.max_prompt_tokens
-        room = self.forward.sizes.max_tokens - most
-        for number, prompt in enumerate(prompts):
-            if not 1 <= len(prompt) <= most:
-                reason = f"is not within 1..{most} tokens, which leaves room for {room} new ones"
-                raise BranchError(f"prompts[{number}]", f"{len(prompt)} tokens", reason, "shorten it, or add pages")
 
     def _admit(self) -> None:
         """Starts waiting prompts while all branches of one more would fit."""
@@ -183,6 +182,7 @@ class Engine:
         drafts = controller.draft(able)
         for own in drafts:
             checked_drafts(own, controller.max_draft, controller.draft_trees)
+            check_tokens("draft()", own.tokens, self.forward.vocabulary)
         counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
         if self.sequences.pages_missing(counts) <= self.sequences.available:
             for branch, own in zip(able, drafts, strict=True):
@@ -205,10 +205,7 @@ class Engine:
     def _grow(self, ready: Sequence[Branch], growth: Growth) -> None:
         """Does what the controller has decided about branches."""
         grown, results, accepted = growth.grown, growth.results, growth.accepted
-        unknown = grown.keys() ^ {branch.number for branch in ready}
-        if unknown:
-            reason = "is not in the frontier, or has no decision"
-            raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+        check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
         for branch in ready:
             if not grown[branch.number] and branch.number not in growth.resting:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next
-from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import Tree

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next
 from treegen.engine.draft_trees import DraftTree, draft_shape
-from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 

@@ -37,6 +37,10 @@ class Model(Protocol):
         """The most tokens of a sequence."""
 
     @property
+    def vocabulary(self) -> int:
+        """The number of different tokens, which are 0, 1 and so on."""
+
+    @property
     def device(self) -> torch.device:
         """Where the model is."""
 
@@ -65,6 +69,7 @@ class Forward:
         decoding: The step in which every branch gets one token, and its drafts.
         sizes: How much steps hold.
         graphs: The CUDA graphs of `decoding`; None without them.
+        vocabulary: The number of different tokens of the model.
 
     Args:
         model: The model.
@@ -85,6 +90,7 @@ class Forward:
         captures: bool,
     ) -> None:
         self._model, self.sequences, self.sizes, self._accounting = model, sequences, sizes, accounting
+        self.vocabulary = model.vocabulary
         of_prompts, of_decoding = kernels
         self.step = Step(
             sequences, sizes.max_tokens, sizes.max_rows, max_tree=sizes.max_tree, make_kernel=of_prompts,

@@ -9,7 +9,7 @@ import torch
 
 from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.page_table import PAGE_SIZES
-from treegen.ir.arrays import positive_int
+from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import PoolError
 from treegen.ir.shape import Shape
 
@@ -53,7 +53,7 @@ class KVPool:
         self.values = torch.zeros(*dims, shape.head_dim_v, dtype=dtype, device=device)
         self.holders = np.zeros(num_pages, np.int32)
         """`[num_pages]`; the branches that hold each page."""
-        self._free = list(range(num_pages - 1, -1, -1))
+        self.clear()
 
     @property
     def device(self) -> torch.device:
@@ -85,16 +85,18 @@ class KVPool:
 
     def retain(self, pages: Iterable[int]) -> None:
         """Adds a holder to each of these pages. Raises PoolError, and adds none, where a page is free."""
-        pages = list(pages)
-        self._check_held(pages)
-        np.add.at(self.holders, pages, 1)
+        self.holders[self._held(pages)] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Takes a holder from each of these pages; those without holders are free. Raises PoolError for free pages."""
-        pages = list(pages)
-        self._check_held(pages)
-        np.subtract.at(self.holders, pages, 1)
-        self._free += [page for page in pages if not self.holders[page]]
+        held = self._held(pages)
+        self.holders[held] -= 1
+        self._free += held[self.holders[held] == 0].tolist()
+
+    def clear(self) -> None:
+        """Makes all pages free, whoever holds them."""
+        self.holders[:] = 0
+        self._free = list(range(self.num_pages - 1, -1, -1))
 
     def copy(self, source: int, target: int) -> None:
         """Copies a page to another one, in all layers."""
@@ -136,10 +138,19 @@ class KVPool:
             reason = f"is free {free[wrong[0]]} times and held {self.holders[wrong[0]]} times"
             raise PoolError("page", int(wrong[0]), reason, "report this as a bug of treegen")
 
-    def _check_held(self, pages: list[int]) -> None:
-        for page in pages:
-            if not self.holders[page]:
-                raise PoolError("page", page, "is free", "retain and release pages that are held")
+    def _held(self, pages: Iterable[int]) -> Longs:
+        """Returns the pages as an array. Raises PoolError for pages that are free, unknown or listed twice."""
+        pages = list(pages)
+        if len(set(pages)) < len(pages):
+            raise PoolError("pages", pages, "lists a page twice", "list each page once")
+        if pages and not 0 <= min(pages) <= max(pages) < self.num_pages:
+            wrong = min(pages) if min(pages) < 0 else max(pages)
+            raise PoolError("page", wrong, f"is not one of {self.num_pages} pages", "give pages that `take` returned")
+        held = np.array(pages, np.int64)
+        if not self.holders[held].all():
+            page = pages[int((self.holders[held] == 0).argmax())]
+            raise PoolError("page", page, "is free", "retain and release pages that are held")
+        return held
 
 
 def write_kv(

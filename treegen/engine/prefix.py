@@ -43,7 +43,7 @@ class PrefixCache:
 
     def __init__(self, pool: KVPool) -> None:
         self.pool = pool
-        self._root = _Node(-1, None, ())
+        self._root = _Node(-1, None, (), -1)
         self._pages: dict[int, _Node] = {}
         self._has = np.zeros(pool.num_pages, np.bool_)
         self._clock = 0
@@ -64,13 +64,14 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Returns the pages of the longest known prefix of these tokens, in whole pages."""
-        return [node.page for node in self._path(tokens)]
+        return [node.page for node in self._path(tokens, self._root)]
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Holds the pages of these tokens that are full, but for tokens that the cache has pages of already."""
-        known = list(self._path(tokens))
-        node = known[-1] if known else self._root
-        for place in range(len(known), len(tokens) // self.pool.page_size):
+        node = self._last_held(pages[: len(tokens) // self.pool.page_size])
+        for below in self._path(tokens, node):
+            node = below
+        for place in range(node.depth + 1, len(tokens) // self.pool.page_size):
             edge = tuple(tokens[place * self.pool.page_size : (place + 1) * self.pool.page_size])
             self.pool.retain([pages[place]])
             node.below[edge] = _Node(pages[place], node, edge, place, self._clock)
@@ -100,11 +101,22 @@ class PrefixCache:
             self._has[each.page] = False
         self.pool.release([each.page for each in gone])
 
-    def _path(self, tokens: Sequence[int]) -> Iterator[_Node]:
-        """Yields the nodes of the longest known prefix, and notes that they are used."""
+    def _last_held(self, pages: Sequence[int]) -> _Node:
+        """Returns the node of the last of these pages that the cache holds, and notes that those above are used.
+
+        A branch that shares a page shares all pages before it, so there is no need to compare their tokens.
+        """
+        found = next((self._pages[page] for page in reversed(pages) if page in self._pages), self._root)
+        node: _Node | None = found
+        while node is not None:
+            node.used, node = self._clock + 1, node.parent
+        return found
+
+    def _path(self, tokens: Sequence[int], node: _Node) -> Iterator[_Node]:
+        """Yields the nodes of the longest known prefix that lie below a node, and notes that they are used."""
         self._clock += 1
-        node, size = self._root, self.pool.page_size
-        for begin in range(0, len(tokens) - size + 1, size):
+        size = self.pool.page_size
+        for begin in range((node.depth + 1) * size, len(tokens) - size + 1, size):
             following = node.below.get(tuple(tokens[begin : begin + size]))
             if following is None:
                 return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 
@@ -55,11 +55,21 @@ class Sampling:
 
         Returns:
             The token of each row.
+
+        Raises:
+            InputError: A row of logits has NaN, or no finite number, so that there is no probability to draw by.
         """
-        return list(map(int, self.select(logits, labels, positions).tolist()))
+        tokens = list(map(int, self.select(logits, labels, positions).tolist()))
+        if tokens and max(tokens) >= logits.shape[1]:
+            row = f"logits[{tokens.index(max(tokens))}]"
+            raise InputError(row, "NaN or -inf", "gives tokens no probabilities", "look for NaN in the model's weights")
+        return tokens
 
     def select(self, logits: torch.Tensor, labels: Sequence[tuple[int, ...]], positions: Sequence[int]) -> torch.Tensor:
-        """Draws tokens as `draw` does, without waiting for the device; returns them there, int64 `[rows]`."""
+        """Draws tokens as `draw` does, without waiting for the device; returns them there, int64 `[rows]`.
+
+        Where a row has no probabilities to draw by, the token is the number of tokens, which is none of them.
+        """
         if not self.temperature:
             return logits.argmax(-1)
         scores = kept(logits.float() / self.temperature, self.top_k, self.top_p)
@@ -70,8 +80,15 @@ class Sampling:
 
     def _noise(self, label: tuple[int, ...], position: int) -> float:
         """Returns a number of at least 0 and below 1."""
-        digest = hashlib.blake2b(repr((self.seed, position, label)).encode(), digest_size=8).digest()
-        return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+        text = ",".join(map(str, (self.seed, position, *label)))
+        return (int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 11) / 2**53
+
+
+def check_sampling(sampling: object) -> Sampling:
+    """Returns it. Raises InputError for something else, for instance a temperature."""
+    if not isinstance(sampling, Sampling):
+        raise InputError("sampling", sampling, "is not a Sampling", "give Sampling(temperature=0.8), for instance")
+    return sampling
 
 
 def kept(scores: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:

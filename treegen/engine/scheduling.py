@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from treegen.engine.sequences import Branch, SequenceTree
+from treegen.engine.branch import Branch
+from treegen.engine.sequences import SequenceTree
 from treegen.ir.errors import PoolError
 
 
@@ -75,19 +76,12 @@ def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], tog
 
 
 def _raise_needed(sequences: SequenceTree, together: bool) -> None:
-    """Raises PoolError: what has to run together needs more pages than there are.
-
-    That is one branch, or those of a prompt, or all, where other prompts rest.
-    """
-    running = list(sequences.branches.values())
-    oldest = min(running, key=_age)
-    of_prompt = [each for each in running if each.label[0] == oldest.label[0]]
-    needy, needed = running, 0
-    for needy in (of_prompt, running) if together else ([oldest],):
-        missing = sequences.pages_missing({each.number: each.pending for each in needy})
-        needed = missing + len({page for each in needy for page in each.pages})
-        if needed > sequences.pool.num_pages:
-            break
+    """Raises PoolError: what has to run together needs more pages than there are."""
+    branches = sequences.branches.values()
+    oldest = min((each for each in branches if each.pending), key=_age)
+    needy = [each for each in branches if each.label[0] == oldest.label[0]] if together else [oldest]
+    missing = sequences.pages_missing({each.number: each.pending for each in needy})
+    needed = missing + len({page for each in branches for page in each.pages})  # also of others, which rest
     what = f"{len(needy)} branches that run together need" if len(needy) > 1 else "one branch needs"
     raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what}", "add pages")
 

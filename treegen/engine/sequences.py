@@ -8,56 +8,15 @@ fork    [ page 4 | page 7 | page 9 ... ]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache, common_prefix
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
-
-
-@dataclass(slots=True)
-class Branch:
-    """A running sequence.
-
-    Attributes:
-        number: Its number in the tree; never given twice.
-        label: The prompt's number, and what the controller tells branches of one prompt apart by.
-        prompt: Tokens of the prompt that it began with.
-        tokens: All its tokens, the prompt's included.
-        stored: The first tokens whose KV is in the pages. The others are fed to the model in the next steps.
-        pages: Its pages, in the order of its tokens.
-        seat: Its seat in the live batch.
-        draft_parents: For each of its last tokens that are drafts, the number of the draft that it follows, -1 for the
-            token before the drafts. The step that stores them checks them.
-    """
-
-    number: int
-    label: tuple[int, ...]
-    prompt: int
-    tokens: list[int]
-    stored: int = 0
-    pages: list[int] = field(default_factory=list)
-    seat: int = -1
-    draft_parents: list[int] = field(default_factory=list)
-
-    @property
-    def drafts(self) -> int:
-        """The number of its last tokens that are drafts."""
-        return len(self.draft_parents)
-
-    @property
-    def pending(self) -> int:
-        """Tokens whose KV is not stored yet."""
-        return len(self.tokens) - self.stored
-
-    @property
-    def new_tokens(self) -> list[int]:
-        """The tokens after the prompt."""
-        return self.tokens[self.prompt :]
 
 
 class SequenceTree:
@@ -175,6 +134,24 @@ class SequenceTree:
         del self.branches[number]
         return branch
 
+    def clear(self) -> None:
+        """Ends all branches. Their pages are then free or the cache's.
+
+        Where Ctrl-C came in the middle of a method, so that pages and branches do not agree, all begin anew: every page
+        is free, and the cache is empty.
+        """
+        try:
+            for number in list(self.branches):
+                self.drop(number)
+            self.check()
+            if not len(self.live) and not len(self.live.seats):
+                return
+        except (LookupError, ValueError):  # whatever a half-done change leads to; errors of treegen are ValueErrors
+            self.branches.clear()
+        self.pool.clear()
+        self.cache = None if self.cache is None else PrefixCache(self.pool)
+        self.live = LiveBatch(self.pool.page_size, max_seats=self.max_branches)
+
     def preempt(self, number: int) -> None:
         """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free.
 
@@ -191,10 +168,11 @@ class SequenceTree:
         """Gives a branch without stored tokens the pages that are known for its first tokens, and returns their number.
 
         A running branch has them, or the cache. They are full pages, and never all tokens of the branch, because a
-        model computes logits of the last one only with its query.
+        model computes logits of the last one only with its query. Raises BranchError for a branch with pages.
         """
         branch, size = self[number], self.pool.page_size
-        assert not branch.pages
+        if branch.pages:
+            raise BranchError("branch", number, "has pages", "preempt it first")
         tokens, owner = self._nearest(branch)
         cached = [] if self.cache is None else self.cache.match(branch.tokens[:-1])
         pages = cached if len(cached) * size > tokens else owner.pages[: tokens // size]
@@ -244,8 +222,9 @@ class SequenceTree:
 
     def store(self, counts: Mapping[int, int]) -> None:
         """Notes that the KV of this many more tokens of each branch is in its pages."""
-        for number, count in counts.items():
-            self.branches[number].stored += count
+        branches = [self[number] for number in counts]
+        for branch, count in zip(branches, counts.values(), strict=True):
+            branch.stored += count
 
     def check(self) -> None:
         """Raises PoolError or BranchError unless pages and branches agree: free + held == all."""
@@ -265,9 +244,9 @@ class SequenceTree:
 
     def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
         """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
-        branches, size, missing = self.branches, self.pool.page_size, []
+        size, missing = self.pool.page_size, []
         for number, count in counts.items():
-            branch = branches[number]
+            branch = self[number]
             tokens = branch.stored + count
             if tokens > len(branch.pages) * size:
                 missing.append((branch, -(-tokens // size) - len(branch.pages)))

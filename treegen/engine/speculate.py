@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.draft_trees import DraftTree, draft_shape
 from treegen.engine.drafters import Drafter, NGrams
 from treegen.engine.sampling import Sampling
-from treegen.engine.sequences import Branch
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 

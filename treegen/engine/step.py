@@ -17,8 +17,9 @@ import torch
 from treegen.backends.page_table import PageTable
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
+from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftMask, chain, draft_shape
-from treegen.engine.sequences import Branch, SequenceTree
+from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError, InputError
 
@@ -167,13 +168,16 @@ class Step:
             Logits `[rows kept, vocabulary]`.
 
         Raises:
-            InputError: Not every layer has attended, so that its KV is missing.
+            InputError: Not every layer has attended, so that its KV is missing, or there are too few or many logits.
         """
         self._attended, self._read = set(), set()
         logits = model(self, keep)
         if len(self._attended) < self.pool.layers:
             found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
             raise InputError("model", found, "called attend in the step", fix)
+        if len(logits) != len(keep):
+            found, reason = f"logits of shape {tuple(logits.shape)}", f"has not a row for each of {len(keep)}"
+            raise InputError("model", found, reason, "return logits of the rows that are asked for")
         return logits
 
     def attend(

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.sampling import Sampling
-from treegen.engine.sequences import Branch
+from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
@@ -76,8 +77,9 @@ class Search:
         self.thought_tokens = positive_int("thought_tokens", thought_tokens, InputError)
         self.depth = positive_int("depth", depth, InputError)
         self.width, self.max_new_tokens = self.kept * branching, depth * thought_tokens
+        check_stop_ids(stop_ids)
         self.score, self.stop_ids = score, frozenset(stop_ids)
-        self.sampling = sampling or Sampling(temperature=1.0)
+        self.sampling = Sampling(temperature=1.0) if sampling is None else check_sampling(sampling)
         self._levels: dict[int, _Level] = {}  # by prompt
 
     def decide(self, frontier: Frontier) -> Growth:

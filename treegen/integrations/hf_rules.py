@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from treegen.engine import Frontier, Growth
-from treegen.engine.sequences import Branch
+from treegen.engine.branch import Branch
 
 Processors = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes ids `[rows, length]` and scores `[rows, vocabulary]`; returns scores."""

@@ -1,0 +1,94 @@
+"""Checks of what callers, controllers and drafters give: errors in one line, before it reaches pages or a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from treegen.engine.branch import Branch
+from treegen.engine.sequences import SequenceTree
+from treegen.ir.arrays import int32_array
+from treegen.ir.errors import BranchError, InputError
+
+if TYPE_CHECKING:
+    from treegen.engine.control import Growth
+
+
+def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, vocabulary: int) -> list[list[int]]:
+    """Returns the tokens of prompts, which may be arrays. Raises BranchError for other tokens or too many.
+
+    Args:
+        prompts: The tokens of each prompt.
+        most: The most tokens of a branch.
+        new_tokens: Those of them that are kept for new tokens.
+        vocabulary: The number of different tokens.
+    """
+    made = []
+    for number, prompt in enumerate(prompts):
+        name = f"prompts[{number}]"
+        tokens = int32_array(name, prompt, low=0, high=vocabulary - 1, error=BranchError).tolist()
+        if not 1 <= len(tokens) <= most - new_tokens:
+            reason = f"is not within 1..{most - new_tokens} tokens, which leaves room for {new_tokens} new ones"
+            raise BranchError(name, f"{len(tokens)} tokens", reason, "shorten it, or add pages")
+        made.append(tokens)
+    return made
+
+
+def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
+    """Raises BranchError, with this name, unless these are tokens of the vocabulary."""
+    for token in tokens:
+        if type(token) is not int or not 0 <= token < vocabulary:
+            raise BranchError(name, token, f"is not one of the tokens 0..{vocabulary - 1}", "return one of these")
+
+
+def check_growth(
+    sequences: SequenceTree, branches: Sequence[Branch], growth: Growth, prompts: int, vocabulary: int
+) -> None:
+    """Raises BranchError unless a decision can be followed.
+
+    Args:
+        sequences: The running branches.
+        branches: Those that were decided about.
+        growth: The decision.
+        prompts: The number of prompts.
+        vocabulary: The number of different tokens.
+    """
+    grown = growth.grown
+    if unknown := grown.keys() ^ {branch.number for branch in branches}:
+        reason = "is not in the frontier, or has no decision"
+        raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+    for branch in branches:
+        for token, label in grown[branch.number]:
+            if type(token) is not int or not 0 <= token < vocabulary:
+                check_tokens("decide()", [token], vocabulary)
+            if label[:1] != branch.label[:1]:
+                reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
+                raise BranchError("decide()", label, reason, "keep the first number of labels")
+    for result in growth.results:
+        if not result.label or not 0 <= result.label[0] < prompts:
+            reason = "is the label of a result, and does not begin with the number of a prompt"
+            raise BranchError("decide()", result.label, reason, "begin with the branch's own first number")
+    after = len(sequences) - len(grown) + sum(map(len, grown.values())) + len(growth.resting)
+    if after > sequences.max_branches:
+        reason = f"is more than max_branches = {sequences.max_branches}"
+        raise BranchError("decide()", f"{after} branches", reason, "return fewer next tokens, or raise max_branches")
+
+
+def check_selected(tokens: object, branches: int) -> None:
+    """Raises BranchError unless this is an int64 tensor with a token for each branch; does not wait for the device."""
+    if isinstance(tokens, torch.Tensor):
+        if tokens.dtype == torch.int64 and tokens.shape == (branches,):
+            return
+        found = f"{str(tokens.dtype).removeprefix('torch.')} of shape {tuple(tokens.shape)}"
+    else:
+        found = type(tokens).__name__
+    raise BranchError("select()", found, f"is not int64 of shape ({branches},)", "return a token for each branch")
+
+
+def check_stop_ids(stop_ids: object) -> None:
+    """Raises InputError unless this is a collection of tokens."""
+    if isinstance(stop_ids, Collection) and all(type(token) is int and token >= 0 for token in stop_ids):
+        return
+    raise InputError("stop_ids", stop_ids, "is not a sequence of tokens", "give integers of at least 0")
