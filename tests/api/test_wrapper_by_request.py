@@ -286,7 +286,7 @@ def test_rows_are_looked_at_every_so_many_plans(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(BatchKernel, "update", counted)
         LateReader.started = 0
         for step in range(every + 6):
-            for name in engine.batch:
+            for name in engine.batch if step % 8 == 0 else []:  # too little for another plan
                 engine.grow(name, 1)
             plan(wrapper, engine.requests, request_ids=list(engine.batch) if ids else None)
             if step % 16 == 0:

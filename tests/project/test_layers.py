@@ -312,3 +312,9 @@ def test_the_drawing_is_up_to_date(request: pytest.FixtureRequest) -> None:
         PAGE.write_text(f"{before}{BEGIN}{wanted}{END}{after}", encoding="utf-8", newline="\n")
     elif shown != wanted:
         pytest.fail(f"the layers of docs/{PAGE.name} are not those of the code: run `{UPDATE}`", pytrace=False)
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    """Pytest collects only one of two modules with the same name."""
+    names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))

@@ -14,13 +14,11 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from treegen.ir.arrays import INT32_MAX, Ints, Longs
+from treegen.ir.arrays import INT32_MAX, Longs
 from treegen.ir.errors import BranchError
-
-_SHIFT, _BITS = 5, 32
-"""A word has 2^5 bits."""
 
 
 class DraftTree(NamedTuple):
@@ -42,12 +40,12 @@ class DraftTree(NamedTuple):
 class DraftShape(NamedTuple):
     """What follows from the parents of drafts.
 
-    depths: `[drafts]`; 1 for those that follow the last token. sees: int32 `[drafts, words]`; the bits of the drafts
-    that a draft sees: itself, and those that it follows.
+    depths: `[drafts]`; 1 for those that follow the last token. sees: `[drafts, drafts]`; whether a draft sees another
+    one: itself, and those that it follows.
     """
 
     depths: Longs
-    sees: Ints
+    sees: npt.NDArray[np.bool_]
 
 
 def chain(drafts: int) -> list[int]:
@@ -78,14 +76,7 @@ def draft_shape(parents: tuple[int, ...]) -> DraftShape:
         if parent >= 0:
             depths[draft] += depths[parent]
             sees[draft] |= sees[parent]
-    packed = np.zeros((len(parents), words_for(len(parents)) * 4), np.uint8)
-    packed[:, : -(-len(parents) // 8)] = np.packbits(sees, axis=1, bitorder="little")
-    return DraftShape(depths, packed.view("<i4"))
-
-
-def words_for(drafts: int) -> int:
-    """Returns the number of words of 32 bits that have a bit for each draft."""
-    return -(-drafts // _BITS)
+    return DraftShape(depths, sees)
 
 
 def trie(texts: Sequence[Sequence[int]], most: int) -> DraftTree:
@@ -112,7 +103,7 @@ class DraftMask:
     Attributes:
         first: int32 `[rows]`; the tokens before the drafts of a row's branch. All tokens that a row of no draft sees by
             its position are before that.
-        seen: int32 `[rows, words]`; the bits of the drafts that the row sees.
+        seen: bool `[rows, most]`; which of the drafts the row sees.
 
     Args:
         rows: The most query rows.
@@ -122,7 +113,7 @@ class DraftMask:
 
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
         self.first = torch.full((rows,), INT32_MAX, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(rows, words_for(most), dtype=torch.int32, device=device)
+        self.seen = torch.zeros(rows, most, dtype=torch.bool, device=device)
         self._is_plain = True
 
     @property
@@ -139,11 +130,11 @@ class DraftMask:
         """
         if not drafts and self._is_plain:
             return
-        first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.int32)
+        first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.bool_)
         for row, tokens, parents in drafts:
-            rows, sees = slice(row, row + len(parents)), draft_shape(parents).sees
+            rows = slice(row, row + len(parents))
             first[rows] = tokens
-            seen[rows, : sees.shape[1]] = sees
+            seen[rows, : len(parents)] = draft_shape(parents).sees
         self.first.copy_(torch.from_numpy(first), non_blocking=True)
         self.seen.copy_(torch.from_numpy(seen), non_blocking=True)
         self._is_plain = not drafts
@@ -152,14 +143,4 @@ class DraftMask:
 def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """The mask_mod: row b sees the tokens before its drafts, and those drafts that are on its path."""
     draft = kv_idx - first[b]
-    place = torch.clamp(draft, min=0)
-    word = _word(seen, b, place >> _SHIFT, 0, seen.shape[1])
-    return (draft < 0) | (((word >> (place & (_BITS - 1))) & 1) == 1)
-
-
-def _word(seen: torch.Tensor, b: Any, place: Any, begin: int, end: int) -> Any:
-    """Returns word `place` of row b, which is one of begin..end. Kernels hold the words of a row in registers."""
-    if end - begin == 1:
-        return seen[b, begin]
-    middle = (begin + end) // 2
-    return torch.where(place < middle, _word(seen, b, place, begin, middle), _word(seen, b, place, middle, end))
+    return (draft < 0) | seen[b, torch.clamp(draft, min=0)]
