@@ -197,6 +197,8 @@ def test_what_is_refused() -> None:
         lambda: NGrams(occurrences=0),
         lambda: Speculate(max_draft=0),
         lambda: Speculate(n=0),
+        lambda: Speculate(sampling=0.5),  # type: ignore[arg-type]
+        lambda: Speculate(stop_ids=(-1,)),
         lambda: DraftModel(HFModel(tiny()), (), num_pages=9),
         lambda: DraftModel(HFModel(tiny()), (2, 0), num_pages=9),
     ):

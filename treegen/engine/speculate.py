@@ -15,7 +15,8 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.draft_trees import DraftTree, draft_shape
 from treegen.engine.drafters import Drafter, NGrams
-from treegen.engine.sampling import Sampling
+from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 
@@ -51,6 +52,8 @@ class Speculate:
     def __post_init__(self) -> None:
         for name in ("max_draft", "n", "max_new_tokens"):
             positive_int(name, getattr(self, name), InputError)
+        check_sampling(self.sampling)
+        check_stop_ids(self.stop_ids)
 
     @property
     def width(self) -> int:
