@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
 import pytest
 import torch
 
+from treegen.codegen.aot import ARCHITECTURES, device_of
+from treegen.codegen.compile_counter import expected_compiles
+from treegen.codegen.kernel_usage import usage
 from treegen.engine.pool import write_kv
 
 
@@ -18,3 +25,21 @@ def test_k_and_v_go_to_their_slots_in_one_launch(kv_heads: int, dims: tuple[int,
     for cache, written in ((k_cache, keys), (v_cache, values)):
         assert torch.equal(cache[slots], written)
         assert int(cache.float().abs().sum((1, 2)).count_nonzero()) == tokens
+
+
+def compile_write(architecture: int) -> int:
+    """The bytes of stack that the kernel takes; runs in a process where Triton does not interpret."""
+    from treegen.backends.write_kernels import write_kv as kernel
+
+    cache, slots = torch.zeros(4, 8, 128, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+    with device_of(architecture), expected_compiles():
+        made: Any = kernel.warmup(
+            cache, cache, slots, cache, cache, 1024, 1024, 1024, 1024, 512, grid=(1, 1), num_warps=4
+        )
+    return usage(made.asm["cubin"])[1]
+
+
+def test_the_kernel_compiles_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert list(pool.map(compile_write, ARCHITECTURES)) == [0] * len(ARCHITECTURES)
