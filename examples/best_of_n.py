@@ -4,26 +4,14 @@ The model is a tiny Llama with random weights. Its own log-probabilities are the
 """
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from treegen.engine import Continuation, Engine, Sample, Sampling
 from treegen.integrations import HFModel
+from treegen.integrations.random_models import random_model
 
 PROMPTS = [[5, 17, 3, 3, 8, 42, 9, 1] * 6, [2, 7, 1, 8, 2, 8]]
 SAMPLES = 8
-
-
-def tiny_llama() -> LlamaForCausalLM:
-    """Makes the model."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        parameter.data *= 8.0 if parameter.dim() > 1 else 1.0
-    return model
 
 
 @torch.no_grad()
@@ -36,7 +24,7 @@ def mean_log_probability(model: LlamaForCausalLM, prompt: list[int], found: Cont
 
 def main() -> None:
     """Draws samples of all prompts at once, and prints the best of each."""
-    model = tiny_llama()
+    model = random_model("tiny", 256, "cpu")
     sampler = Sample(SAMPLES, Sampling(temperature=0.7, seed=1), max_new_tokens=24)
     results = Engine(HFModel(model), sampler, num_pages=200).run(PROMPTS)
     model.set_attn_implementation("sdpa")  # the scorer's passes are Transformers' own

@@ -7,31 +7,21 @@ The model here has random weights and no meaning; any causal language model of T
 """
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from treegen.engine import Engine, NGrams, Sample, Speculate
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel
+from treegen.integrations.random_models import random_model
 
 PROMPT = [10, 20, 30] * 20
 """Text that repeats itself is what n-grams can guess."""
 NEW_TOKENS = 80
 
 
-def tiny_model() -> PreTrainedModel:
-    """Returns a Llama of two layers, which soon repeats itself."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=40, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=512,
-    )  # fmt: skip
-    return LlamaForCausalLM(config)
-
-
 def main() -> None:
     """Decodes one prompt token by token, and with drafts; prints the steps of both."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = HFModel(tiny_model().to(device))
+    model = HFModel(random_model("tiny", 256, device))
     controllers: dict[str, Controller] = {
         "one by one": Sample(max_new_tokens=NEW_TOKENS),
         "with drafts": Speculate(NGrams(), max_draft=4, max_new_tokens=NEW_TOKENS),

@@ -6,26 +6,14 @@ The model is a tiny Llama with random weights. The scorer is the mean log-probab
 import copy
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from treegen.engine import Engine, Sampling, Search
 from treegen.integrations import HFModel
+from treegen.integrations.random_models import random_model
 
 PROMPTS = [[5, 17, 3, 3, 8, 42, 9, 1] * 6, [2, 7, 1, 8, 2, 8]]
 NEWLINE = 10
-
-
-def tiny_llama() -> LlamaForCausalLM:
-    """Makes the model."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    for parameter in model.parameters():
-        parameter.data *= 8.0 if parameter.dim() > 1 else 1.0
-    return model
 
 
 @torch.no_grad()
@@ -36,8 +24,8 @@ def mean_log_probability(model: LlamaForCausalLM, prompt: list[int], tokens: lis
 
 
 def main() -> None:
-    """Searches both prompts at once: 3 levels, of which each draws 4 thoughts per branch and keeps 2 branches."""
-    model = tiny_llama()
+    """Searches both prompts at once. Each of three levels draws 4 thoughts from every branch, and keeps the best two."""
+    model = random_model("tiny", 256, "cpu")
     judge = copy.deepcopy(model)
 
     def score(prompt: list[int], candidates: list[list[int]]) -> list[float]:

@@ -32,8 +32,8 @@ LIKE = Shape(16, 1, 40, 32, dtype="fp32", shared_kv=True)
 """The same in small."""
 SM_SCALE = 192**-0.5
 MOST_STACK = 304
-"""Bytes of spilled registers per thread that kernels of 512 values may have. On an H200, large tiles that spill as many
-are faster than smaller ones that do not.
+"""The most bytes that a thread of a kernel of 512 values may spill. On an H200 large tiles that spill so much are still
+faster than smaller ones.
 """
 MOST_STACK_MERGING = 1600
 """The same of those that join partials behind their loops: a tile of these is as large as that of results."""

@@ -232,7 +232,7 @@ def test_a_controller_that_is_stopped(stop: str, monkeypatch: pytest.MonkeyPatch
 
 
 def interrupted_at(line: int, run: Callable[[], Any]) -> bool:
-    """Runs, with a Ctrl-C at some line of the engine's or the live batch's code; says whether there are so many."""
+    """Runs, and presses Ctrl-C at this line of those that are executed; says whether the run gets that far."""
     seen = 0
 
     def trace(frame: Any, event: str, argument: object) -> Any:

@@ -79,7 +79,7 @@ def with_replays(model: Any, controller: Controller, pages: int = 60) -> tuple[E
 @pytest.mark.parametrize("pages", [60, 24])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_that_stand_for_no_token_change_nothing(name: str, pages: int) -> None:
-    """Steps have as many rows as a graph, captured ahead, and their logits lie in one place."""
+    """Steps are replayed as graphs are: with more rows than tokens, and logits that the next replay overwrites."""
     model = tiny(name)
     expected = [generated(model, prompt, max_new_tokens=10) for prompt in PROMPTS]
     beams = [generated(model, prompt, max_new_tokens=6, num_beams=3, num_return_sequences=3) for prompt in PROMPTS]

@@ -1,4 +1,4 @@
-"""`generate` of Transformers on the engine: the sequences of its own loops, and models that stay as they are."""
+"""`generate` on the engine returns what it returns without, and leaves the model as it was."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from treegen.ir.errors import InputError, PoolError, TreegenError
 
 ENDS = [11, 50, 3, 7]
 SHARED = [[*range(20, 60), 30 + number] for number in range(3)] + [[5, 6]]
-"""Prompts of which some begin alike: they get their first logits in different steps."""
+"""Some of these prompts begin alike, so they do not all get their first logits in the same step."""
 
 
 def both(model: Any, prompts: Sequence[Sequence[int]], seed: int = 0, own: Any = None, **options: Any) -> list[Any]:

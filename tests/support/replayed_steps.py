@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from treegen.engine import Engine
-from treegen.engine.graphs import StepGraphs
+from treegen.engine.graphs import StepGraphs, row_buckets
 
 
 class Replayed:
@@ -30,6 +30,6 @@ class Replayed:
 def replaying(engine: Engine) -> Replayed:
     """Lets an engine replay its decoding steps; returns what counts captures."""
     forward, capture = engine.forward, Replayed()
-    buckets = [rows for rows in (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96) if rows <= forward.decoding.max_rows]
+    buckets = row_buckets(forward.decoding.max_rows)
     forward.graphs = StepGraphs(forward.decoding, engine.model, buckets, capture)
     return capture

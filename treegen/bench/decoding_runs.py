@@ -129,7 +129,7 @@ class _Clocked:
         self._reads.restart()
 
     def _tell(self, done: int) -> None:
-        """Tells the part that has been done since the last time, of as many decisions as there are new tokens."""
+        """Reports progress since the last report. A run takes about as many decisions as it has new tokens."""
         done = min(done, self.max_new_tokens)
         if self._on_progress is not None:
             self._on_progress((done - self._told) / self.max_new_tokens)

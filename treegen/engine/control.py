@@ -14,7 +14,7 @@ from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine_checks import check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import BranchError, InputError
+from treegen.ir.errors import InputError
 
 Label = tuple[int, ...]
 """The number of a branch's prompt, and whatever else the controller tells branches of one prompt apart by."""
@@ -55,12 +55,11 @@ class Growth(NamedTuple):
     """What follows from a frontier.
 
     grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
-    to a branch of its own. A branch without next tokens ends. results: results to return. accepted: for branches with
-    drafts, the numbers of those that stay, each the parent of the next one; none by default. The others are removed
-    before the next tokens follow.
-    resting: branches without next tokens that do not end. They stay as they are, and are in the next frontier of their
-    prompt, with the same logits up to rounding. Only controllers with `together` may let branches rest, while others
-    have next tokens, or are not in the frontier yet.
+    to a branch of its own. A branch without next tokens ends, unless it rests. results: results to return. accepted:
+    for branches with drafts, the numbers of those that stay, each the parent of the next one; none by default. The
+    others are removed before the next tokens follow. resting: branches without next tokens that wait for others. They
+    keep their pages, and come back in the next frontier of their prompt, with the same logits up to rounding. Only
+    controllers with `together` may let branches rest, while others have next tokens or are not in the frontier yet.
     """
 
     grown: Mapping[int, Sequence[Next]]
@@ -127,24 +126,6 @@ class Selecting(Protocol):
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
-
-
-def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bool) -> None:
-    """Raises BranchError unless the branches that rest may do so, by what Growth says of them.
-
-    Args:
-        frontier: The branches that were decided about.
-        growth: The decision.
-        together: The controller's attribute.
-        others: Whether branches run that are not in the frontier.
-    """
-    grown, resting = growth.grown, set(growth.resting)
-    if wrong := [number for number in resting if number not in grown or grown[number] or not together]:
-        reason = "is not in the frontier, has next tokens, or rests without `together`"
-        raise BranchError("resting", sorted(wrong), reason, "let a branch without next tokens rest")
-    if resting and not others and not any(grown.values()):
-        reason = "of all branches none has next tokens, and these rest"
-        raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from treegen.ir.arrays import INT32_MAX, Longs
-from treegen.ir.errors import BranchError
 
 
 class DraftTree(NamedTuple):
@@ -51,21 +50,6 @@ class DraftShape(NamedTuple):
 def chain(drafts: int) -> list[int]:
     """Returns the parents of drafts that follow one another."""
     return list(range(-1, drafts - 1))
-
-
-def checked_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
-    """Raises BranchError for drafts that a step cannot check: more than `most`, of other parents, or no chain."""
-    count = len(drafts.tokens)
-    if count != len(drafts.parents) or count > most:
-        found = f"{count} tokens and {len(drafts.parents)} parents"
-        raise BranchError("drafts", found, f"are not one parent each, for at most {most}", "return fewer, or max_draft")
-    for draft, parent in enumerate(drafts.parents):
-        if not -1 <= parent < draft:
-            reason = "is no earlier draft, and not -1 for the last token"
-            raise BranchError(f"parents[{draft}]", parent, reason, "list drafts behind those that they follow")
-    if not trees and list(drafts.parents) != chain(count):
-        reason = "are not a chain, and the controller says that there are no trees"
-        raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
 
 
 @lru_cache(maxsize=256)

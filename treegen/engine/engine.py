@@ -21,9 +21,8 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting, check_resting
-from treegen.engine.draft_trees import checked_drafts
-from treegen.engine.engine_checks import check_growth, check_tokens, checked_prompts
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
+from treegen.engine.engine_checks import check_drafts, check_growth, check_resting, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
@@ -75,10 +74,11 @@ class Engine:
         if controller.width > max_branches:
             reason = f"of a prompt is more than max_branches = {max_branches}"
             raise BranchError("controller.width", controller.width, reason, "raise max_branches")
-        drafts = controller.max_draft if isinstance(controller, Drafting) else 0
-        per_branch, max_tree = 1 + drafts, drafts if isinstance(controller, Drafting) and controller.draft_trees else 0
-        if max_rows < max_branches * per_branch:
-            reason = f"is less than max_branches = {max_branches}, with {per_branch} rows each"
+        drafts, trees = 0, False
+        if isinstance(controller, Drafting):
+            drafts, trees = controller.max_draft, controller.draft_trees
+        if max_rows < max_branches * (1 + drafts):
+            reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
             raise BranchError("max_rows", max_rows, reason, "raise max_rows")
         self.model, self.controller = model, controller
         shape = replace(model.shape, page_size=page_size)
@@ -89,10 +89,10 @@ class Engine:
         """What the engine has done, and where its time went."""
         kernels = tree_kernels(strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
+        sizes = StepSizes(most, max_rows, 1 + drafts, drafts if trees else 0)
         self.forward = Forward(
-            model, self.sequences, StepSizes(most, max_rows, per_branch, max_tree), (kernels, make_kernel or kernels),
-            self.accounting, captures,
-        )  # fmt: skip
+            model, self.sequences, sizes, (kernels, make_kernel or kernels), self.accounting, captures
+        )
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
@@ -181,8 +181,7 @@ class Engine:
         able = [branch for branch in running if branch.stored and branch.pending == 1]
         drafts = controller.draft(able)
         for own in drafts:
-            checked_drafts(own, controller.max_draft, controller.draft_trees)
-            check_tokens("draft()", own.tokens, self.forward.vocabulary)
+            check_drafts(own, controller.max_draft, controller.draft_trees, self.forward.vocabulary)
         counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
         if self.sequences.pages_missing(counts) <= self.sequences.available:
             for branch, own in zip(able, drafts, strict=True):

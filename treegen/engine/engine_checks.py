@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from treegen.engine.branch import Branch
+from treegen.engine.draft_trees import DraftTree, chain
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import int32_array
 from treegen.ir.errors import BranchError, InputError
 
 if TYPE_CHECKING:
-    from treegen.engine.control import Growth
+    from treegen.engine.control import Frontier, Growth
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, vocabulary: int) -> list[list[int]]:
@@ -60,12 +61,11 @@ def check_growth(
         reason = "is not in the frontier, or has no decision"
         raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
     for branch in branches:
-        for token, label in grown[branch.number]:
-            if type(token) is not int or not 0 <= token < vocabulary:
-                check_tokens("decide()", [token], vocabulary)
-            if label[:1] != branch.label[:1]:
+        check_tokens("decide()", [following.token for following in grown[branch.number]], vocabulary)
+        for following in grown[branch.number]:
+            if following.label[:1] != branch.label[:1]:
                 reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
-                raise BranchError("decide()", label, reason, "keep the first number of labels")
+                raise BranchError("decide()", following.label, reason, "keep the first number of labels")
     for result in growth.results:
         if not result.label or not 0 <= result.label[0] < prompts:
             reason = "is the label of a result, and does not begin with the number of a prompt"
@@ -74,6 +74,47 @@ def check_growth(
     if after > sequences.max_branches:
         reason = f"is more than max_branches = {sequences.max_branches}"
         raise BranchError("decide()", f"{after} branches", reason, "return fewer next tokens, or raise max_branches")
+
+
+def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bool) -> None:
+    """Raises BranchError unless the branches that rest may do so, by what Growth says of them.
+
+    Args:
+        frontier: The branches that were decided about.
+        growth: The decision.
+        together: The controller's attribute.
+        others: Whether branches run that are not in the frontier.
+    """
+    grown, resting = growth.grown, set(growth.resting)
+    if wrong := [number for number in resting if number not in grown or grown[number] or not together]:
+        reason = "is not in the frontier, has next tokens, or rests without `together`"
+        raise BranchError("resting", sorted(wrong), reason, "let a branch without next tokens rest")
+    if resting and not others and not any(grown.values()):
+        reason = "of all branches none has next tokens, and these rest"
+        raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
+
+
+def check_drafts(drafts: DraftTree, most: int, trees: bool, vocabulary: int) -> None:
+    """Raises BranchError for drafts that a step cannot check.
+
+    Args:
+        drafts: The drafts.
+        most: The most drafts of a branch.
+        trees: Whether drafts may be trees.
+        vocabulary: The number of different tokens.
+    """
+    count = len(drafts.tokens)
+    if count != len(drafts.parents) or count > most:
+        found = f"{count} tokens and {len(drafts.parents)} parents"
+        raise BranchError("drafts", found, f"are not one parent each, for at most {most}", "return fewer, or max_draft")
+    for draft, parent in enumerate(drafts.parents):
+        if not -1 <= parent < draft:
+            reason = "is no earlier draft, and not -1 for the last token"
+            raise BranchError(f"parents[{draft}]", parent, reason, "list drafts behind those that they follow")
+    if not trees and list(drafts.parents) != chain(count):
+        reason = "are not a chain, and the controller says that there are no trees"
+        raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
+    check_tokens("draft()", drafts.tokens, vocabulary)
 
 
 def check_selected(tokens: object, branches: int) -> None:

@@ -60,7 +60,7 @@ class HFModel:
 
     @torch.no_grad()
     def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
-        """Computes a step; returns the logits of the rows `keep`. See treegen.engine.engine.Model."""
+        """Computes a step; returns the logits of the rows `keep`. See treegen.engine.Model."""
         rows = step.rows
         made = self.model(
             input_ids=step.ids[None, :rows], position_ids=step.positions[None, :rows], use_cache=False,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.tiny_models import VOCABULARY, tiny
-from treegen.bench import flashinfer_drafts
+from treegen.bench import flashinfer_steps
 from treegen.engine import Engine, ForcedDrafts
 from treegen.integrations import HFModel
 
@@ -33,10 +33,10 @@ def test_masks_of_trees_of_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
             out.zero_()
 
     package = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
-    monkeypatch.setattr(flashinfer_drafts, "flashinfer_package", lambda: package)
+    monkeypatch.setattr(flashinfer_steps, "flashinfer_package", lambda: package)
     engine = Engine(
         HFModel(tiny()), ForcedDrafts(PARENTS, [3, 2, 1], VOCABULARY), num_pages=40, page_size=4, max_branches=3,
-        make_kernel=lambda step, kind, _: flashinfer_drafts.FlashInferDrafts(step, kind),
+        make_kernel=lambda step, kind, _: flashinfer_steps.FlashInferDraftSteps(step, kind),
     )  # fmt: skip
     engine.run([list(range(9)), list(range(50, 55))])
     assert len(plans) == 3
