@@ -24,7 +24,7 @@ def mean_log_probability(model: LlamaForCausalLM, prompt: list[int], tokens: lis
 
 
 def main() -> None:
-    """Searches both prompts at once. Each of three levels draws 4 thoughts from every branch, and keeps the best two."""
+    """Searches both prompts at once. Each of three levels draws 4 thoughts from a branch, and keeps the best two."""
     model = random_model("tiny", 256, "cpu")
     judge = copy.deepcopy(model)
 
