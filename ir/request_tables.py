@@ -20,7 +20,7 @@ from treegen.ir.request_schedule import (
 )
 from treegen.ir.work_items import ITEM_FIELDS
 
-LONE_PARTS = 8
+LONE_PARTS = 32
 """The most work items that share a request that is served alone."""
 
 
@@ -28,10 +28,9 @@ LONE_PARTS = 8
 class RequestRoom:
     """The entries that a kernel for running batches has room for; its grids and addresses follow from them.
 
-    Lone items serve requests alone that the plan does not cover. They are the first items of a launch. Where few
-    requests are alone, several lone items share one. Each then has a partial slot after those of the plan, and
-    `lone_merges` rows are merged after those of the plan. In batch-invariant mode each lone item reads `lone_rows`
-    chunks, and has a partial slot for each of them.
+    Lone items serve requests alone that the plan does not cover. Where few requests are alone, several lone items
+    share one. Each then has a partial slot after those of the plan, and `lone_merges` rows are merged after those of
+    the plan. In batch-invariant mode each lone item reads `lone_rows` chunks, and has a partial slot for each of them.
 
     Attributes:
         seats: Requests at a time.
@@ -112,13 +111,16 @@ class RequestRoom:
 class RequestTables(NamedTuple):
     """The places of the tables of a kernel for running batches, in int32 words of one array.
 
-        ┌────────────┬─────────────┬────────────────────────┬──────────────┬───────────────┬──────────────────┐
-        │ lone items │ items of    │ entries, seats, ...,   │ merge_indptr │ merge_indptr  │ rows, merge_rows │
-        │            │ the plan    │ claims, merge_partials │ of the plan  │ of lone items │ ..., packed_runs │
-        └────────────┴─────────────┴────────────────────────┴──────────────┴───────────────┴──────────────────┘
-        ▲            ▲                                                     ▲
-        items        planned                                               copied
-                     └────── the host writes these once per plan ────────┘
+        ┌───────────────────┬────────────┬───────────────────────┬──────────────┬───────────────┬──────────────────┐
+        │ items of the plan │ lone items │ entries, seats, ...,  │ merge_indptr │ merge_indptr  │ rows, merge_rows │
+        │                   │            │ claims, merge_partials│ of the plan  │ of lone items │ ..., packed_runs │
+        └───────────────────┴────────────┴───────────────────────┴──────────────┴───────────────┴──────────────────┘
+        ▲                   ▲                                                   ▲
+        items, planned      alone                                               copied
+        └──── the host writes these once per plan, with no lone items ──────────┘
+
+    Lone items come last, so that in most steps, where they are empty, no other thread block waits for them. In
+    batch-invariant mode they do most of the work, and come first.
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
@@ -130,6 +132,7 @@ class RequestTables(NamedTuple):
 
     items: int
     planned: int
+    alone: int
     entries: int
     entry_indptr: int
     read_rows: int
@@ -159,8 +162,11 @@ class RequestTables(NamedTuple):
     def of(cls, room: RequestRoom) -> RequestTables:
         """Returns the places of all tables, at multiples of 64 bytes unless a table goes on where another ends."""
         width, most_runs = len(ITEM_FIELDS), room.run_width * 16
-        places = {"items": 0, "planned": room.lone_items * width}
-        end = _aligned(places["planned"] + room.items * width)
+        if room.chunk:
+            places = {"items": 0, "planned": room.lone_items * width, "alone": 0}
+        else:
+            places = {"items": 0, "planned": 0, "alone": room.items * width}
+        end = _aligned((room.items + room.lone_items) * width)
         words = {
             "entries": room.entries * len(ENTRY_FIELDS),
             "entry_indptr": room.items + 1,
@@ -195,9 +201,9 @@ class RequestTables(NamedTuple):
         return cls(**places, words=end)
 
     def write(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
-        """Writes the host's part of a plan, which the room holds, into the words from `planned` to `copied`."""
-        schedule, begin = made.schedule, self.planned
-        lines = head[self.seats - begin : self.claims - begin][: room.seats * len(SEAT_FIELDS)]
+        """Writes the host's part of a plan, which the room holds, into the words up to `copied`."""
+        schedule = made.schedule
+        lines = head[self.seats : self.claims][: room.seats * len(SEAT_FIELDS)]
         lines = lines.reshape(room.seats, len(SEAT_FIELDS))
         known = made.seats.shape[1]
         lines[:known], lines[known:] = made.seats.T, UNKNOWN
@@ -205,7 +211,7 @@ class RequestTables(NamedTuple):
             self._write_queries(made, room, head)
         if made.chunks is not None:
             self._write_chunks(made.chunks, room, head)
-        head[self.counts - begin] = len(schedule.merge_rows)
+        head[self.counts] = len(schedule.merge_rows)
         for place, table in (
             (self.planned, schedule.items.ravel()),
             (self.entries, made.entries.ravel()),
@@ -215,15 +221,15 @@ class RequestTables(NamedTuple):
             (self.merge_partials, schedule.merge_partials),
             (self.merge_indptr, schedule.merge_indptr),
         ):
-            head[place - begin : place - begin + len(table)] = table
-        items = head[: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
+            head[place : place + len(table)] = table
+        items = head[self.planned :][: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
         items[len(schedule.items) :] = 0
         items[:, -1] = -1  # rows are listed
 
     def _write_queries(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
         """Writes the tables of query rows."""
-        schedule, seats, begin = made.schedule, len(made.epoch), self.planned
-        lines = head[self.queries - begin :][: room.seats * len(QUERY_FIELDS)]
+        schedule, seats = made.schedule, len(made.epoch)
+        lines = head[self.queries :][: room.seats * len(QUERY_FIELDS)]
         lines = lines.reshape(room.seats, len(QUERY_FIELDS))
         lines[:] = 1, 0, 0
         lines[:seats, 2] = np.bincount(schedule.merge_rows, minlength=seats)
@@ -231,14 +237,14 @@ class RequestTables(NamedTuple):
         if made.queries is not None:
             lines[:seats, 0], lines[:seats, 1], *numbers = made.queries
         for place, table in zip((self.row_number, self.merge_number), numbers, strict=True):
-            head[place - begin : place - begin + len(table)] = table
+            head[place : place + len(table)] = table
 
     def _write_chunks(self, chunks: SharedChunks, room: RequestRoom, head: Ints) -> None:
         """Writes which chunks requests read together."""
-        begin, seats = self.planned, len(chunks.first)
-        lines = head[self.shared - begin :][: 2 * room.seats].reshape(room.seats, 2)
+        seats = len(chunks.first)
+        lines = head[self.shared :][: 2 * room.seats].reshape(room.seats, 2)
         lines[:seats, 0], lines[:seats, 1], lines[seats:] = chunks.first, chunks.counts, 0
-        head[self.shared_partials - begin :][: len(chunks.slots)] = chunks.slots
+        head[self.shared_partials :][: len(chunks.slots)] = chunks.slots
 
 
 def _aligned(words: int) -> int:

@@ -187,7 +187,7 @@ def test_what_steps_write(number: int) -> None:
 @pytest.mark.parametrize("page_size", [1, 16, 128])
 def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) -> None:
     """Each of few lone requests is read in several parts, which are merged; with more of them each is read whole."""
-    case = Case(Shape(4, 2, 16, page_size=page_size), "block", window, cohort(64), 6, 400, sms=14)
+    case = Case(Shape(4, 2, 16, page_size=page_size), "block", window, cohort(64), 6, 400, sms=7)
     server, kernel = made(case, 1, "triton")
     server.random.random = lambda: 1.0  # type: ignore[method-assign]
     batch, parts = server.batch, []

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import late_cost, walked_alone
+from treegen.cost.late_requests import LatePlan, PlannedRequests
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.target.targets import target_from
 
@@ -29,20 +29,20 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
     assert kernel.planned is not None
     problem, _, _, schedule = kernel.planned
-    return late_cost(batch, schedule, kernel.form.room, kernel.form.tile, problem).late_us
+    return LatePlan(schedule, kernel.form.room, kernel.form.tile, problem).cost(batch).late_us
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
     """The seats that are walked alone with the kernel's plan."""
     assert kernel.planned is not None
-    seats: list[int] = walked_alone(batch, kernel.planned.schedule).nonzero()[0].tolist()
+    seats: list[int] = PlannedRequests(kernel.planned.schedule).walked_alone(batch).nonzero()[0].tolist()
     return seats
 
 
 def test_a_request_is_served_without_a_plan_and_planned_behind_the_step() -> None:
     kernel, batch = kernel_for(32), LiveBatch(page_size=16)
     for _ in range(20):
-        batch.add(4000)
+        batch.add(8000)
     assert kernel.prepare(batch)
     assert not kernel.refresh(batch)
     batch.grow()
@@ -92,7 +92,7 @@ def test_a_plan_waits_until_it_pays() -> None:
     kernel.prepare(batch)
     batch.add(300)
     steps = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
-    assert 10 < steps.index((False, True)) < 40
+    assert 4 < steps.index((False, True)) < 12
     assert sum(map(any, steps)) == 1
     batch.add(2000, prompt, 1600)
     sharing = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
@@ -115,8 +115,8 @@ def test_layers_are_counted() -> None:
     kernel.step()
     assert kernel.replanning.layers == 5
     batch.add(10)
-    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(190)) == 0
-    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(20)) == 1
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(45)) == 0
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(10)) == 1
 
 
 def test_a_plan_that_cannot_wait() -> None:
@@ -184,7 +184,7 @@ def test_what_late_plans_cost() -> None:
         short.add(12000)
         costs.append(late(kernel, short))
     assert costs == sorted(costs)
-    assert costs[0] < 25 < costs[3]  # of few requests each is divided among many work items
+    assert costs[0] < 20 < costs[3]  # of few requests each is divided among many work items
 
 
 def test_an_owner_that_went() -> None:
@@ -196,9 +196,9 @@ def test_an_owner_that_went() -> None:
     assert kernel.planned is not None
     made = kernel.planned.schedule
     batch.finish(owner)
-    assert walked_alone(batch, made).nonzero()[0].tolist() == [heir, other]
+    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [heir, other]
     assert batch.add(70) == owner
-    assert walked_alone(batch, made).nonzero()[0].tolist() == [owner, heir, other]
+    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [owner, heir, other]
     kernel.update(batch)
     batch.moved(apart)
     assert alone(kernel, batch) == [apart]
@@ -235,4 +235,4 @@ def test_who_is_walked_alone(data: st.DataObject) -> None:
             owners = made.claims_of(seat)[:, 0].tolist()
         if seat not in known or not known.issuperset(owners):
             expected.append(seat)
-    assert walked_alone(batch, made).nonzero()[0].tolist() == expected
+    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == expected

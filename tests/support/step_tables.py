@@ -62,8 +62,13 @@ def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, posi
     room = program.form.room
     places = RequestTables.of(room)
     words = {name: program.tables[name].cpu().numpy() for name in program.tables}
-    items = words["items"][: (room.lone_items + room.items) * 8].reshape(-1, 8).tolist()
-    read = [_item(line, words, tile, room, page_size, positions=positions) for line in items]
+    planned, alone = (
+        [
+            _item(line, words, tile, room, page_size, positions=positions)
+            for line in words[name][: items * 8].reshape(-1, 8).tolist()
+        ]
+        for name, items in (("planned", room.items), ("alone", room.lone_items))
+    )
     indptr, slots = words["merge_indptr"].tolist(), words["lone_partials" if room.chunk else "merge_partials"].tolist()
     merged: dict[int, list[int]] = {}
     for number, row in enumerate(words["merge_rows"][: room.merges].tolist()):
@@ -73,8 +78,8 @@ def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, posi
     states = words["states"][: room.seats].tolist()
     assert places.words <= len(words["items"])
     return Step(
-        [item for item in read[room.lone_items :] if item.rows],
-        [item for item in read[: room.lone_items] if item.rows],
+        [item for item in planned if item.rows],
+        [item for item in alone if item.rows],
         merged,
         states,
         program.counters.tolist(),

@@ -34,7 +34,7 @@ class RequestProgram:
         self.form, self._places = form, RequestTables.of(room)
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
-        self._head = table[self._places.planned : self._places.copied]
+        self._head = table[: self._places.copied]
         self.seats = torch.full((2, room.seats), -1, dtype=torch.int32, device=device)
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
@@ -45,7 +45,7 @@ class RequestProgram:
             at["merge_rows"], at["merge_indptr"], at["lone_partials" if room.chunk else "merge_partials"]
         )
         capacity = ArenaSizes(
-            items=(room.lone_items + room.items,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
+            items=(room.items + room.lone_items,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
             merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(

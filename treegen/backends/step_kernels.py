@@ -21,10 +21,11 @@ from treegen.backends.page_expansion import deal, entries_of, expand, fill_up, q
 from treegen.ir.request_tables import LONE_PARTS
 
 MOST_PARTS = tl.constexpr(LONE_PARTS)
-LEAST_PART = tl.constexpr(512)
+LEAST_PART = tl.constexpr(256)
 SIZES = [
-    "num_seats", "num_items", "num_rows", "lone_items", "lone_tiles", "lone_runs", "room_tiles", "room_runs",
-    "lone_partial0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens", "window_left",
+    "num_seats", "num_items", "num_rows", "lone_items", "lone_rows", "lone_tiles", "lone_runs", "room_tiles",
+    "room_runs", "lone_partial0", "lone_list0", "batch_rows", "table_stride", "width", "num_pages", "max_tokens",
+    "window_left",
 ]  # fmt: skip
 """Parameters that differ between batches. Machine code is not specialised for their values."""
 
@@ -202,12 +203,12 @@ def tokens_of_part(
 def settle_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
     items, rows, merge_rows, merge_indptr, lone_partials, tiles, packed_runs, states, counters, flags,
-    num_seats, num_rows, lone_items, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0, lone_list0,
-    batch_rows, table_stride, width, num_pages, window_left,
+    num_seats, num_rows, lone_items, lone_rows, lone_tiles, lone_runs, room_tiles, room_runs, lone_partial0,
+    lone_list0, batch_rows, table_stride, width, num_pages, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
     TILE_WIDTH: tl.constexpr, RUN_WIDTH: tl.constexpr,
-    POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr,
-    LONE_ROWS: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
+    POSITIONS: tl.constexpr, WINDOWED: tl.constexpr, T: tl.constexpr, R: tl.constexpr, BLOCK: tl.constexpr,
+    NAMED: tl.constexpr, RAGGED: tl.constexpr,
     QUERIES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Deals requests that are alone to lone items, one thread block for each item.
@@ -215,6 +216,7 @@ def settle_requests(
     With half as many requests as lone items, or fewer, several items share a request. With an impossible page id in any
     request all requests are alone, because items of the plan may have read that page.
 
+    R: a power of two at or above `lone_rows`, the most rows of a lone item; the same for all batches of a shape.
     merge_rows, merge_indptr: the merges of lone items. lone_partials: their partial slots, which begin at entry
     lone_list0 of merge_partials; the first of these slots is lone_partial0. With QUERIES query rows are dealt instead
     of requests, and the number of each request's query rows follows the states.
@@ -243,10 +245,10 @@ def settle_requests(
     parts = tl.maximum(tl.minimum(lone_items // alone, MOST_PARTS), 1)
     divided = parts > 1
     part = tl.where(divided, program // alone, 0)
-    r = tl.arange(0, LONE_ROWS)
+    r = tl.arange(0, R)
     wanted = tl.where(divided, program % alone, program) + r * lone_items
     wanted = tl.where(part < parts, wanted, alone)
-    seat_r, number_r = deal_alone(states, wanted, num_seats, least, LONE_ROWS, BLOCK, QUERIES)
+    seat_r, number_r = deal_alone(states, wanted, num_seats, least, R, BLOCK, QUERIES)
     row = row_of(seats, seat_r, seat_r >= 0, batch_rows)
     row_count = tl.sum((seat_r >= 0).to(tl.int32), 0)
     written = row
@@ -264,15 +266,15 @@ def settle_requests(
         tl.store(merge_indptr + number, lone_list0 + number * parts)
         tl.store(merge_indptr + number + 1, lone_list0 + (number + 1) * parts)
     if row_count > 0:
-        row0 = num_rows + program * LONE_ROWS
+        row0 = num_rows + program * lone_rows
         valid = tl.load(states + seat_r, mask=seat_r >= 0, other=0) < INVALID
         length = tl.load(seq_lens + row, mask=(row >= 0) & valid, other=0)
         if QUERIES:
             length = tl.where(valid & (row >= 0), tl.maximum(length - count + number_r + 1, 0), 0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-        first, tokens = tokens_of_part(length, part, parts, window_left, max(N, P), LONE_ROWS, WINDOWED)
+        first, tokens = tokens_of_part(length, part, parts, window_left, max(N, P), R, WINDOWED)
         write_lone_item(
             table, item, rows, tiles, packed_runs, program, row0, tl.where(divided, lone_partial0 + program, -1),
             written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_runs, lone_runs,
-            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, LONE_ROWS, T, False,
+            N, P, B, S, TILE_WIDTH, RUN_WIDTH, POSITIONS, R, T, False,
         )  # fmt: skip

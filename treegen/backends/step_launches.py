@@ -88,13 +88,17 @@ def step_launches(
     return _read(common), _deal(common) if form.room.chunk else _settle(common)
 
 
+def _rows_of_item(form: BatchForm) -> int:
+    """Returns a power of two at or above the rows of any item. It depends on the shape alone, like compiled kernels."""
+    return 1 << (rows_per_tile(form.tile.rows, form.shape.group) - 1).bit_length()
+
+
 def _read(common: _Common) -> KernelLaunch:
     """Makes the launch of the first kernel, which expands the plan's items and checks each request."""
     from treegen.backends.step_kernels import read_requests
 
     form, room = common.form, common.form.room
     parts = _EXPAND_PARTS if room.items <= _MANY_ITEMS else 1
-    most_rows = max(16, 1 << (rows_per_tile(form.tile.rows, form.shape.group) - 1).bit_length())
     tables = common.of_tables(
         "planned", "entries", "entry_indptr", "read_rows", "seats", "claims", "queries", "row_number", "merge_number",
         "counts", "rows", "merge_rows", "positions", "tiles", "packed_runs", "states", "counters", "flags",
@@ -102,7 +106,7 @@ def _read(common: _Common) -> KernelLaunch:
     arguments = (
         *common.pages, *tables,
         room.seats, room.items, room.rows, *common.bounds, form.most_tokens, form.window_left,
-        *common.sizes, _ENTRIES, _TILES, most_rows, parts, CHECKED, *common.kinds, common.dependent,
+        *common.sizes, _ENTRIES, _TILES, max(16, _rows_of_item(form)), parts, CHECKED, *common.kinds, common.dependent,
     )  # fmt: skip
     return KernelLaunch(read_requests, (room.items * parts + room.seats,), arguments, {"num_warps": _WARPS})
 
@@ -114,12 +118,12 @@ def _settle(common: _Common) -> KernelLaunch:
     form, room, tables = common.form, common.form.room, common.tables
     places = RequestTables.of(room)
     arguments = (
-        *common.pages, *common.of_tables("items", "rows"),
+        *common.pages, *common.of_tables("alone", "rows"),
         tables["merge_rows"][room.rows + 1 :], tables["merge_indptr"][room.rows + 1 :],
         *common.of_tables("lone_partials", "tiles", "packed_runs", "states", "counters", "flags"),
-        room.seats, room.rows, room.lone_items, room.lone_tiles, room.lone_runs, room.tiles, room.packed_runs,
-        room.slots, places.lone_partials - places.merge_partials, *common.bounds, form.window_left,
-        *common.sizes, _TILES, room.lone_rows, SCANNED, *common.kinds, common.dependent,
+        room.seats, room.rows, room.lone_items, room.lone_rows, room.lone_tiles, room.lone_runs, room.tiles,
+        room.packed_runs, room.slots, places.lone_partials - places.merge_partials, *common.bounds, form.window_left,
+        *common.sizes, _TILES, _rows_of_item(form), SCANNED, *common.kinds, common.dependent,
     )  # fmt: skip
     return KernelLaunch(settle_requests, (room.lone_items,), arguments, common.second_options)
 
@@ -130,7 +134,7 @@ def _deal(common: _Common) -> KernelLaunch:
 
     form, room = common.form, common.form.room
     tables = common.of_tables(
-        "items", "rows", "merge_rows", "merge_indptr", "lone_partials", "shared", "shared_partials",
+        "alone", "rows", "merge_rows", "merge_indptr", "lone_partials", "shared", "shared_partials",
         "tiles", "packed_runs", "states", "counters",
     )  # fmt: skip
     arguments = (

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treegen.cost.late_requests import walked_alone
+from treegen.cost.late_requests import PlannedRequests
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel
 from treegen.engine.step import Step
 from treegen.ir.arrays import Bools, Ints, Longs, offsets, ragged_ranges
@@ -116,8 +116,8 @@ class _NotedKernel:
                 read += int(own.sum())
                 continue
             if plan is not known:
-                known, groups = plan, _Groups.of(plan)
-            served = ~walked_alone(batch, plan) & (tokens > 0)
+                known, groups, requests = plan, _Groups.of(plan), PlannedRequests(plan)
+            served = ~requests.walked_alone(batch) & (tokens > 0)
             both = min(len(served), len(plan.most))
             served[:both] &= tokens[:both] <= plan.most[:both]
             read += int(own[~served].sum()) + groups.tokens(served, tokens, begin)

@@ -29,6 +29,9 @@ _MERGE_FORMS = {
     math.inf: (MergeForm(4, 2), MergeForm(4, 4)),
 }
 _FIXED_FORM = MergeForm(2, 8)
+# The same for launches of a fixed capacity, where lists of any length may come: of 16 running batches on an H200, ten
+# take 0.90 to 0.97 of the time with (2, 8) or (4, 4), and the others 0.97 to 1.02.
+_CAPACITY_FORMS = {4096: MergeForm(2, 16), math.inf: MergeForm(4, 8)}
 
 
 def invariant_merge_key(shape: Shape, *, sinks: bool = False) -> MergeKey:
@@ -45,7 +48,7 @@ def merge_key(shape: Shape, *, several_rounds: bool, rows: int, longest: int, si
 
 def merge_keys(shape: Shape) -> list[MergeKey]:
     """Lists every key that `merge_key` makes for an attention shape."""
-    forms = [form for some in _MERGE_FORMS.values() for form in some]
+    forms = [*(form for some in _MERGE_FORMS.values() for form in some), *_CAPACITY_FORMS.values()]
     return list(
         dict.fromkeys(_merge_key(shape, several_rounds, form) for several_rounds in (False, True) for form in forms)
     )
@@ -70,8 +73,9 @@ def merge_key_of(
         return invariant_merge_key(shape, sinks=sinks)
     several_rounds = schedule.num_rounds > 1
     if capacity is not None:
-        rows, longest = capacity.merges[round_number], capacity.merge_partials
-        return merge_key(shape, several_rounds=several_rounds, rows=rows, longest=longest, sinks=sinks)
+        merged = capacity.merges[round_number] * shape.num_qo_heads
+        form = next(form for most, form in _CAPACITY_FORMS.items() if merged <= most)
+        return _merge_key(shape, several_rounds, form, sinks=sinks)
     first, last = schedule.merge_round_indptr[round_number : round_number + 2]
     bounds = schedule.merge_indptr[first : last + 1]
     longest = int((bounds[1:] - bounds[:-1]).max(initial=0))

@@ -28,61 +28,76 @@ class LateCost(NamedTuple):
     layer_us: float
 
 
-def late_cost(
-    batch: LiveBatch, made: RequestSchedule, room: RequestRoom, tile: KernelConfig, planned: Problem
-) -> LateCost:
-    """Estimates the cost for a layer while the plan `made` of `planned` still serves `batch`.
-
-    Requests that are served alone read again the tokens that they share with others, and each of their query rows reads
-    all of its tokens by itself. The longest of them may also take longer than the rest of the layer; that depends on
-    how many there are for each lone item.
+class PlannedRequests:
+    """The requests that a plan serves together.
 
     Args:
-        batch: The requests at present.
+        made: The plan's schedule.
+    """
+
+    def __init__(self, made: RequestSchedule) -> None:
+        self._epoch, self._claimed = made.epoch, made.claims[:, 0]
+        self._rows = None if made.queries is None else made.queries.rows
+        owner, _, _, first, end = made.seats[4:]
+        self._claiming = (owner >= 0).nonzero()[0]
+        self._claims = np.stack([end.take(self._claiming), first.take(self._claiming) - 1])
+
+    def walked_alone(self, batch: LiveBatch) -> Bools:
+        """Tells for each seat of a later batch whether its request is served alone.
+
+        That is so if the plan does not know the request, or with another number of query rows, or assumes that it has
+        pages of a request that is gone.
+        """
+        runs: Bools = batch.row >= 0
+        known = np.zeros(max(len(runs), len(self._epoch)), bool)
+        both = min(len(runs), len(self._epoch))
+        np.equal(batch.epoch[:both], self._epoch[:both], out=known[:both])
+        known[: len(runs)] &= runs
+        if len(self._claimed):
+            upto_end, upto_first = offsets(~known.take(self._claimed)).take(self._claims)
+            known[self._claiming.compress(upto_end > upto_first)] = False
+        if self._rows is not None or np.count_nonzero(batch.rows > 1):
+            planned = np.ones(len(known), np.int32)
+            if self._rows is not None:
+                planned[: len(self._rows)] = self._rows
+            known[: len(runs)] &= batch.rows == planned[: len(runs)]
+        return runs & ~known[: len(runs)]
+
+
+class LatePlan:
+    """A plan that still serves a batch some steps after it was made.
+
+    Args:
         made: The plan's schedule.
         room: The sizes of the kernel's tables.
         tile: The kernel config of all launches.
         planned: The tree, shape and target of the plan.
     """
-    _, shape, target = planned
-    bytes_per_us = facts_of(target)["memory_bytes_per_us"]
-    layer_us = planned.tree.unique_tokens * shape.kv_token_bytes / bytes_per_us
-    alone = walked_alone(batch, made)
-    tokens = batch.tokens.compress(alone)
-    if not len(tokens):
-        return LateCost(0.0, layer_us)
-    rows = batch.rows.compress(alone).astype(np.int64)
-    again = int(batch.shared_tokens.compress(alone).sum()) + int(((rows - 1) * tokens).sum())
-    again_us = again * shape.kv_token_bytes / bytes_per_us
-    share = int(rows.sum()) / room.lone_items  # of a query row for each lone item
-    longest = int(tokens.max()) * max(math.ceil(share) if share > 0.5 else share, 1 / room.lone_parts)
-    longest_us = longest * _lone_token_us(tile, shape, target)
-    return LateCost(again_us + max(longest_us - layer_us, 0.0), layer_us)
 
+    def __init__(self, made: RequestSchedule, room: RequestRoom, tile: KernelConfig, planned: Problem) -> None:
+        tree, shape, target = planned
+        self._requests, self._room = PlannedRequests(made), room
+        self._token_us = shape.kv_token_bytes / facts_of(target)["memory_bytes_per_us"]
+        self._lone_token_us = _lone_token_us(tile, shape, target)
+        self._layer_us = tree.unique_tokens * self._token_us
 
-def walked_alone(batch: LiveBatch, made: RequestSchedule) -> Bools:
-    """Tells for each seat whether its request is served alone.
+    def cost(self, batch: LiveBatch) -> LateCost:
+        """Estimates the cost for a layer while the plan serves `batch`.
 
-    That is so if the plan does not know the request, or with another number of query rows, or assumes that it has pages
-    of a request that is gone.
-    """
-    runs: Bools = batch.row >= 0
-    known = np.zeros(max(len(runs), len(made.epoch)), bool)
-    both = min(len(runs), len(made.epoch))
-    np.equal(batch.epoch[:both], made.epoch[:both], out=known[:both])
-    known[: len(runs)] &= runs
-    if len(made.claims):
-        gone = offsets(~known.take(made.claims[:, 0]))
-        owner, _, _, further, end = made.seats[4:]
-        claiming = (owner >= 0).nonzero()[0]
-        has_gone = gone.take(end.take(claiming)) > gone.take(further.take(claiming) - 1)
-        known[claiming.compress(has_gone)] = False
-    if made.queries is not None or np.count_nonzero(batch.rows > 1):
-        planned = np.ones(len(known), np.int32)
-        if made.queries is not None:
-            planned[: len(made.queries.rows)] = made.queries.rows
-        known[: len(runs)] &= batch.rows == planned[: len(runs)]
-    return runs & ~known[: len(runs)]
+        Requests that are served alone read again the tokens that they share with others, and each of their query rows
+        reads all of its tokens by itself. The longest of them may also take longer than the rest of the layer; that
+        depends on how many there are for each lone item.
+        """
+        alone = self._requests.walked_alone(batch)
+        tokens = batch.tokens.compress(alone)
+        if not len(tokens):
+            return LateCost(0.0, self._layer_us)
+        rows = batch.rows.compress(alone).astype(np.int64)
+        again = int(batch.shared_tokens.compress(alone).sum()) + int(np.dot(rows - 1, tokens))
+        share = int(rows.sum()) / self._room.lone_items  # of a query row for each lone item
+        part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
+        longest_us = int(tokens.max()) * part * self._lone_token_us
+        return LateCost(again * self._token_us + max(longest_us - self._layer_us, 0.0), self._layer_us)
 
 
 @lru_cache(64)

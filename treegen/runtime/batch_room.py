@@ -83,8 +83,8 @@ def room_of(
     entries = 8 * items + 4 * rows
     page_size, packed = shape.page_size, tile.tokens // run_tokens_of(shape.page_size)
     tiles = -(-(most_tokens + reserve_of(most_tokens)) // tile.tokens)
-    lone_items = max(-(-rows // per_tile), math.ceil(sms / lanes))
-    lone_rows = 1 << (-(-rows // lone_items) - 1).bit_length()
+    lone_items = max(-(-rows // per_tile), math.ceil(2 * sms / lanes))
+    lone_rows = -(-rows // lone_items)
     _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
     return RequestRoom(
         seats=requests,

@@ -19,8 +19,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from treegen.cost.figures import time_text
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.kernel_config import KernelConfig
@@ -40,14 +38,6 @@ NOTHING = "nothing to do"
 """The reason for the choice for a tree whose rows see nothing."""
 MOST_POLICIES = (1 + len(WAVES)) * (len(WHOLE) + MOST_CUTS)
 """The most policies that are weighed."""
-
-_WAVE_US = 8.0
-"""Microseconds that a wave of thread blocks, two on every SM, adds where paths are split.
-
-This is for kernels with one kernel config (treegen.runtime.batch_kernel). Fitted on an H200 to 34 running batches with
-14 to 36 policies each: choices then take 1.014 times the time of the best policy on average, and 1.077 at most; without
-it 1.032 and 1.119.
-"""
 
 
 def weighed(problem: Problem, *, most_items: int | None = None, tile: KernelConfig | None = None) -> Choice:
@@ -207,8 +197,5 @@ def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | 
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
-    times_us = times_of(splits, outputs, whole, layout, problem)
-    if tile is not None:
-        waves = outputs.items * layout.tiles.lanes / (2 * target.sms)
-        times_us = times_us + _WAVE_US * np.where(outputs.merged > 0, waves, 0.0)
+    times_us = times_of(splits, outputs, whole, layout, problem, batches=tile is not None)
     return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts, layout, whole)
