@@ -35,6 +35,17 @@ class DraftTree(NamedTuple):
         """Returns drafts that follow one another."""
         return cls(tokens, chain(len(tokens)))
 
+    def filled(self, count: int, token: int) -> DraftTree:
+        """Appends this token, each behind the last draft, until there are `count` drafts."""
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        return DraftTree([*self.tokens, *[token] * missing], [*self.parents, *range(len(self.tokens) - 1, count - 1)])
+
+    def first(self, count: int) -> DraftTree:
+        """Returns the first `count` drafts; a draft comes after the one that it follows."""
+        return self if len(self.tokens) <= count else DraftTree(self.tokens[:count], self.parents[:count])
+
 
 class DraftShape(NamedTuple):
     """What follows from the parents of drafts.

@@ -22,7 +22,7 @@ from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
-from treegen.engine.engine_checks import check_drafts, check_growth, check_resting, checked_prompts
+from treegen.engine.engine_checks import check_drafts, check_growth, check_resting, check_tokens, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
@@ -179,9 +179,11 @@ class Engine:
             return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
-        drafts = controller.draft(able)
-        for own in drafts:
-            check_drafts(own, controller.max_draft, controller.draft_trees, self.forward.vocabulary)
+        drafts = []
+        for branch, own in zip(able, controller.draft(able), strict=True):
+            check_drafts(own, controller.max_draft, controller.draft_trees)
+            check_tokens("draft()", own.tokens, self.forward.vocabulary)
+            drafts.append(own.first(self.forward.sizes.max_tokens - len(branch.tokens)))
         counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
         if self.sequences.pages_missing(counts) <= self.sequences.available:
             for branch, own in zip(able, drafts, strict=True):

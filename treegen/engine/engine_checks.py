@@ -94,14 +94,13 @@ def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bo
         raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
 
 
-def check_drafts(drafts: DraftTree, most: int, trees: bool, vocabulary: int) -> None:
-    """Raises BranchError for drafts that a step cannot check.
+def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
+    """Raises BranchError for drafts that a step cannot check, whatever their tokens are.
 
     Args:
         drafts: The drafts.
         most: The most drafts of a branch.
         trees: Whether drafts may be trees.
-        vocabulary: The number of different tokens.
     """
     count = len(drafts.tokens)
     if count != len(drafts.parents) or count > most:
@@ -114,7 +113,6 @@ def check_drafts(drafts: DraftTree, most: int, trees: bool, vocabulary: int) -> 
     if not trees and list(drafts.parents) != chain(count):
         reason = "are not a chain, and the controller says that there are no trees"
         raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
-    check_tokens("draft()", drafts.tokens, vocabulary)
 
 
 def check_selected(tokens: object, branches: int) -> None:
