@@ -63,6 +63,13 @@ def chain(drafts: int) -> list[int]:
     return list(range(-1, drafts - 1))
 
 
+def is_path(drafts: Sequence[int], parents: Sequence[int]) -> bool:
+    """Says whether these drafts follow one another, the first of them the last token."""
+    if any(not 0 <= draft < len(parents) for draft in drafts):
+        return False
+    return [parents[draft] for draft in drafts] == [-1, *drafts][: len(drafts)]
+
+
 @lru_cache(maxsize=256)
 def draft_shape(parents: tuple[int, ...]) -> DraftShape:
     """Returns the depths of drafts, and which drafts each one sees."""

@@ -21,8 +21,14 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
-from treegen.engine.engine_checks import check_drafts, check_growth, check_resting, check_tokens, checked_prompts
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
+from treegen.engine.engine_checks import (
+    check_drafts,
+    check_growth,
+    check_resting,
+    check_tokens,
+    checked_prompts,
+)
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
@@ -96,6 +102,8 @@ class Engine:
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
+        self._drafting: Drafting | None = None  # the controller, where it drafts
+        self._selecting: Selecting | None = None  # the controller, where it selects
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
         """Decodes prompts until all their branches have ended.
@@ -116,6 +124,8 @@ class Engine:
         most = self.forward.sizes.max_tokens
         checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
         self._results = [[] for _ in checked]
+        self._drafting = self.controller if isinstance(self.controller, Drafting) else None
+        self._selecting = self.controller if isinstance(self.controller, Selecting) else None
         self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
@@ -156,11 +166,10 @@ class Engine:
             self.accounting.preempted += len(preempted)
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
-            controller = self.controller
-            if isinstance(controller, Selecting):
-                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if self._selecting is not None:
+                frontier = run_ahead(self._selecting, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
-                growth = controller.decide(frontier)
+                growth = self.controller.decide(frontier)
                 self._rest(frontier, growth)
                 self._grow(frontier.branches, growth)
 
@@ -174,8 +183,8 @@ class Engine:
 
     def _propose(self) -> None:
         """Appends drafts to branches that decode, where there are pages for all of them."""
-        controller = self.controller
-        if not isinstance(controller, Drafting):
+        controller = self._drafting
+        if controller is None:
             return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
@@ -208,12 +217,14 @@ class Engine:
         grown, results, accepted = growth.grown, growth.results, growth.accepted
         check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
+        ended = [each.number for each in ready if not grown[each.number] and each.number not in growth.resting]
+        parents = [branch.number for branch in ready for _ in grown[branch.number][1:]]
+        forks = iter(self.sequences.replace(ended, parents))
         for branch in ready:
-            if not grown[branch.number] and branch.number not in growth.resting:
-                self.sequences.drop(branch.number)
-        for branch in ready:
-            if grown[branch.number]:
-                self._extend(branch, grown[branch.number])
+            for place, (token, label) in enumerate(grown[branch.number]):
+                own = next(forks) if place else branch
+                own.tokens.append(token)
+                own.label = label
         for result in results:
             self._results[result.label[0]].append(result)
 
@@ -225,14 +236,3 @@ class Engine:
             for branch, row in zip(frontier.branches, frontier.logits, strict=True):
                 if branch.number in growth.resting:
                     self._logits[branch.number] = row.clone()
-
-    def _extend(self, branch: Branch, following: Sequence[Next]) -> None:
-        """Gives a branch its first next token, and forks of it the others."""
-        if len(following) == 1:
-            branch.label = following[0].label
-            branch.tokens.append(following[0].token)
-            return
-        forks = [self.sequences.fork(branch.number) for _ in following[1:]]
-        for own, (token, label) in zip([branch, *forks], following, strict=True):
-            self.sequences.extend(own.number, [token])
-            own.label = label
