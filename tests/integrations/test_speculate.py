@@ -120,7 +120,10 @@ class Constant:
         return [self.drafts] * len(texts)
 
 
-@pytest.mark.parametrize(("name", "page_size"), [("Llama", 4), ("Qwen3", 16), ("Qwen3Moe", 1)])
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    [("Llama", 4), ("Qwen3", 16), ("Qwen3Moe", 1), ("Mistral", 4), ("Gemma2", 1), ("Gemma3", 16), ("GptOss", 4)],
+)
 def test_trees_of_drafts_give_the_tokens_of_generate(name: str, page_size: int) -> None:
     model = tiny(name)
     expected = [generated(model, prompt, max_new_tokens=13) for prompt in PROMPTS]
@@ -215,6 +218,16 @@ def test_n_grams_give_what_followed() -> None:
     assert drafts(repeated, 2, longest=2, occurrences=2) == ([3, 4], [-1, -1])
 
 
+@pytest.mark.parametrize("window", [2, 3])
+def test_windows_that_are_shorter_than_trees(window: int) -> None:
+    """A draft sees itself and one or two tokens before it; trees have 9 drafts, and paths of three or more."""
+    model = tiny("Mistral", sliding_window=window)
+    expected = [generated(model, prompt, max_new_tokens=13) for prompt in PROMPTS]
+    for drafter in (Hidden([own[0] for own in expected]), NGrams(2, occurrences=3)):
+        for replays in (False, True):
+            assert served(model, Speculate(drafter, 9, max_new_tokens=13), 75, 4, replays)[0] == expected
+
+
 def test_what_drafts_see() -> None:
     shape = draft_shape((-1, -1, 0, 0, 3))
     assert shape.depths.tolist() == [1, 1, 2, 2, 3]
@@ -250,5 +263,3 @@ def test_what_is_refused() -> None:
             make()
     with pytest.raises(BranchError, match="max_rows = 100: is less than max_branches = 6, with 21 rows each"):
         served(tiny(), Speculate(max_draft=20))
-    with pytest.raises(InputError, match=r"window_left = \d+: is not served with trees of drafts; draft chains"):
-        served(tiny("Mistral"), Speculate(NGrams(occurrences=2)))
