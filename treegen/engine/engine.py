@@ -23,6 +23,7 @@ from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
 from treegen.engine.engine_checks import (
+    check_deterministic,
     check_drafts,
     check_growth,
     check_resting,
@@ -30,6 +31,7 @@ from treegen.engine.engine_checks import (
     checked_prompts,
 )
 from treegen.engine.forward import Forward, Model, StepSizes
+from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
@@ -50,6 +52,10 @@ class Engine:
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
+        deterministic: Whether the bits of attention depend on a branch's own tokens alone, by the batch-invariant mode
+            of kernels, whatever other branches, pages, chunks of prompts and preemptions there are. Partial results
+            take memory for `max_rows` rows. Logits have equal bits as well if the rest of the model computes rows
+            alike in batches of any size.
         prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
             begin with the same tokens.
         cuda_graphs: Whether to capture steps in which every branch gets one token; by default where the model is on a
@@ -71,6 +77,7 @@ class Engine:
         max_branches: int = 64,
         max_rows: int = 512,
         strategy: str | Strategy = "auto",
+        deterministic: bool = False,
         prefix_cache: bool = True,
         cuda_graphs: bool | None = None,
         make_kernel: KernelMaker | None = None,
@@ -93,7 +100,8 @@ class Engine:
         most = min(model.max_tokens, num_pages * page_size)
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
-        kernels = tree_kernels(strategy)
+        check_deterministic(deterministic, strategy, make_kernel)
+        kernels = invariant_kernels if deterministic else tree_kernels(strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
         sizes = StepSizes(most, max_rows, 1 + drafts, drafts if trees else 0)
         self.forward = Forward(

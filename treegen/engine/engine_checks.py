@@ -126,6 +126,16 @@ def check_selected(tokens: object, branches: int) -> None:
     raise BranchError("select()", found, f"is not int64 of shape ({branches},)", "return a token for each branch")
 
 
+def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:
+    """Raises InputError unless this is a bool, and where it is True the other arguments are left out."""
+    if not isinstance(deterministic, bool):
+        raise InputError("deterministic", deterministic, "is not a bool", "give True or False")
+    for name, given, usual in (("strategy", strategy, "auto"), ("make_kernel", make_kernel, None)):
+        if deterministic and given != usual:
+            reason = "chooses other kernels than the batch-invariant ones of deterministic=True"
+            raise InputError(name, given if isinstance(given, str) else type(given).__name__, reason, "leave it out")
+
+
 def check_stop_ids(stop_ids: object) -> None:
     """Raises InputError unless this is a collection of tokens."""
     if isinstance(stop_ids, Collection) and all(type(token) is int and token >= 0 for token in stop_ids):
