@@ -20,7 +20,7 @@ from treegen.bench.providers import UnavailableError
 from treegen.engine import Engine, Forced, tree_kernels
 from treegen.engine.control import Frontier, Growth
 from treegen.integrations import HFModel
-from treegen.workloads.served_decodings import ForcedDecoding, served_decoding
+from treegen.workloads.served_decodings import DraftDecoding, ForcedDecoding, served_decoding
 
 PAGE = 4
 OF_TOKEN = 4 * 2 * 2 * 16 * 4
@@ -146,6 +146,29 @@ def test_beams() -> None:
     assert known["query"].read_bytes == known["sdpa"].read_bytes == known["query"].path_bytes
     assert known["auto"].held_bytes == known["query"].held_bytes == known["sdpa"].held_bytes
     assert known["none"].read_bytes == 0
+
+
+def test_recorded_drafts() -> None:
+    """Two prompts of 40 tokens; the logits decide nothing, so providers do equal work."""
+    accepted = (2, 1, 3, 2)
+    case = decoding_case(DraftDecoding("drafts", 2, 40, (-1, -1, 0, 2), accepted), VOCABULARY, 0, PAGE)
+    before = 40 + np.cumsum([0, *accepted[:-1]])  # the stored tokens of a branch
+    ends = before[:, None] + np.arange(1, 6)  # what the rows of a step see of them and of the drafts
+    for provider in ("auto", "query", "deft-node", "none"):
+        told: list[float] = []
+        outcome = run_decoding(HFModel(tiny()), case, provider, DecodingSettings(PAGE), told.append)
+        assert (outcome.tokens, outcome.decoding_steps) == (2 * (1 + sum(accepted)), len(accepted))
+        assert outcome.held_bytes == outcome.unshared_bytes == 2 * -(-(before[-1] + 5) // PAGE) * PAGE * OF_TOKEN
+        assert sum(told) == pytest.approx(1)
+        if provider == "none":
+            assert outcome.read_bytes == 0
+            continue
+        assert outcome.path_bytes == 2 * int(ends.sum()) * OF_TOKEN
+        once = 2 * int(ends[:, -1].sum()) * OF_TOKEN
+        assert once <= outcome.read_bytes <= outcome.path_bytes
+        if provider != "auto":
+            assert outcome.read_bytes == (outcome.path_bytes if provider == "query" else once)
+    assert ran(case, "sdpa").detail.endswith("without drafts")
 
 
 def test_a_plan_reads_shared_tokens_once() -> None:

@@ -45,6 +45,17 @@ def test_recorded_trees_are_in_the_data_folder(data_dir: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.startswith("reasoning-keyword:5: 14 prompt tokens")
 
 
+def test_recorded_drafts_are_in_the_data_folder(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["run", "speculative-32:prompts=2", "--data", str(data_dir), "--scale", "0.01"]
+    assert cli.main([*arguments, "--compare", "auto,query,flashinfer,none", "--page-size", "4"]) == 0
+    first, missing, titles, *rows = capsys.readouterr().out.splitlines()
+    assert first == "speculative-32:prompts=2: 2 prompts of up to 10 prompt tokens, model tiny, cpu"
+    assert missing.startswith("flashinfer: ")
+    assert [row.split()[0] for row in rows] == ["auto", "query", "none"]
+    steps = re.split("  +", titles).index("steps")
+    assert {re.split("  +", row)[steps] for row in rows} == {"4"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

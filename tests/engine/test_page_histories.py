@@ -108,6 +108,25 @@ class PageHistories(RuleBasedStateMachine):
         assert not parent.stored % self.size or set(child.pages) & {parent.pages[-1]} == set()
 
     @precondition(lambda self: len(self.tree))
+    @rule(ended=st.sets(st.integers(0, 5), max_size=3), parents=st.lists(st.integers(0, 5), max_size=4))
+    def replace(self, ended: set[int], parents: list[int]) -> None:
+        running = self.branches
+        ending = [running[place] for place in ended if place < len(running)]
+        going = [running[place] for place in parents if place < len(running) and place not in ended]
+        del going[self.tree.max_branches - len(running) + len(ending) :]
+        forks = self.tree.replace([branch.number for branch in ending], [branch.number for branch in going])
+        for parent, child in zip(going, forks, strict=True):
+            assert (child.tokens, child.label, child.prompt) == (parent.tokens, parent.label, parent.prompt)
+            assert child.stored == parent.stored or not self.tree.available
+            assert not parent.stored % self.size or {*child.pages} & {parent.pages[parent.stored // self.size]} == set()
+        followed = {child.seat: child.number for child in forks}
+        for branch in ending:
+            if branch.number in self.shortened and branch.seat in followed:
+                self.shortened.add(followed[branch.seat])
+            self.shortened.discard(branch.number)
+        assert not {*self.tree.branches} & {branch.number for branch in ending}
+
+    @precondition(lambda self: len(self.tree))
     @rule(place=st.integers(0, 5), tokens=st.lists(TOKENS, min_size=1, max_size=3))
     def extend(self, place: int, tokens: list[int]) -> None:
         self.tree.extend(self.one(place).number, tokens)

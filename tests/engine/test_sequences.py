@@ -64,6 +64,47 @@ def test_a_fork_shares_full_pages_and_copies_the_last_one() -> None:
     check(tree)
 
 
+def test_forks_take_the_places_of_ended_branches() -> None:
+    """Three branches with the same full pages: one ends for a fork of another, without new pages, plans or claims."""
+    tree = made(branches=3)
+    first = tree.add(list(range(10)))
+    store(tree, first.number, 10)
+    second, third = tree.fork(first.number), tree.fork(first.number)
+    for branch in (first, second, third):
+        tree.extend(branch.number, [20 + branch.number])
+        store(tree, branch.number, 1)
+    live, free = tree.live, tree.pool.free
+    known = live.changes, live.moves, live.epoch.tolist()
+    (fork,) = tree.replace([third.number], [second.number])
+    assert (fork.tokens, fork.seat, fork.pages) == (second.tokens, third.seat, third.pages)
+    assert (live.changes, live.moves, live.epoch.tolist(), tree.pool.free) == (*known, free)
+    check(tree)
+    with pytest.raises(BranchError, match=r"parents = \[0\]: end as well; fork branches that go on"):
+        tree.replace([first.number], [first.number])
+    with pytest.raises(BranchError, match="run already"):
+        tree.replace([], [first.number])
+    check(tree)
+
+
+def test_forks_beside_ended_branches_with_other_pages() -> None:
+    """What ended is free, the forks share with their parent, and one page is left for the copies of two forks."""
+    tree = made(pages=6, branches=3)
+    first, second = tree.add(list(range(10))), tree.add([7] * 9)
+    for branch, count in ((first, 10), (second, 8)):
+        store(tree, branch.number, count)
+    tree.extend(first.number, [3])
+    one, two = tree.replace([second.number], [first.number] * 2)
+    assert (one.stored, two.stored) == (10, 10)
+    (three,) = tree.replace([two.number], [one.number])
+    assert (three.seat, three.pages) == (two.seat, two.pages)
+    check(tree)
+    tight = made(pages=4, branches=3)
+    parent = tight.add(list(range(10)))
+    store(tight, parent.number, 10)
+    assert [fork.stored for fork in tight.replace([], [parent.number] * 2)] == [10, 8]
+    check(tight)
+
+
 def test_a_fork_without_a_free_page_computes_the_partial_page_again() -> None:
     tree = made(pages=3)
     first = tree.add(list(range(10)))

@@ -120,7 +120,10 @@ class Constant:
         return [self.drafts] * len(texts)
 
 
-@pytest.mark.parametrize(("name", "page_size"), [("Llama", 4), ("Qwen3", 16), ("Qwen3Moe", 1)])
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    [("Llama", 4), ("Qwen3", 16), ("Qwen3Moe", 1), ("Mistral", 4), ("Gemma2", 1), ("Gemma3", 16), ("GptOss", 4)],
+)
 def test_trees_of_drafts_give_the_tokens_of_generate(name: str, page_size: int) -> None:
     model = tiny(name)
     expected = [generated(model, prompt, max_new_tokens=13) for prompt in PROMPTS]
@@ -158,6 +161,50 @@ def test_rejected_drafts_leave_no_trace() -> None:
     assert made.accounting.rows > 2 * sum(map(len, PROMPTS))
 
 
+@pytest.mark.parametrize(("drafter", "most"), [(NGrams(3), 4), (NGrams(2, occurrences=3), 6)])
+def test_branches_keep_their_numbers_of_rows(drafter: NGrams, most: int) -> None:
+    """However many tokens are drafted, plans know all rows, and are made as often as without drafts."""
+    sampling, prompt = Sampling(0.7, 30, 0.95, seed=3), [4, 8, 15, 16, 23, 42] * 20
+    options = {"n": 8, "sampling": sampling, "max_new_tokens": 30}
+    plans = []
+    for controller in (Sample(**options), Speculate(drafter, most, **options)):
+        made = Engine(HFModel(tiny()), controller, num_pages=400, page_size=4, max_rows=130, max_branches=8)
+        decoding, seen = made.forward.decoding, []
+        begin = decoding.begin
+
+        def noting(*given: Any, begin: Any = begin, seen: Any = seen, made: Engine = made) -> dict[int, int]:
+            if len(made.sequences) == 8:
+                known = [kernel.counters() for kernel in made.forward.decoding.kernels.values()]
+                seen.append((sum(given[0].values()), sum(each["plans"] for each in known)))
+            return begin(*given)
+
+        decoding.begin = noting  # type: ignore[method-assign]
+        made.run([prompt])
+        (kernel,) = decoding.kernels.values()
+        assert kernel.counters()["new"] == 0
+        assert {rows for rows, _ in seen} == {8 if isinstance(controller, Sample) else 8 * (1 + most)}
+        plans.append(max(count for _, count in seen))
+    assert 1 <= plans[1] <= plans[0] + 1  # that one more: drafts count as tokens that a branch has grown by
+
+
+def test_drafts_end_where_the_model_does() -> None:
+    """A prompt that leaves room for the new tokens alone."""
+    model = tiny()
+    prompt = [4, 8, 15, 16, 23, 42] * 41
+    assert len(prompt) == 256 - 10
+    expected = generated(model, prompt, max_new_tokens=10)
+    made = Engine(HFModel(model), Speculate(NGrams(), 6, max_new_tokens=10), num_pages=80, page_size=4)
+    assert [each.tokens for each in made.run([prompt])[0]] == expected
+    made.sequences.check()
+
+
+def test_filled_drafts() -> None:
+    assert DraftTree([], []).filled(2, 7) == ([7, 7], [-1, 0])
+    assert DraftTree([5, 6], [-1, -1]).filled(4, 7) == ([5, 6, 7, 7], [-1, -1, 1, 2])
+    assert DraftTree([5, 6], [-1, -1]).filled(2, 7) == ([5, 6], [-1, -1])
+    assert DraftTree([5, 6, 7], [-1, -1, 0]).first(2) == ([5, 6], [-1, -1])
+
+
 def test_n_grams_give_what_followed() -> None:
     def drafts(text: list[int], most: int, **options: int) -> DraftTree:
         (found,) = NGrams(**options)([text], most)
@@ -169,6 +216,16 @@ def test_n_grams_give_what_followed() -> None:
     repeated = [1, 2, 3, 7, 1, 2, 4, 1, 2, 3, 8, 1, 2]
     assert drafts(repeated, 6, longest=2, occurrences=3) == ([3, 8, 4, 1, 7], [-1, 0, -1, 2, 0])
     assert drafts(repeated, 2, longest=2, occurrences=2) == ([3, 4], [-1, -1])
+
+
+@pytest.mark.parametrize("window", [2, 3])
+def test_windows_that_are_shorter_than_trees(window: int) -> None:
+    """A draft sees itself and one or two tokens before it; trees have 9 drafts, and paths of three or more."""
+    model = tiny("Mistral", sliding_window=window)
+    expected = [generated(model, prompt, max_new_tokens=13) for prompt in PROMPTS]
+    for drafter in (Hidden([own[0] for own in expected]), NGrams(2, occurrences=3)):
+        for replays in (False, True):
+            assert served(model, Speculate(drafter, 9, max_new_tokens=13), 75, 4, replays)[0] == expected
 
 
 def test_what_drafts_see() -> None:
@@ -206,5 +263,3 @@ def test_what_is_refused() -> None:
             make()
     with pytest.raises(BranchError, match="max_rows = 100: is less than max_branches = 6, with 21 rows each"):
         served(tiny(), Speculate(max_draft=20))
-    with pytest.raises(InputError, match=r"window_left = \d+: is not served with trees of drafts; draft chains"):
-        served(tiny("Mistral"), Speculate(NGrams(occurrences=2)))

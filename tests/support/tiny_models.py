@@ -31,11 +31,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 NAMES = tuple(_OPTIONS)
 
 
-def tiny(name: str = "Llama", seed: int = 0) -> Any:
-    """A decoder in fp32 that attends by Transformers' own `eager` code."""
+def tiny(name: str = "Llama", seed: int = 0, **changes: Any) -> Any:
+    """A decoder in fp32 that attends by Transformers' own `eager` code. changes: fields of its config."""
     torch.manual_seed(seed)
     config_of = "Gemma3Text" if name == "Gemma3" else name
-    config = getattr(transformers, f"{config_of}Config")(**_COMMON, **_OPTIONS[name])
+    config = getattr(transformers, f"{config_of}Config")(**_COMMON | _OPTIONS[name] | changes)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for parameter in model.parameters():  # logits that differ clearly, and no weights that were never set
         spread = torch.randn(parameter.shape) * (0.15 if parameter.dim() > 1 else 0.5)

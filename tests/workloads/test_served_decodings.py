@@ -10,7 +10,7 @@ import pytest
 from treegen.engine import Forced
 from treegen.ir.errors import FormatError, TreegenError
 from treegen.workloads.recorded_decodings import load_templates
-from treegen.workloads.served_decodings import BeamDecoding, ForcedDecoding, served_decoding
+from treegen.workloads.served_decodings import BeamDecoding, DraftDecoding, ForcedDecoding, served_decoding
 
 
 def forced(text: str, data: Path | None = None) -> ForcedDecoding:
@@ -105,3 +105,27 @@ def test_recorded_trees(data_dir: Path) -> None:
     assert len(forced("reasoning-sorting:0", data_dir).tree.parent) == 11
     with pytest.raises(FormatError, match=r"none of the 50 trees; write reasoning-docmerge:0 to reasoning-docmerge:49"):
         served_decoding("reasoning-docmerge:50", data_dir)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("speculative", 64), *((f"speculative-{n}", n) for n in (32, 128, 256))])
+def test_recorded_drafts(text: str, tokens: int, data_dir: Path) -> None:
+    found = served_decoding(f"{text}:prompts=3,prompt=500", data_dir)
+    assert isinstance(found, DraftDecoding)
+    assert (found.prompts, found.prompt, len(found.parents), len(found.accepted)) == (3, 500, tokens - 1, 401)
+    assert all(-1 <= parent < draft for draft, parent in enumerate(found.parents))
+    assert found.most_tokens == 500 + 1 + 1738 + tokens - 1
+    short = found.scaled(0.01)
+    assert (short.prompt, short.parents, short.accepted) == (5, found.parents, found.accepted[:4])
+
+
+def test_files_that_hold_no_drafts(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"has no deft/speculative_32.json; name the folder"):
+        served_decoding("speculative-32", tmp_path)
+    (tmp_path / "deft").mkdir()
+    (tmp_path / "deft" / "speculative_32.json").write_text(
+        '{"parent": [-1, 0], "tokens": [3, 2], "start": [-2, 1], "end": [0, 2]}'
+    )
+    with pytest.raises(FormatError, match="holds no speculative decoding; give one with paths and accepted"):
+        served_decoding("speculative-32", tmp_path)
+    with pytest.raises(FormatError, match="prompts = 0: is not a positive integer"):
+        DraftDecoding("drafts", 0, 5, (-1,), (1,))

@@ -17,7 +17,8 @@ from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
-from treegen.engine.control import Frontier, Growth, Selecting
+from treegen.engine.control import Drafting, Frontier, Growth, Selecting
+from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine import Engine
 from treegen.engine.forward import Model
 from treegen.report.decode_io import decimal_bytes
@@ -60,7 +61,7 @@ class DecodingOutcome:
         held_bytes: The most bytes of KV that were held at a time.
         unshared_bytes: The same if each branch held its own.
         read_bytes: The bytes of KV that attention read in the decoding steps, those of a group of rows once.
-        path_bytes: The same if each branch read its own.
+        path_bytes: The same if each query row read its own.
     """
 
     provider: str
@@ -98,7 +99,7 @@ class _Clocked:
             controller.width, controller.max_new_tokens, controller.together
         )  # fmt: skip
         self._controller, self._engine, self._reads, self._on_progress = controller, engine, reads, on_progress
-        self._missing = set(range(len(case.prompts)))
+        self._missing, self._most = set(range(len(case.prompts))), case.decisions
         self._decisions = self._told = 0
         self.began, self.steps = 0.0, 0
 
@@ -114,7 +115,7 @@ class _Clocked:
 
     def end(self) -> None:
         """Tells that all is done."""
-        self._tell(self.max_new_tokens)
+        self._tell(self._most)
 
     def _count(self) -> None:
         """Counts a decision."""
@@ -129,10 +130,10 @@ class _Clocked:
         self._reads.restart()
 
     def _tell(self, done: int) -> None:
-        """Reports progress since the last report. A run takes about as many decisions as it has new tokens."""
-        done = min(done, self.max_new_tokens)
+        """Reports progress since the last report."""
+        done = min(done, self._most)
         if self._on_progress is not None:
-            self._on_progress((done - self._told) / self.max_new_tokens)
+            self._on_progress((done - self._told) / self._most)
         self._told = done
 
 
@@ -156,6 +157,28 @@ class _ClockedAhead(_Clocked):
         growth = self._selecting.commit(branches, tokens)
         self._count()
         return growth
+
+
+class _ClockedDrafts(_Clocked):
+    """The same for a controller that proposes drafts."""
+
+    def __init__(self, controller: Drafting, *clocked: Any) -> None:
+        super().__init__(*clocked)
+        self._drafting = controller
+        self.max_draft, self.draft_trees = controller.max_draft, controller.draft_trees
+
+    def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
+        """See Drafting."""
+        return self._drafting.draft(branches)
+
+
+def _clocked(case: DecodingCase, *noted: Any) -> _Clocked:
+    """Returns the controller of a case, with a clock."""
+    if isinstance(case.controller, Selecting):
+        return _ClockedAhead(case.controller, case, *noted)
+    if isinstance(case.controller, Drafting):
+        return _ClockedDrafts(case.controller, case, *noted)
+    return _Clocked(case, *noted)
 
 
 def synchronize(engine: Engine) -> None:
@@ -187,7 +210,7 @@ def run_decoding(
     reads = KVReads()
     engine = Engine(
         model, case.controller, num_pages=case.pages, page_size=settings.page_size, max_branches=case.branches,
-        max_rows=max(settings.max_rows, case.branches), strategy=strategy, prefix_cache=False,
+        max_rows=max(settings.max_rows, case.rows), strategy=strategy, prefix_cache=False,
         make_kernel=reads.noting(_PROVIDERS.get(provider) or tree_kernels(strategy)), cuda_graphs=settings.cuda_graphs,
     )  # fmt: skip
     if engine.forward.graphs is None and model.device.type == "cuda":
@@ -197,10 +220,7 @@ def run_decoding(
             engine.warm_up()
             engine.controller = case.warm
             engine.run(case.prompts)
-        clocked = _Clocked(case, engine, reads, on_progress)
-        if isinstance(case.controller, Selecting):
-            clocked = _ClockedAhead(case.controller, case, engine, reads, on_progress)
-        engine.controller = clocked
+        engine.controller = clocked = _clocked(case, engine, reads, on_progress)
         synchronize(engine)
         begin = time.perf_counter()
         results = engine.run(case.prompts)

@@ -23,7 +23,7 @@ from treegen.runtime.batch_kernel import BatchKernel
 
 class ReadTokens(NamedTuple):
     """Tokens of KV, summed over steps and layers. read: those that groups of rows read, each group's once. paths: those
-    that branches would read, each its own.
+    that query rows would read, each its own.
     """
 
     read: int
@@ -64,7 +64,7 @@ class KVReads:
 
 
 class _NotedStep(NamedTuple):
-    """A step: the plan, or None where each branch reads its own path, and the batch at the step."""
+    """A step: the plan, or None where each branch reads its own path once, and the batch at the step."""
 
     plan: RequestSchedule | None
     batch: LiveBatch
@@ -109,11 +109,12 @@ class _NotedKernel:
         known: RequestSchedule | None = None
         for plan, batch in self.steps:
             tokens = np.where(batch.row >= 0, batch.tokens, 0)
-            begin = np.zeros_like(tokens) if self._window_left < 0 else np.maximum(tokens - 1 - self._window_left, 0)
-            own = (tokens - begin).astype(np.int64)
+            first = np.maximum(tokens - batch.rows - self._window_left, 0)  # of the first query row
+            begin = np.zeros_like(tokens) if self._window_left < 0 else first
+            own = _path_tokens(tokens, batch.rows, self._window_left)
             paths += int(own.sum())
             if plan is None:
-                read += int(own.sum())
+                read += int((tokens - begin).sum())
                 continue
             if plan is not known:
                 known, groups, requests = plan, _Groups.of(plan), PlannedRequests(plan)
@@ -122,6 +123,15 @@ class _NotedKernel:
             served[:both] &= tokens[:both] <= plan.most[:both]
             read += int(own[~served].sum()) + groups.tokens(served, tokens, begin)
         return read, paths
+
+
+def _path_tokens(tokens: Ints, rows: Ints, window_left: int) -> Longs:
+    """Returns the tokens that the query rows of each seat read, each row by itself: those of its last `rows` tokens."""
+    ends = rows.cumsum()
+    lengths = np.repeat(tokens - ends, rows) + np.arange(1, ends[-1] + 1)
+    if window_left >= 0:
+        lengths = np.minimum(lengths, window_left + 1)
+    return np.add.reduceat(np.where(np.repeat(tokens, rows) > 0, lengths, 0).astype(np.int64), ends - rows)
 
 
 class _Groups(NamedTuple):

@@ -21,9 +21,9 @@ def run(
         str,
         typer.Argument(
             help="few-shot, few-shot-30, few-shot-50, grpo, beams, system-prompts, shot-sets, chains, documents, "
-            "reasoning or speculative, with options as in grpo:samples=8; reasoning-sorting, reasoning-docmerge or "
-            "reasoning-keyword, with the number of a tree as in reasoning-keyword:3; or a tree, as in "
-            "`treegen explain`, whose roots are prompts.",
+            "or reasoning, with options as in grpo:samples=8; recorded: reasoning-sorting, reasoning-docmerge or "
+            "reasoning-keyword, with the number of a tree as in reasoning-keyword:3, and speculative-32, -64, -128 or "
+            "-256; or a tree, as in `treegen explain`, whose roots are prompts.",
         ),
     ] = "few-shot",
     model: Annotated[
@@ -39,7 +39,7 @@ def run(
         typer.Option(
             metavar="NAME,...",
             help="Strategies, with commas: who reads which KV together. query shares none. Besides flashinfer and "
-            "sdpa, FlashInfer's decode and PyTorch's attention function in the same engine, and none, which leaves "
+            "sdpa, FlashInfer's kernels and PyTorch's attention function in the same engine, and none, which leaves "
             "attention out.",
         ),
     ] = "auto,query",
@@ -50,8 +50,8 @@ def run(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", envvar="TREEGEN_DATA", help="Folder of recorded trees.", show_envvar=True,
-            show_default="no recorded trees",
+            metavar="FOLDER", envvar="TREEGEN_DATA", help="Folder of recorded decodings.", show_envvar=True,
+            show_default="no recorded decodings",
         ),
     ] = None,
     eager: Annotated[

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from treegen.api.compile_batch import compile_batch
-from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.strategies import Strategy
 
@@ -60,14 +59,22 @@ def tree_kernels(strategy: str | Strategy = "auto") -> KernelMaker:
     """Returns the maker of kernels by `treegen.compile_batch` with a strategy."""
 
     def make(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> StepKernel:
-        mask = step.draft_mask
-        if mask is not None and kind.window_left >= 0:
-            reason, fix = "is not served with trees of drafts", "draft chains, or use a model without windows"
-            raise InputError("window_left", kind.window_left, reason, fix)
         return compile_batch(
             step.pool.shape, step.pages, max_tokens=step.max_tokens, max_rows=step.kernel_rows, strategy=strategy,
-            sm_scale=kind.sm_scale, window_left=kind.window_left, logits_soft_cap=kind.logits_soft_cap, sinks=sinks,
-            mask_mod=None if mask is None else mask.mask_mod,
+            **score_options(step, kind, sinks),
         )  # fmt: skip
 
     return make
+
+
+def score_options(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> dict[str, Any]:
+    """Returns the arguments of `treegen.compile_batch` for the scores of a kind of layer in a step."""
+    mask, window_left, mask_mod = step.draft_mask, kind.window_left, None
+    if mask is not None and window_left < 0:
+        mask_mod = mask.mask_mod
+    elif mask is not None:
+        mask_mod, window_left = mask.window_mod(window_left), window_left + mask.seen.shape[1]
+    return {
+        "sm_scale": kind.sm_scale, "window_left": window_left, "logits_soft_cap": kind.logits_soft_cap, "sinks": sinks,
+        "mask_mod": mask_mod,
+    }  # fmt: skip

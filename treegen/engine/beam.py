@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next
 from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.forward import chosen_rows
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
@@ -18,8 +21,16 @@ from treegen.ir.scalars import is_finite
 class _PromptBeams:
     """The search of one prompt: the sums of log-probabilities of its beams in order, and the best ended ones."""
 
-    sums: torch.Tensor
+    sums: list[float]
     ended: list[Continuation] = field(default_factory=list)
+
+
+class _Candidate(NamedTuple):
+    """A continuation of a beam by a token. total: the sum of log-probabilities. beam: its place among the beams."""
+
+    total: float
+    beam: int
+    token: int
 
 
 class Beam:
@@ -62,19 +73,18 @@ class Beam:
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
-        grown: dict[int, list[Next]] = {}
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
         results: list[Continuation] = []
         rows: dict[int, list[int]] = {}
-        for row, branch in enumerate(frontier.branches):
-            rows.setdefault(branch.label[0], []).append(row)
+        for row in sorted(range(len(frontier.branches)), key=lambda row: frontier.branches[row].label):
+            rows.setdefault(frontier.branches[row].label[0], []).append(row)
         for prompt, own in rows.items():
-            own.sort(key=lambda row: frontier.branches[row].label)
-            branches = [frontier.branches[row] for row in own]
-            if len(branches[0].tokens) == branches[0].prompt:
-                self._searches[prompt] = _PromptBeams(torch.zeros(1, device=frontier.logits.device))
-            search = self._searches[prompt]
-            going = self._advance(search, prompt, branches, frontier.logits[own])
-            grown |= {branch.number: [] for branch in branches}
+            branch = frontier.branches[own[0]]
+            if len(branch.tokens) == branch.prompt:
+                self._searches[prompt] = _PromptBeams([0.0])
+        for prompt, candidates in self._candidates(rows, frontier.logits).items():
+            search, branches = self._searches[prompt], [frontier.branches[row] for row in rows[prompt]]
+            going = self._advance(search, prompt, branches, candidates)
             for branch, following in going:
                 grown[branch.number].append(following)
             if not going:
@@ -82,27 +92,49 @@ class Beam:
                 del self._searches[prompt]
         return Growth(grown, results)
 
+    def _candidates(self, rows: dict[int, list[int]], logits: torch.Tensor) -> dict[int, list[_Candidate]]:
+        """Returns the best continuations of each prompt, best first. Waits for the device once.
+
+        Args:
+            rows: The rows of each prompt's beams.
+            logits: `[rows, vocabulary]`.
+        """
+        order = [row for own in rows.values() for row in own]
+        sums = torch.tensor([total for prompt in rows for total in self._searches[prompt].sums])
+        scores = chosen_rows(logits, order).float().log_softmax(-1) + sums.to(logits.device, non_blocking=True)[:, None]
+        vocabulary, begin = logits.shape[1], 0
+        best = []
+        for beams, group in groupby(rows, key=lambda prompt: len(rows[prompt])):  # prompts begin with one beam
+            prompts = len(list(group))
+            own = scores[begin : begin + prompts * beams].view(prompts, -1)
+            most = min(max(2, 1 + len(self.stop_ids)) * self.width, own.shape[1])
+            best.append(torch.stack([each.double() for each in own.topk(most)], -1).flatten(0, 1))
+            begin += prompts * beams
+        known = iter(torch.cat(best).tolist())
+        found = {}
+        for prompt, own_rows in rows.items():
+            most = min(max(2, 1 + len(self.stop_ids)) * self.width, len(own_rows) * vocabulary)
+            made = [next(known) for _ in range(most)]
+            found[prompt] = [_Candidate(total, *divmod(int(place), vocabulary)) for total, place in made]
+        return found
+
     def _advance(
-        self, search: _PromptBeams, prompt: int, branches: list[Branch], logits: torch.Tensor
+        self, search: _PromptBeams, prompt: int, branches: list[Branch], candidates: list[_Candidate]
     ) -> list[tuple[Branch, Next]]:
         """Takes the best continuations of a prompt's beams; returns those that go on, best first, none at the end."""
-        sums = (logits.float().log_softmax(-1) + search.sums[:, None]).flatten()
-        most = min(max(2, 1 + len(self.stop_ids)) * self.width, len(sums))
-        best, places = sums.topk(most)
-        length, vocabulary = len(branches[0].new_tokens) + 1, logits.shape[1]
+        length = len(branches[0].tokens) - branches[0].prompt + 1
         going: list[tuple[Branch, Next]] = []
-        kept = []
-        for rank, (place, total) in enumerate(zip(places.tolist(), best.tolist(), strict=True)):
-            branch, token = branches[place // vocabulary], place % vocabulary
+        sums = []
+        for rank, (total, beam, token) in enumerate(candidates):
             if token in self.stop_ids or length >= self.max_new_tokens:
                 if rank < self.width:
                     score = total / length**self.length_penalty
-                    search.ended.append(Continuation((prompt,), [*branch.new_tokens, token], score))
+                    search.ended.append(Continuation((prompt,), [*branches[beam].new_tokens, token], score))
             elif len(going) < self.width:
-                going.append((branch, Next(token, (prompt, len(going)))))
-                kept.append(rank)
+                going.append((branches[beam], Next(token, (prompt, len(going)))))
+                sums.append(total)
         search.ended = sorted(search.ended, key=lambda each: -each.score)[: self.width]
-        search.sums = best[kept]
+        search.sums = sums
         return going if going and self._can_improve(search, length) else []
 
     def _can_improve(self, search: _PromptBeams, length: int) -> bool:
@@ -112,5 +144,5 @@ class Beam:
         if self.early_stopping is True:
             return False
         longest = self.early_stopping == "never" and self.length_penalty > 0
-        best = float(search.sums[0]) / float((self.max_new_tokens if longest else length) ** self.length_penalty)
+        best = search.sums[0] / float((self.max_new_tokens if longest else length) ** self.length_penalty)
         return best > search.ended[-1].score

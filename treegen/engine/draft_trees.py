@@ -35,6 +35,17 @@ class DraftTree(NamedTuple):
         """Returns drafts that follow one another."""
         return cls(tokens, chain(len(tokens)))
 
+    def filled(self, count: int, token: int) -> DraftTree:
+        """Appends this token, each behind the last draft, until there are `count` drafts."""
+        missing = count - len(self.tokens)
+        if missing <= 0:
+            return self
+        return DraftTree([*self.tokens, *[token] * missing], [*self.parents, *range(len(self.tokens) - 1, count - 1)])
+
+    def first(self, count: int) -> DraftTree:
+        """Returns the first `count` drafts; a draft comes after the one that it follows."""
+        return self if len(self.tokens) <= count else DraftTree(self.tokens[:count], self.parents[:count])
+
 
 class DraftShape(NamedTuple):
     """What follows from the parents of drafts.
@@ -50,6 +61,13 @@ class DraftShape(NamedTuple):
 def chain(drafts: int) -> list[int]:
     """Returns the parents of drafts that follow one another."""
     return list(range(-1, drafts - 1))
+
+
+def is_path(drafts: Sequence[int], parents: Sequence[int]) -> bool:
+    """Says whether these drafts follow one another, the first of them the last token."""
+    if any(not 0 <= draft < len(parents) for draft in drafts):
+        return False
+    return [parents[draft] for draft in drafts] == [-1, *drafts][: len(drafts)]
 
 
 @lru_cache(maxsize=256)
@@ -98,12 +116,36 @@ class DraftMask:
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
         self.first = torch.full((rows,), INT32_MAX, dtype=torch.int32, device=device)
         self.seen = torch.zeros(rows, most, dtype=torch.bool, device=device)
-        self._is_plain = True
+        self._late: torch.Tensor | None = None
+        self._ages: torch.Tensor | None = None
+        self._drafts: Sequence[tuple[int, int, tuple[int, ...]]] = ()
 
     @property
     def mask_mod(self) -> Callable[..., Any]:
         """The mask, as `treegen.compile_batch` takes it."""
         return partial(_sees, self.first, self.seen)
+
+    def window_mod(self, window_left: int) -> Callable[..., Any]:
+        """Returns the mask of layers with a sliding window, which goes by positions.
+
+        A draft lies behind its position, by at most the number of drafts. So the kernel needs a window that is longer
+        by that, of places.
+
+        Args:
+            window_left: As in `treegen.compile_batch`.
+        """
+        if self._late is None or self._ages is None:
+            self._late = torch.zeros_like(self.first)
+            self._ages = torch.zeros(self.seen.shape, dtype=torch.int32, device=self.seen.device)
+            self._fill_windows(self._late, self._ages)
+        first, late, ages = self.first, self._late, self._ages
+
+        def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+            draft = kv_idx - first[b]
+            age = torch.where(draft < 0, q_idx - late[b] - kv_idx, ages[b, torch.clamp(draft, min=0)])
+            return age <= window_left
+
+        return within
 
     def fill(self, drafts: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
         """Sets the mask of a step.
@@ -112,7 +154,7 @@ class DraftMask:
             drafts: For each branch whose drafts are no chain: the row of its first draft, the number of tokens before
                 the drafts, and their parents.
         """
-        if not drafts and self._is_plain:
+        if not drafts and not self._drafts:
             return
         first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.bool_)
         for row, tokens, parents in drafts:
@@ -121,7 +163,19 @@ class DraftMask:
             seen[rows, : len(parents)] = draft_shape(parents).sees
         self.first.copy_(torch.from_numpy(first), non_blocking=True)
         self.seen.copy_(torch.from_numpy(seen), non_blocking=True)
-        self._is_plain = not drafts
+        self._drafts = drafts
+        if self._late is not None and self._ages is not None:
+            self._fill_windows(self._late, self._ages)
+
+    def _fill_windows(self, late: torch.Tensor, ages: torch.Tensor) -> None:
+        """Sets how far rows lie behind their positions, and how much deeper they are than drafts on their paths."""
+        behind, deeper = np.zeros(late.shape, np.int32), np.full(ages.shape, INT32_MAX, np.int32)
+        for row, _, parents in self._drafts:
+            rows, shape = slice(row, row + len(parents)), draft_shape(parents)
+            behind[rows] = np.arange(1, len(parents) + 1) - shape.depths
+            deeper[rows, : len(parents)] = np.where(shape.sees, shape.depths[:, None] - shape.depths, INT32_MAX)
+        late.copy_(torch.from_numpy(behind), non_blocking=True)
+        ages.copy_(torch.from_numpy(deeper), non_blocking=True)
 
 
 def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
-
-import numpy as np
 
 from treegen.engine.control import Continuation, Frontier, Growth, Next
 from treegen.engine.draft_trees import DraftTree, trie
@@ -55,15 +54,22 @@ class NGrams:
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter. There are no drafts where not even the last token occurred before."""
         each = -(-most // self.occurrences)
-        return [trie(self._found(np.asarray(text), each), most) for text in texts]
+        return [trie(self._found(text, each), most) for text in texts]
 
-    def _found(self, text: np.ndarray[tuple[int], np.dtype[np.int64]], most: int) -> list[list[int]]:
+    def _found(self, text: Sequence[int], most: int) -> list[Sequence[int]]:
         """Returns up to `most` tokens after each of the latest occurrences of the last tokens, the latest first."""
+        known = array("i", text)
+        size, data = known.itemsize, known.tobytes()
         for length in range(min(self.longest, len(text) - 1), 0, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], length)
-            places = np.flatnonzero((windows == text[-length:]).all(1))[::-1][: self.occurrences]
-            if len(places):
-                return [text[place + length : place + length + most].tolist() for place in places.tolist()]
+            wanted = data[-length * size :]
+            places: list[int] = []
+            end = len(data) - size  # of the occurrences to look for
+            while len(places) < self.occurrences and (place := data.rfind(wanted, 0, end)) >= 0:
+                end = place + len(wanted) - 1
+                if place % size == 0:  # not in the middle of a token
+                    places.append(place // size)
+            if places:
+                return [text[place + length : place + length + most] for place in places]
         return []
 
 

@@ -21,9 +21,17 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Selecting
-from treegen.engine.engine_checks import check_drafts, check_growth, check_resting, checked_prompts
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
+from treegen.engine.engine_checks import (
+    check_deterministic,
+    check_drafts,
+    check_growth,
+    check_resting,
+    check_tokens,
+    checked_prompts,
+)
 from treegen.engine.forward import Forward, Model, StepSizes
+from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
@@ -44,6 +52,10 @@ class Engine:
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
+        deterministic: Whether the bits of attention depend on a branch's own tokens alone, by the batch-invariant mode
+            of kernels, whatever other branches, pages, chunks of prompts and preemptions there are. Partial results
+            take memory for `max_rows` rows. Logits have equal bits as well if the rest of the model computes rows
+            alike in batches of any size.
         prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
             begin with the same tokens.
         cuda_graphs: Whether to capture steps in which every branch gets one token; by default where the model is on a
@@ -65,6 +77,7 @@ class Engine:
         max_branches: int = 64,
         max_rows: int = 512,
         strategy: str | Strategy = "auto",
+        deterministic: bool = False,
         prefix_cache: bool = True,
         cuda_graphs: bool | None = None,
         make_kernel: KernelMaker | None = None,
@@ -87,7 +100,8 @@ class Engine:
         most = min(model.max_tokens, num_pages * page_size)
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
-        kernels = tree_kernels(strategy)
+        check_deterministic(deterministic, strategy, make_kernel)
+        kernels = invariant_kernels if deterministic else tree_kernels(strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
         sizes = StepSizes(most, max_rows, 1 + drafts, drafts if trees else 0)
         self.forward = Forward(
@@ -96,6 +110,8 @@ class Engine:
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
+        self._drafting: Drafting | None = None  # the controller, where it drafts
+        self._selecting: Selecting | None = None  # the controller, where it selects
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
         """Decodes prompts until all their branches have ended.
@@ -116,6 +132,8 @@ class Engine:
         most = self.forward.sizes.max_tokens
         checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
         self._results = [[] for _ in checked]
+        self._drafting = self.controller if isinstance(self.controller, Drafting) else None
+        self._selecting = self.controller if isinstance(self.controller, Selecting) else None
         self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
@@ -156,11 +174,10 @@ class Engine:
             self.accounting.preempted += len(preempted)
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
-            controller = self.controller
-            if isinstance(controller, Selecting):
-                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if self._selecting is not None:
+                frontier = run_ahead(self._selecting, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
-                growth = controller.decide(frontier)
+                growth = self.controller.decide(frontier)
                 self._rest(frontier, growth)
                 self._grow(frontier.branches, growth)
 
@@ -174,14 +191,16 @@ class Engine:
 
     def _propose(self) -> None:
         """Appends drafts to branches that decode, where there are pages for all of them."""
-        controller = self.controller
-        if not isinstance(controller, Drafting):
+        controller = self._drafting
+        if controller is None:
             return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
-        drafts = controller.draft(able)
-        for own in drafts:
-            check_drafts(own, controller.max_draft, controller.draft_trees, self.forward.vocabulary)
+        drafts = []
+        for branch, own in zip(able, controller.draft(able), strict=True):
+            check_drafts(own, controller.max_draft, controller.draft_trees)
+            check_tokens("draft()", own.tokens, self.forward.vocabulary)
+            drafts.append(own.first(self.forward.sizes.max_tokens - len(branch.tokens)))
         counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
         if self.sequences.pages_missing(counts) <= self.sequences.available:
             for branch, own in zip(able, drafts, strict=True):
@@ -206,12 +225,14 @@ class Engine:
         grown, results, accepted = growth.grown, growth.results, growth.accepted
         check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
+        ended = [each.number for each in ready if not grown[each.number] and each.number not in growth.resting]
+        parents = [branch.number for branch in ready for _ in grown[branch.number][1:]]
+        forks = iter(self.sequences.replace(ended, parents))
         for branch in ready:
-            if not grown[branch.number] and branch.number not in growth.resting:
-                self.sequences.drop(branch.number)
-        for branch in ready:
-            if grown[branch.number]:
-                self._extend(branch, grown[branch.number])
+            for place, (token, label) in enumerate(grown[branch.number]):
+                own = next(forks) if place else branch
+                own.tokens.append(token)
+                own.label = label
         for result in results:
             self._results[result.label[0]].append(result)
 
@@ -223,14 +244,3 @@ class Engine:
             for branch, row in zip(frontier.branches, frontier.logits, strict=True):
                 if branch.number in growth.resting:
                     self._logits[branch.number] = row.clone()
-
-    def _extend(self, branch: Branch, following: Sequence[Next]) -> None:
-        """Gives a branch its first next token, and forks of it the others."""
-        if len(following) == 1:
-            branch.label = following[0].label
-            branch.tokens.append(following[0].token)
-            return
-        forks = [self.sequences.fork(branch.number) for _ in following[1:]]
-        for own, (token, label) in zip([branch, *forks], following, strict=True):
-            self.sequences.extend(own.number, [token])
-            own.label = label

@@ -94,14 +94,13 @@ def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bo
         raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
 
 
-def check_drafts(drafts: DraftTree, most: int, trees: bool, vocabulary: int) -> None:
-    """Raises BranchError for drafts that a step cannot check.
+def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
+    """Raises BranchError for drafts that a step cannot check, whatever their tokens are.
 
     Args:
         drafts: The drafts.
         most: The most drafts of a branch.
         trees: Whether drafts may be trees.
-        vocabulary: The number of different tokens.
     """
     count = len(drafts.tokens)
     if count != len(drafts.parents) or count > most:
@@ -114,7 +113,6 @@ def check_drafts(drafts: DraftTree, most: int, trees: bool, vocabulary: int) -> 
     if not trees and list(drafts.parents) != chain(count):
         reason = "are not a chain, and the controller says that there are no trees"
         raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
-    check_tokens("draft()", drafts.tokens, vocabulary)
 
 
 def check_selected(tokens: object, branches: int) -> None:
@@ -126,6 +124,16 @@ def check_selected(tokens: object, branches: int) -> None:
     else:
         found = type(tokens).__name__
     raise BranchError("select()", found, f"is not int64 of shape ({branches},)", "return a token for each branch")
+
+
+def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:
+    """Raises InputError unless this is a bool, and where it is True the other arguments are left out."""
+    if not isinstance(deterministic, bool):
+        raise InputError("deterministic", deterministic, "is not a bool", "give True or False")
+    for name, given, usual in (("strategy", strategy, "auto"), ("make_kernel", make_kernel, None)):
+        if deterministic and given != usual:
+            reason = "chooses other kernels than the batch-invariant ones of deterministic=True"
+            raise InputError(name, given if isinstance(given, str) else type(given).__name__, reason, "leave it out")
 
 
 def check_stop_ids(stop_ids: object) -> None:

@@ -40,9 +40,8 @@ class ForcedDrafts:
                 raise InputError(f"accepted[{step}]", count, reason, "give the recorded tree")
         if not accepted:
             raise InputError("accepted", [], "has no steps", "give the tokens of every step")
-        self._source = np.random.default_rng(seed)
-        self._vocabulary, self._accepted = vocabulary, list(accepted)
-        self._tree = DraftTree(self._random(len(parents)), list(parents))
+        source = np.random.default_rng(seed)
+        self._tree = DraftTree(source.integers(vocabulary, size=len(parents)).tolist(), list(parents))
         self._paths: list[list[int]] = [[]]
         for depth in range(1, most):
             path = [int(np.flatnonzero(depths == depth)[0])]
@@ -51,7 +50,9 @@ class ForcedDrafts:
             self._paths.append(path)
         self.max_draft, self.draft_trees = len(parents), True
         self.max_new_tokens = 1 + sum(accepted)
-        self._steps: dict[int, int] = {}  # by prompt: the steps with drafts
+        begins = np.cumsum([1, *accepted[:-1]]).tolist()
+        self._accepted = dict(zip(begins, accepted, strict=True))  # by the new tokens that a branch has before a step
+        self._tokens: list[int] = source.integers(vocabulary, size=self.max_new_tokens).tolist()
 
     def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
         """See Drafting."""
@@ -63,19 +64,12 @@ class ForcedDrafts:
         results = []
         accepted = {}
         for branch in frontier.branches:
-            (token,), prompt = self._random(1), branch.label[0]
-            made = [*branch.tokens[branch.prompt : len(branch.tokens) - branch.drafts]]
+            made = branch.tokens[branch.prompt : len(branch.tokens) - branch.drafts]
             if made:
-                step = self._steps.get(prompt, 0)
-                self._steps[prompt] = step + 1
-                accepted[branch.number] = self._paths[self._accepted[step] - 1]
+                accepted[branch.number] = self._paths[self._accepted[len(made)] - 1]
                 made += [self._tree.tokens[draft] for draft in accepted[branch.number]]
+            token = self._tokens[len(made)]
             grown[branch.number] = [Next(token, branch.label)] if len(made) + 1 < self.max_new_tokens else []
             if not grown[branch.number]:
-                self._steps.pop(prompt)
                 results.append(Continuation(branch.label, [*made, token]))
         return Growth(grown, results, accepted)
-
-    def _random(self, count: int) -> list[int]:
-        tokens: list[int] = self._source.integers(self._vocabulary, size=count).tolist()
-        return tokens

@@ -98,15 +98,17 @@ class KVPool:
         self.holders[:] = 0
         self._free = list(range(self.num_pages - 1, -1, -1))
 
-    def copy(self, source: int, target: int) -> None:
-        """Copies a page to another one, in all layers."""
-        self.keys[:, target], self.values[:, target] = self.keys[:, source], self.values[:, source]
+    def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
+        """Copies pages to other pages, in all layers; all at once."""
+        pages = torch.tensor([source, target]).to(self.device, non_blocking=True)
+        for cache in (self.keys, self.values):
+            cache.index_copy_(1, pages[1], cache.index_select(1, pages[0]))
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies tokens from places to other places, `page * page_size + offset`, in all layers; all at once."""
         places = torch.tensor([source, target]).to(self.device, non_blocking=True)
         for cache in (self.keys.flatten(1, 2), self.values.flatten(1, 2)):
-            cache[:, places[1]] = cache[:, places[0]]
+            cache.index_copy_(1, places[1], cache.index_select(1, places[0]))
 
     def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns K and V of a layer as kernels take them: in pages, or in slots where pages have one token."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from treegen.engine.branch import Branch
-from treegen.engine.draft_trees import DraftTree
+from treegen.engine.branch import Branch, predecessors
+from treegen.engine.draft_trees import DraftTree, is_path
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache, common_prefix
 from treegen.ir.errors import BranchError
@@ -56,9 +56,9 @@ class SequenceTree:
         if not len(tokens):
             raise BranchError("tokens", list(tokens), "is empty", "give a prompt of at least one token")
         self._check_room()
-        branch = self._started(Branch(self._made, label, len(tokens), list(tokens)))
+        branch = Branch(self._made, label, len(tokens), list(tokens))
         branch.seat = self.live.add(0)
-        return branch
+        return self._started(branch)
 
     def fork(self, number: int) -> Branch:
         """Starts a branch with the tokens and the label of another one.
@@ -67,17 +67,51 @@ class SequenceTree:
         tokens of the partial page become pending: their KV is computed again. Pages of one token are always full.
         Raises BranchError for a branch that does not run, and where all branches run.
         """
-        parent = self[number]
-        self._check_room()
-        full, partial = divmod(parent.stored, self.pool.page_size)
-        copied = self._take(1) if partial and self.available else []
+        return self.replace((), [number])[0]
+
+    def replace(self, ended: Sequence[int], parents: Sequence[int]) -> list[Branch]:
+        """Ends branches and starts forks of others, as `drop` and `fork` do, with one copy for all forks.
+
+        A fork takes the seat and the last page of an ended branch that has as many stored tokens and the same full
+        pages as the parent. Kernels then keep their plans.
+
+        Args:
+            ended: The branches that end.
+            parents: A branch for each fork; several forks may have one parent.
+
+        Returns:
+            The forks. Raises BranchError for branches that do not run, and where more would run than may.
+        """
+        of_parents, ending = [self[number] for number in parents], [self[number] for number in ended]
+        if both := sorted({*ended} & {*parents}):
+            raise BranchError("parents", both, "end as well", "fork branches that go on")
+        self._check_room(len(parents) - len(ended))
+        found = predecessors(ending, of_parents, self.pool.page_size)
+        followed = {branch.seat for branch in found if branch is not None}
+        for branch in [each for each in ending if each.seat not in followed]:
+            self.drop(branch.number)
+        copied: list[tuple[int, int]] = []
+        forks = [self._forked(*each, copied) for each in zip(of_parents, found, strict=True)]
         if copied:
-            self.pool.copy(parent.pages[full], copied[0])
-        self.pool.retain(parent.pages[:full])
-        stored = parent.stored if copied else full * self.pool.page_size
-        branch = Branch(self._made, parent.label, parent.prompt, list(parent.tokens), stored)
-        branch.pages = [*parent.pages[:full], *copied]
-        branch.seat = self.live.add(stored, parent.seat, full * self.pool.page_size)
+            self.pool.copy(*zip(*copied, strict=True))
+        return forks
+
+    def _forked(self, parent: Branch, predecessor: Branch | None, copied: list[tuple[int, int]]) -> Branch:
+        """Starts a fork, in the place of an ended branch where there is one; notes the page to copy, and its copy."""
+        full, partial = divmod(parent.stored, self.pool.page_size)
+        branch = Branch(self._made, parent.label, parent.prompt, list(parent.tokens), parent.stored)
+        if predecessor is not None:
+            del self.branches[predecessor.number]
+            branch.pages, branch.seat = predecessor.pages, predecessor.seat
+        else:
+            own = self._take(1) if partial and self.available else []
+            if partial and not own:
+                branch.stored = full * self.pool.page_size
+            self.pool.retain(parent.pages[:full])
+            branch.pages = [*parent.pages[:full], *own]
+            branch.seat = self.live.add(branch.stored, parent.seat, full * self.pool.page_size)
+        if branch.stored > full * self.pool.page_size:
+            copied.append((parent.pages[full], branch.pages[full]))
         return self._started(branch)
 
     def extend(self, number: int, tokens: Sequence[int]) -> None:
@@ -100,31 +134,23 @@ class SequenceTree:
         Raises:
             BranchError: The drafts of a branch that should stay are no path from its last token.
         """
-        source: list[int] = []
-        target: list[int] = []
+        size, source, target = self.pool.page_size, [], []
         for number, drafts in kept.items():
-            branch = self[number]
-            if (
-                any(not 0 <= draft < branch.drafts for draft in drafts)
-                or [branch.draft_parents[draft] for draft in drafts] != [-1, *drafts][: len(drafts)]
-            ):
-                reason = f"has drafts with parents {branch.draft_parents}, of which {list(drafts)} should stay"
+            parents = self[number].draft_parents
+            if not is_path(drafts, parents):
+                reason = f"has drafts with parents {parents}, of which {list(drafts)} should stay"
                 raise BranchError("accepted", number, reason, "accept drafts that follow one another from the first")
         for number, drafts in kept.items():
             branch = self[number]
             begin = len(branch.tokens) - branch.drafts
             moved = [(begin + draft, begin + place) for place, draft in enumerate(drafts) if draft != place]
-            source += [self._slot(branch, token) for token, _ in moved]
-            target += [self._slot(branch, token) for _, token in moved]
+            source += [branch.slot(token, size) for token, _ in moved]
+            target += [branch.slot(token, size) for _, token in moved]
             branch.stored += len(drafts) - branch.drafts
             branch.tokens[begin:] = [branch.tokens[begin + draft] for draft in drafts]
             branch.draft_parents = []
         if source:
             self.pool.move(source, target)
-
-    def _slot(self, branch: Branch, token: int) -> int:
-        """Returns where the KV of a branch's token is."""
-        return branch.pages[token // self.pool.page_size] * self.pool.page_size + token % self.pool.page_size
 
     def drop(self, number: int) -> Branch:
         """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""
@@ -222,8 +248,7 @@ class SequenceTree:
 
     def store(self, counts: Mapping[int, int]) -> None:
         """Notes that the KV of this many more tokens of each branch is in its pages."""
-        branches = [self[number] for number in counts]
-        for branch, count in zip(branches, counts.values(), strict=True):
+        for branch, count in [(self[number], count) for number, count in counts.items()]:
             branch.stored += count
 
     def check(self) -> None:
@@ -270,6 +295,6 @@ class SequenceTree:
         self._made += 1
         return branch
 
-    def _check_room(self) -> None:
-        if len(self.branches) >= self.max_branches:
+    def _check_room(self, more: int = 1) -> None:
+        if len(self.branches) + more > self.max_branches:
             raise BranchError("branches", len(self.branches), "run already", "raise max_branches, or drop some")

@@ -15,7 +15,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.draft_trees import DraftTree, draft_shape
 from treegen.engine.drafters import Drafter, NGrams
-from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.engine_checks import check_drafts, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -30,9 +30,12 @@ class Speculate:
     not depend on the drafter; with a temperature, too, they are distributed as the model says. (Leviathan et al. 2023
     accept drafts by chance, which noise that is fixed by position does not need.)
 
+    Each branch has `max_draft` drafts in each step: where the drafter gives fewer, the branch's last token is drafted
+    again and again behind them. So branches keep their numbers of query rows, and kernels their plans.
+
     Args:
         drafter: Proposes tokens.
-        max_draft: The most draft tokens of a branch in a step.
+        max_draft: The draft tokens of a branch in a step, and the most that the drafter may propose.
         n: Samples of each prompt.
         sampling: How tokens are drawn; by default the most likely one.
         max_new_tokens: Tokens at which a sample ends.
@@ -71,14 +74,14 @@ class Speculate:
         return self.drafter.trees
 
     def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
-        """See Drafting. Branches that fork get none, nor do those that get one more token."""
-        depths = [self.max_new_tokens - len(each.new_tokens) - 1 if each.new_tokens else 0 for each in branches]
-        able = [place for place, depth in enumerate(depths) if depth > 0]
+        """See Drafting. Branches that fork get none."""
         drafts = [DraftTree((), ())] * len(branches)
+        able = [place for place, branch in enumerate(branches) if len(branch.tokens) > branch.prompt]
         if able:
             found = self.drafter([branches[place].tokens for place in able], self.max_draft)
             for place, own in zip(able, found, strict=True):
-                drafts[place] = _up_to(own, depths[place])
+                check_drafts(own, self.max_draft, self.draft_trees)
+                drafts[place] = own.filled(self.max_draft, branches[place].tokens[-1])
         return drafts
 
     def decide(self, frontier: Frontier) -> Growth:
@@ -102,7 +105,7 @@ class Speculate:
         accepted: dict[int, list[int]] = {}
         for each in asked:
             branch = each.branch
-            made, accepted[branch.number] = each.taken(drawn, self.stop_ids)
+            made, accepted[branch.number] = each.taken(drawn, self.stop_ids, self.max_new_tokens)
             tokens = [*branch.tokens[branch.prompt : each.given], *made]
             if made[-1] in self.stop_ids or len(tokens) >= self.max_new_tokens:
                 results.append(Continuation(each.label, tokens))
@@ -123,12 +126,16 @@ class _Asked(NamedTuple):
         depths = draft_shape(tuple(self.branch.draft_parents)).depths
         return [self.given, *(self.given + depths).tolist()]
 
-    def taken(self, drawn: Iterator[int], stop_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Takes the drawn tokens of its rows; returns the tokens that follow, and the drafts that these are."""
+    def taken(self, drawn: Iterator[int], stop_ids: Sequence[int], most: int) -> tuple[list[int], list[int]]:
+        """Takes the drawn tokens of its rows; returns the tokens that follow, and the drafts that these are.
+
+        With these tokens the sample has at most `most`.
+        """
         own = [next(drawn) for _ in range(1 + self.branch.drafts)]
         parents, drafts = self.branch.draft_parents, self.branch.tokens[self.given :]
         made, path = [own[0]], [-1]
-        while made[-1] not in stop_ids:
+        left = most - (self.given - self.branch.prompt)
+        while made[-1] not in stop_ids and len(made) < left:
             last = path[-1]
             draft = next(
                 (each for each, parent in enumerate(parents) if parent == last and drafts[each] == made[-1]), None
@@ -138,13 +145,3 @@ class _Asked(NamedTuple):
             path.append(draft)
             made.append(own[1 + draft])
         return made, path[1:]
-
-
-def _up_to(drafts: DraftTree, depth: int) -> DraftTree:
-    """Returns the drafts of at most this depth."""
-    depths = draft_shape(tuple(drafts.parents)).depths.tolist() if drafts.parents else []
-    kept = [draft for draft, own in enumerate(depths) if own <= depth]
-    if len(kept) == len(depths):
-        return drafts
-    number = {-1: -1, **{draft: place for place, draft in enumerate(kept)}}
-    return DraftTree([drafts.tokens[draft] for draft in kept], [number[drafts.parents[draft]] for draft in kept])

@@ -71,7 +71,7 @@ class Step:
         self._tokens = torch.zeros(3, max_rows, dtype=torch.int64, device=pool.device)
         self.ids, self.positions, self.slots = self._tokens
         self._table = np.zeros((batch, pool.pages_for(max_tokens)), np.int32)
-        self._listed = [(-1, 0, 0)] * batch  # by row: the branch, the epoch of its seat and the number of its pages
+        self._listed: list[tuple[list[int], int, int]] = [([], 0, 0)] * batch  # by row: pages, epoch, number of pages
         table = torch.zeros(self._table.shape, dtype=torch.int32, device=pool.device)
         self._lengths = torch.zeros(2 * batch + 1, dtype=torch.int32, device=pool.device)  # seq_lens, qo_indptr
         self.pages = PageTable(table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:])
@@ -260,10 +260,10 @@ class Step:
         epochs = self.sequences.live.epoch.take([branch.seat for branch in branches]).tolist()
         changed = []
         for row, branch, epoch in zip(rows.tolist(), branches, epochs, strict=True):
-            listed = branch.number, epoch, len(branch.pages)
-            if self._listed[row] != listed:
+            pages, at_epoch, count = self._listed[row]
+            if pages is not branch.pages or at_epoch != epoch or count != len(branch.pages):
                 self._table[row, : len(branch.pages)] = branch.pages
-                self._listed[row] = listed
+                self._listed[row] = branch.pages, epoch, len(branch.pages)
                 changed.append(row)
         if changed:
             device = self.pool.device

@@ -120,7 +120,8 @@ def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, An
 def _pages(prompt: int, request: GenerateRequest, page_size: int) -> int:
     """Returns the pages of a prompt of so many tokens: its full ones, and for each row those that follow."""
     full = prompt // page_size
-    return full + request.width * (-(-(prompt + request.new_tokens) // page_size) - full)
+    most = prompt + request.new_tokens + request.max_draft
+    return full + request.width * (-(-most // page_size) - full)
 
 
 def _output(controller: LockstepSample | LockstepBeams | DraftedSample, request: GenerateRequest) -> Any:

@@ -85,9 +85,9 @@ class DraftedSample:
         self._drafter = drafter
 
     def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
-        """See Drafting."""
-        left = max((self.max_new_tokens - len(branch.new_tokens) - 1 for branch in branches), default=0)
-        return self._drafter([branch.tokens for branch in branches], max(0, min(self.max_draft, left)))
+        """See Drafting. There are `max_draft` of them in each step, as in Speculate."""
+        drafts = self._drafter([branch.tokens for branch in branches], self.max_draft)
+        return [own.filled(self.max_draft, branch.tokens[-1]) for branch, own in zip(branches, drafts, strict=True)]
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""

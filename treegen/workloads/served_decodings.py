@@ -3,6 +3,7 @@
 grpo             8 prompts, 16 samples of each            prompts are roots
 system-prompts   459 ── 38 ── 584 ── 2,112 ── answers     prompts are paths through four levels of the tree
 beams            a prompt, and a search that decides      no tree: the model's logits make one
+speculative-64   a prompt, and 63 drafts in each step     a tree of drafts, and how many tokens each step accepted
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from treegen.ir.arrays import positive_int
 from treegen.ir.errors import FormatError
 from treegen.ir.scalars import is_finite
 from treegen.ir.tree import Tree
+from treegen.ir.tree.build import token_tree_parents
 from treegen.text_files import shown
 from treegen.workloads import generate
-from treegen.workloads.recorded_decodings import Template, load_templates
+from treegen.workloads.recorded_decodings import Draft, Template, load_course, load_templates
 from treegen.workloads.specs import trees_of
 from treegen.workloads.traces import options_of
 
@@ -31,6 +33,11 @@ _RECORDED = {
     "reasoning-docmerge": "deft/reasoning_docmerge.json",
     "reasoning-keyword": "deft/reasoning_keyword.json",
 }
+_DRAFTS = {
+    "speculative": "deft/speculative_64.json",
+    **{f"speculative-{tokens}": f"deft/speculative_{tokens}.json" for tokens in (32, 64, 128, 256)},
+}
+_DRAFT_OPTIONS = {"prompts": 1, "prompt": 1000}
 _BEAMS = "beams"
 _BEAM_OPTIONS = {"width": 32, "prompt": 8000, "tokens": 200}
 _SYSTEM_PROMPT = 3193
@@ -97,7 +104,43 @@ class BeamDecoding:
         return replace(self, prompt=_scaled(self.prompt, scale), tokens=_scaled(self.tokens, scale))
 
 
-ServedDecoding = ForcedDecoding | BeamDecoding
+@dataclass(frozen=True, slots=True)
+class DraftDecoding:
+    """A recorded speculative decoding.
+
+    Args:
+        name: The name in results.
+        prompts: The number of prompts, which are decoded side by side.
+        prompt: Tokens of each prompt.
+        parents: The number of the draft that each draft follows, -1 for the last token; the same in each step.
+        accepted: Tokens that each step adds: the accepted drafts and one more.
+    """
+
+    name: str
+    prompts: int
+    prompt: int
+    parents: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for field in ("prompts", "prompt"):
+            positive_int(field, getattr(self, field), FormatError)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens of a branch, with the drafts of its last step."""
+        return self.prompt + 1 + sum(self.accepted) + len(self.parents)
+
+    def scaled(self, scale: float) -> DraftDecoding:
+        """Multiplies the prompt's tokens and the steps, down to 1 at least; steps have all their drafts.
+
+        Raises FormatError for an impossible factor.
+        """
+        steps = _scaled(len(self.accepted), scale)
+        return replace(self, prompt=_scaled(self.prompt, scale), accepted=self.accepted[:steps])
+
+
+ServedDecoding = ForcedDecoding | BeamDecoding | DraftDecoding
 """What `treegen run` decodes."""
 
 
@@ -112,6 +155,8 @@ def served_decoding(text: str, data: Path | None = None) -> ServedDecoding:
               `grpo:prompts=4,samples=8`;
             - `reasoning-sorting`, `reasoning-docmerge` or `reasoning-keyword`, a recorded tree, by default the first of
               those with the most nodes; `reasoning-sorting:3` chooses one;
+            - `speculative-32`, `-64`, `-128` or `-256`, a recorded speculative decoding with trees of that many tokens;
+              `speculative` has 64;
             - whatever `trees_of` takes: the last tree of it.
         data: The folder of recorded trees.
 
@@ -122,6 +167,8 @@ def served_decoding(text: str, data: Path | None = None) -> ServedDecoding:
     name, options = (named["name"], named["options"]) if named else ("", None)
     if name in _RECORDED:
         return ForcedDecoding(text, _recorded(text, name, options, data))
+    if name in _DRAFTS:
+        return _drafts(text, _DRAFTS[name], options_of(text, options, _DRAFT_OPTIONS), data)
     if name == _BEAMS:
         return BeamDecoding(text, **options_of(text, options, _BEAM_OPTIONS))
     if name in _FORESTS:
@@ -134,12 +181,7 @@ def served_decoding(text: str, data: Path | None = None) -> ServedDecoding:
 
 def _recorded(text: str, name: str, index: str | None, data: Path | None) -> Tree:
     """Returns the whole tree of a recorded decoding. Raises FormatError."""
-    fix = "name the folder of recorded trees with --data or TREEGEN_DATA"
-    if data is None:
-        raise FormatError("workload", text, "is recorded, and no folder is given", fix)
-    if not (data / _RECORDED[name]).is_file():
-        raise FormatError("data", shown(data), f"has no {_RECORDED[name]}", fix)
-    templates = load_templates(data / _RECORDED[name])
+    templates = load_templates(_file(text, _RECORDED[name], data))
     if index is None:  # runs that were cut off have fewer nodes than the others
         most = max(len(template.parent) for template in templates)
         return _whole(next(template for template in templates if len(template.parent) == most))
@@ -147,6 +189,27 @@ def _recorded(text: str, name: str, index: str | None, data: Path | None) -> Tre
         reason = f"chooses none of the {len(templates)} trees"
         raise FormatError("workload", text, reason, f"write {name}:0 to {name}:{len(templates) - 1}")
     return _whole(templates[int(index)])
+
+
+def _drafts(text: str, path: str, given: dict[str, int], data: Path | None) -> DraftDecoding:
+    """Returns a recorded speculative decoding. Raises FormatError."""
+    found = _file(text, path, data)
+    course = load_course(found)
+    if not isinstance(course, Draft):
+        raise FormatError("data", shown(found), "holds no speculative decoding", "give one with paths and accepted")
+    paths = sorted(course.paths, key=len)  # parents before their children
+    parents = tuple(place - 1 for place in token_tree_parents(paths)[1:])
+    return DraftDecoding(text, given["prompts"], given["prompt"], parents, course.accepted)
+
+
+def _file(text: str, path: str, data: Path | None) -> Path:
+    """Returns the place of a recorded file. Raises FormatError where it is missing."""
+    fix = "name the folder of recorded trees with --data or TREEGEN_DATA"
+    if data is None:
+        raise FormatError("workload", text, "is recorded, and no folder is given", fix)
+    if not (data / path).is_file():
+        raise FormatError("data", shown(data), f"has no {path}", fix)
+    return data / path
 
 
 def _whole(template: Template) -> Tree:
