@@ -92,7 +92,7 @@ def test_a_wheel_has_every_template(checkout: Path) -> None:
     assert built.returncode == 0, built.stderr
     (wheel,) = (checkout.parent / "dist").glob("*.whl")
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("treegen/templates/")}
-    there = {path for path in (ROOT / "templates").rglob("*") if path.suffix in (".jinja", ".py")}
+    there = {path for path in (ROOT / "templates").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert packed == {f"treegen/templates/{path.relative_to(ROOT / 'templates').as_posix()}" for path in there}
 
 
