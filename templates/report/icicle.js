@@ -57,7 +57,7 @@ function icicle(host, drawing, options) {
     labels(paint);
     if (focus >= 0) frame(focus, paint.accent, 3);
     context.restore();
-    axes(paint);
+    shapes.edges(context, x, y, { ...size, left: MARGIN.left, top: MARGIN.top, paint });
     write();
   }
 
@@ -122,43 +122,16 @@ function icicle(host, drawing, options) {
       const room = Math.min(box.left + box.width, size.width) - left - 10;
       if (room < 22) continue;
       const top = Math.max(box.top, MARGIN.top);
-      const middle = (top + Math.min(box.top + box.height, size.height)) / 2;
       const text = `${nameOf(index)} · ${page.format.counted(marks.tokens[index], "token")}`;
       const short = context.measureText(text).width <= room ? text : nameOf(index);
-      if (context.measureText(short).width <= room) context.fillText(short, left + 5, middle);
+      if (context.measureText(short).width <= room)
+        context.fillText(short, left + 5, top + Math.min(box.height / 2, 11));
     }
   }
 
   function nameOf(index) {
     const number = marks.nodes[index];
     return number === 1 ? `n${marks.node[index]}` : `${page.format.short(number)} nodes`;
-  }
-
-  function axes(paint) {
-    context.fillStyle = paint.faint;
-    context.strokeStyle = paint.line;
-    context.lineWidth = 1;
-    context.beginPath();
-    context.textAlign = "center";
-    for (const tick of shapes.ticks(x, size.width, 90)) {
-      const place = x(tick);
-      context.moveTo(place, MARGIN.top - 5);
-      context.lineTo(place, MARGIN.top);
-      const text = page.format.count(tick);
-      const half = context.measureText(text).width / 2;
-      context.fillText(text, Math.min(Math.max(place, half), size.width - half), 10);
-    }
-    context.textAlign = "right";
-    for (const tick of shapes.ticks(y, size.height, 40)) {
-      const place = y(tick);
-      context.moveTo(MARGIN.left - 5, place);
-      context.lineTo(MARGIN.left, place);
-      const text = page.format.count(tick);
-      context.fillText(text, MARGIN.left - 7, Math.min(Math.max(place, MARGIN.top + 6), size.height - 7));
-    }
-    context.stroke();
-    context.textAlign = "left";
-    context.fillText("row", 2, 10);
   }
 
   function write() {

@@ -7,6 +7,8 @@
 //                and after a change of the size or the colours of the page
 const page = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  for (const each of data.strategies || [])
+    each.groups.forEach((group, place) => (group.group = each.shown_groups[place]));
   const root = document.documentElement;
   const panels = [];
   const redraws = [];
@@ -98,7 +100,7 @@ const page = (() => {
     });
     const parts = [element("nav", { "aria-label": "Panels" }, ...links)];
     const strategies = data.strategies || [];
-    if (strategies.length > 1) {
+    if (strategies.length > 1 && strategies[0].rank) {
       const choice = element("select", { id: "strategy", onchange: (event) => select(Number(event.target.value)) });
       strategies.forEach((each, index) => choice.append(element("option", { value: index }, each.summary)));
       parts.push(element("label", { class: "choice" }, "Strategy ", choice));
@@ -118,7 +120,7 @@ const page = (() => {
       document.getElementById("panels").append(element("section", attributes, heading, lead, body));
       redraws.push(each.draw(body));
     }
-    selected = Math.max(0, (data.strategies || []).findIndex((each) => each.summary === data.best_summary));
+    selected = data.best_strategy || 0;
     select(selected);
     let width = root.clientWidth;
     window.addEventListener("resize", () => {

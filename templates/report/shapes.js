@@ -67,18 +67,37 @@ const shapes = (() => {
     return pattern;
   }
 
-  // Text cut to a width; nothing where not even a few letters fit.
-  function fittedText(context, text, width) {
-    if (context.measureText(text).width <= width) return text;
-    let end = text.length - 1;
-    while (end > 2 && context.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;
-    return end > 2 ? `${text.slice(0, end)}…` : "";
-  }
-
   // Ticks of whole numbers for an axis of this many pixels.
   function ticks(scale, pixels, gap) {
     return scale.ticks(Math.max(2, Math.floor(pixels / gap))).filter(Number.isInteger);
   }
 
-  return { canvas, colour, colours, fittedText, hatch, ticks };
+  // Axes of a canvas along its upper and left edges, with whole numbers.
+  function edges(context, x, y, { width, height, left, top, paint, xName, yName }) {
+    context.fillStyle = paint.faint;
+    context.strokeStyle = paint.line;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.textAlign = "center";
+    for (const tick of ticks(x, width - left, 90)) {
+      const place = x(tick);
+      context.moveTo(place, top - 5);
+      context.lineTo(place, top);
+      const text = page.format.count(tick);
+      const half = context.measureText(text).width / 2;
+      context.fillText(text, Math.min(Math.max(place, left + half - 4), width - half), top - 12);
+    }
+    context.textAlign = "right";
+    for (const tick of ticks(y, height - top, 40)) {
+      const place = y(tick);
+      context.moveTo(left - 5, place);
+      context.lineTo(left, place);
+      context.fillText(page.format.count(tick), left - 7, Math.min(Math.max(place, top + 6), height - 7));
+    }
+    context.stroke();
+    context.textAlign = "left";
+    context.fillText(yName || "row", 2, top - 12);
+  }
+
+  return { canvas, colour, colours, edges, hatch, ticks };
 })();

@@ -1,13 +1,37 @@
 "use strict";
 
-// The tree as an icicle: tokens to the right, rows downward, so the area of a box is tokens times rows that see them.
+// The tree as an icicle, coloured by the groups of the strategy that is shown.
 page.panel({
   name: "tree",
   title: "Tree",
   lead:
-    "Each box is a node: its width is the tokens it adds, its height the rows that share them. " +
-    "Select a box to enlarge it. Arrow keys walk the tree, Enter enlarges, Escape goes back.",
+    "Each box is a node: its width is the tokens that it adds, its height the rows that share them. " +
+    "Colours are groups of the plan, which read KV together. A node in one colour is read once; " +
+    "a node in several colours is read by several groups.",
   shows: (data) => Boolean(data.drawing),
-  draw: (host) =>
-    icicle(host, page.data.drawing, { label: "The tree: nodes as boxes of tokens and rows", layer: () => null }),
+  draw: (host) => {
+    const { data, element, format } = page;
+    const draw = icicle(host, data.drawing, {
+      label: "The tree: nodes as boxes of tokens and rows, coloured by group. Arrow keys walk it.",
+      layer: () => groupLayer(page.strategy),
+      lines: (mark) => readLines(page.strategy, mark),
+    });
+    const notes = element("p", { class: "note" });
+    host.append(notes);
+    notes.textContent = noteText();
+    return draw;
+
+    function noteText() {
+      const { marks, hidden_tokens: hidden } = data.drawing;
+      const folded = marks.nodes.filter((number) => number > 1);
+      const parts = ["Arrow keys walk the tree, Enter enlarges a node, Escape goes back."];
+      if (folded.length) {
+        const nodes = format.count(d3.sum(folded));
+        parts.push(`Too small to draw: ${nodes} nodes, folded into ${format.count(folded.length)} hatched boxes.`);
+      }
+      if (hidden)
+        parts.push(`${format.counted(hidden, "token")} that no row sees ${hidden === 1 ? "is" : "are"} left out.`);
+      return parts.join(" ");
+    }
+  },
 });

@@ -11,7 +11,7 @@ from support.forests import forests
 from treegen import Tree
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.report.page.drawn_marks import Boxes, fold
-from treegen.report.page.tree_marks import MOST_MARKS, drawing_json
+from treegen.report.page.tree_marks import MOST_MARKS, TreeMarks
 
 
 def boxes_of(columns: list[list[int]]) -> Boxes:
@@ -47,7 +47,7 @@ def test_folding_keeps_every_box_inside_of_its_mark(data: st.DataObject, most: i
 
 def test_drawing_of_a_small_tree() -> None:
     tree = Tree.from_parents([-1, 0, 0, 1], [10, 0, 5, 7], rows=[(2, 5), (3, 7), (2, 3)])
-    drawing = drawing_json(tree, DEFAULT_SHAPE)
+    drawing = TreeMarks.of(tree).to_object(DEFAULT_SHAPE)
     marks = drawing.pop("marks")
     assert drawing == {"tokens": 17, "rows": 3, "kv_token_bytes": DEFAULT_SHAPE.kv_token_bytes, "hidden_tokens": 0}
     # Node 1 has no tokens, so node 3 extends node 0. Rows end inside of node 2, which is two marks.
@@ -73,7 +73,7 @@ def test_drawing_of_a_small_tree() -> None:
     ids=["flat", "chain", "levels"],
 )
 def test_drawing_of_a_large_tree_is_small(tree: Tree) -> None:
-    drawing = drawing_json(tree, DEFAULT_SHAPE)
+    drawing = TreeMarks.of(tree).to_object(DEFAULT_SHAPE)
     marks = drawing["marks"]
     assert len(marks["node"]) <= MOST_MARKS
     assert len(json.dumps(drawing)) < 600_000
@@ -85,14 +85,14 @@ def test_drawing_of_a_large_tree_is_small(tree: Tree) -> None:
 
 @pytest.mark.parametrize("parents", [[-1], [-1, -1, 0]])
 def test_trees_without_tokens_have_no_marks(parents: list[int]) -> None:
-    drawing = drawing_json(Tree.from_parents(parents, [0] * len(parents)), DEFAULT_SHAPE)
+    drawing = TreeMarks.of(Tree.from_parents(parents, [0] * len(parents))).to_object(DEFAULT_SHAPE)
     assert drawing["tokens"] == 0
     assert drawing["marks"]["node"] == []
 
 
 @given(forests())
 def test_areas_of_marks_are_the_tokens_on_paths(tree: Tree) -> None:
-    marks = drawing_json(tree, DEFAULT_SHAPE)["marks"]
+    marks = TreeMarks.of(tree).to_object(DEFAULT_SHAPE)["marks"]
     columns = (np.array(marks[name], np.int64) for name in ("start", "stop", "lo", "hi"))
     start, stop, lo, hi = columns
     assert ((stop - start) * (hi - lo)).sum() == tree.path_tokens

@@ -15,7 +15,7 @@ from support.paths import ROOT
 from treegen import Tree
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.report.page.html_page import html_page
-from treegen.report.page.tree_marks import drawing_json
+from treegen.report.page.tree_marks import TreeMarks
 
 HOSTILE = "</title></script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028<!--"
 TEMPLATES = ROOT / "templates" / "report"
@@ -23,7 +23,7 @@ TREE = Tree.from_levels([1, 4, 16], [100, 20, 30])
 
 
 def page_of(tree: Tree, title: str = "a tree") -> str:
-    return html_page(title, {"drawing": drawing_json(tree, DEFAULT_SHAPE)}, ["tree"])
+    return html_page(title, {"drawing": TreeMarks.of(tree).to_object(DEFAULT_SHAPE)}, ["tree"])
 
 
 class Elements(HTMLParser):
@@ -68,9 +68,9 @@ def test_a_page_is_one_file() -> None:
 
 
 def test_hostile_text_is_no_markup() -> None:
-    data = {"drawing": drawing_json(TREE, DEFAULT_SHAPE), "name": HOSTILE}
+    data = {"drawing": TreeMarks.of(TREE).to_object(DEFAULT_SHAPE), "name": HOSTILE}
     text = html_page(HOSTILE, data, ["tree"])
-    plain = html_page("", {"drawing": drawing_json(TREE, DEFAULT_SHAPE), "name": ""}, ["tree"])
+    plain = html_page("", {"drawing": TreeMarks.of(TREE).to_object(DEFAULT_SHAPE), "name": ""}, ["tree"])
     assert Elements(text).found == Elements(plain).found
     block = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
     assert json.loads(block[1])["name"] == HOSTILE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from treegen.cost.estimate import CostModel
 from treegen.ir.errors import StrategyError
@@ -14,7 +15,13 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_drawing import draw
 from treegen.progress import now
 from treegen.report.estimate_text import COLUMNS, fitted, model_lines
-from treegen.report.explained_plan import ExplainedPlan, entry_json, entry_lines, tree_json
+from treegen.report.explained_plan import ExplainedPlan, entry_json, entry_lines, page_json, tree_json
+from treegen.report.page.case_floor import device_object, floor_object
+from treegen.report.page.group_marks import group_marks, items_object
+from treegen.report.page.html_page import html_page, page_title
+from treegen.report.page.search_steps import search_object
+from treegen.report.page.tree_marks import TreeMarks
+from treegen.report.page.tree_svg import tree_svg
 from treegen.report.ranking import Ranked, ranked, ranking_lines
 from treegen.report.verified_plans import choices_of, listed, verified
 from treegen.search.size import is_too_large, most_planned
@@ -22,6 +29,9 @@ from treegen.strategies import Choice, Strategy, auto
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
+
+PANELS = ("summary", "tree", "strategies", "plan", "roofline", "search")
+"""The panels of an explanation's page, from the top down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +107,54 @@ class Explanation:
     def __str__(self) -> str:
         return self.text()
 
+    def to_object(self, *, all_groups: bool = True) -> dict[str, Any]:
+        """Returns the explanation for JSON forms. Its fields have the names of the text.
+
+        all_groups: whether to list all groups and work items of all plans. Otherwise they are those of `shown_groups`,
+            which are few enough for a page.
+        """
+        problem = Problem(self.tree, self.shape, self.target)
+        marks = TreeMarks.of(self.tree)
+        places = {each.name: each for each in self.ranking}
+        strategies = []
+        for entry in self.entries:
+            drawn = page_json(entry, places[entry.strategy.summary], marks)
+            groups = None if all_groups else drawn["shown_groups"]
+            strategies.append({**entry_json(entry, groups), **drawn, "items": items_object(entry.schedule, groups)})
+        best = [str(entry.strategy) for entry in self.entries]
+        return {
+            "format": FORMAT,
+            "tree": tree_json(self.tree),
+            "shape": asdict(self.shape),
+            "target": self.target.name,
+            "strategies": strategies,
+            "best": self.best.name,
+            "best_strategy": best.index(str(self.best)) if str(self.best) in best else None,
+            "best_reason": self.automatic.reason,
+            "left_out": list(self.left_out),
+            "model": self.model,
+            "shape_assumed": self.shape_assumed,
+            "device": device_object(problem),
+            "floor": floor_object(problem),
+            "search": search_object(problem),
+            "drawing": marks.to_object(self.shape),
+        }
+
     def to_json(self) -> str:
         """Returns a JSON object with all groups of all plans. Its fields have the names of the text."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "tree": tree_json(self.tree),
-                "shape": asdict(self.shape),
-                "target": self.target.name,
-                "strategies": [entry_json(entry) for entry in self.entries],
-                "best": self.best.name,
-            },
-            default=str,
-        )
+        return json.dumps(self.to_object(), default=str)
+
+    def to_html(self, title: str = "") -> str:
+        """Returns a page that draws the explanation: one HTML file, which needs no other file and no network.
+
+        title: The page's heading; by default the tree's text.
+        """
+        return html_page(page_title(title, self.tree), self.to_object(all_groups=False), PANELS)
+
+    def to_svg(self) -> str:
+        """Returns a drawing of the tree as SVG, with the groups of the first entry in colour."""
+        marks = TreeMarks.of(self.tree).to_object(self.shape)
+        return tree_svg(marks, group_marks(self.entries[0].plan, self.tree))
 
 
 def explain(

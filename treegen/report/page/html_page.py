@@ -1,11 +1,13 @@
 """HTML pages: a title, data and panels as one file that loads nothing.
 
-    templates/report/page.html       the frame, with a place for each part below
-    page.css                         the style of all pages
-    d3.min.js, d3.LICENSE            the drawing library, unmodified
-    page.js, shapes.js               the frame's script, and what all panels draw with
-    marks.js, icicle.js              drawings of trees
-    NAME_panel.js                    a panel: it draws a part of the data
+    templates/report/page.html            the frame, with a place for each part below
+    colours.css, page.css                 colours, and the style of the frame
+    charts.css, panels.css                the style of what panels are made of
+    d3.min.js, d3.LICENSE                 the drawing library, unmodified
+    page.js, shapes.js                    the frame's script, and what all panels draw with
+    marks.js, icicle.js, bars.js          drawings of trees, and bars
+    groups.js, group_drawings.js          groups on drawings of trees, and one by one
+    NAME_panel.js                         a panel: it draws a part of the data
 
 The data is a block of JSON, which scripts read; nothing of it is ever markup. The page's policy names the digests of
 its own style and scripts, so a browser runs nothing else, and connects to nothing.
@@ -22,7 +24,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-_SHARED = ("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle.js")
+from treegen.ir.tree import Tree
+
+_SHARED = ("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle.js", "groups.js", "bars.js", "group_drawings.js")
+_STYLES = ("colours.css", "page.css", "charts.css", "panels.css")
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -38,7 +43,7 @@ def html_page(title: str, data: Mapping[str, Any], panels: Sequence[str]) -> str
     Returns:
         The text of one HTML file, which needs no other file and no network.
     """
-    style = _part("page.css")
+    style = "\n".join(map(_part, _STYLES))
     scripts = [_part(name) for name in (*_SHARED, *(f"{panel}_panel.js" for panel in panels))]
     allowed = f"script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}"
     return Template(_part("page.html")).substitute(
@@ -49,6 +54,11 @@ def html_page(title: str, data: Mapping[str, Any], panels: Sequence[str]) -> str
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         data=json_block(data),
     )
+
+
+def page_title(title: str, tree: Tree) -> str:
+    """Returns the heading of a tree's page: the title, or without one the beginning of the tree's text."""
+    return title or str(tree).partition(" | ")[0]
 
 
 def json_block(data: Mapping[str, Any]) -> str:
