@@ -36,6 +36,6 @@ function tokensOf(group) {
 function readLines(strategy, mark) {
   if (!strategy) return [];
   const { times, groups } = strategy.reads;
-  const often = times[mark] === 1 ? "once" : `${times[mark].toFixed(2)} times`;
+  const often = times[mark] === 1 ? "once" : `${page.format.fixed(times[mark], 2)} times`;
   return [["read", `${often}, by ${page.format.counted(groups[mark], "group")}`]];
 }

@@ -29,22 +29,30 @@ const page = (() => {
 
   // Numbers with units, as the command line prints them.
   const whole = d3.format(",d");
+  // Digits as Python writes them: where two texts are as near, the even one, and not the larger one.
+  function fixed(value, digits) {
+    const halves = Math.abs(value) * 2 ** (digits + 1);
+    if (!Number.isInteger(halves) || halves % 2 === 0) return value.toFixed(digits);
+    const below = Math.floor(value * 10 ** digits);
+    return ((below + Math.abs(below % 2)) / 10 ** digits).toFixed(digits);
+  }
   function scaled(amount, units, step) {
     let place = 0;
     while (Math.abs(amount) >= step && place < units.length - 1) {
       amount /= step;
       place += 1;
     }
-    return `${place ? amount.toFixed(1) : whole(amount)} ${units[place]}`.trim();
+    return `${place ? fixed(amount, 1) : whole(amount)} ${units[place]}`.trim();
   }
   const format = {
     count: whole,
+    fixed,
     short: (amount) => scaled(amount, ["", "k", "M", "G", "T"], 1000),
     bytes: (amount) => scaled(amount, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], 1024),
     flops: (amount) => scaled(amount, ["FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"], 1000),
-    time: (us) => (us < 10000 ? `${us.toFixed(1)} us` : `${(us / 1000).toFixed(1)} ms`),
-    percent: (part) => `${(100 * part).toFixed(1)} %`,
-    ratio: (value) => `${value.toFixed(2)}x`,
+    time: (us) => (us < 10000 ? `${fixed(us, 1)} us` : `${fixed(us / 1000, 1)} ms`),
+    percent: (part) => `${fixed(100 * part, 1)} %`,
+    ratio: (value) => `${fixed(value, 2)}x`,
     counted: (number, noun) => `${whole(number)} ${noun}${number === 1 ? "" : "s"}`,
     range: (lo, hi, noun) => (hi - lo === 1 ? `${noun} ${whole(lo)}` : `${noun}s ${whole(lo)} to ${whole(hi - 1)}`),
   };

@@ -49,7 +49,8 @@ page.panel({
       facts.textContent =
         `${shown.summary}: ${format.counted(counts.groups, "group")}, ${format.counted(counts.segments, "segment")}, ` +
         `${format.counted(counts.items, "work item")} (${format.count(counts.partial_items)} partial); ${merged}.` +
-        (left ? ` The list has the ${format.counted(shown.groups.length, "group")} with the most work.` : "");
+        (left ? ` The list has ${listText()}.` : "");
+      detail.hidden = list.hidden = shown.groups.length === 0;
       const most = d3.max(shown.groups, tokensOf) || 1;
       list.replaceChildren(
         ...shown.groups.map((group, place) => {
@@ -63,6 +64,11 @@ page.panel({
         }),
       );
       list.scrollTop = 0;
+    }
+
+    function listText() {
+      const number = shown.groups.length;
+      return number ? `the ${format.counted(number, "group")} with the most work` : "none of them: they are too large";
     }
 
     function choose(place) {
@@ -134,7 +140,7 @@ function repeatedReads(strategy) {
   const total = d3.sum(again, extra);
   const lines = top.map((index) => {
     const name = marks.nodes[index] === 1 ? `node ${marks.node[index]}` : `${format.count(marks.nodes[index])} nodes`;
-    const often = strategy.reads.times[index].toFixed(2);
+    const often = page.format.fixed(strategy.reads.times[index], 2);
     const read = `${name}, ${format.count(marks.tokens[index])} tokens, ${often} times`;
     const bar = stackedBar([{ value: extra(index), colour: 5, hatched: true }], most);
     const amount = element("span", {}, `+${format.bytes(extra(index))}`);

@@ -147,8 +147,8 @@ page.panel({
         .on("keydown", (event) => event.key === "Enter" && page.select(point.index));
       tipOver(node.node(), point.each.summary, () => [
         ["estimated time", format.time(point.each.estimate.time_us)],
-        ["operations per byte", point.x.toFixed(1)],
-        ["rate", `${point.y.toFixed(1)} TFLOP/s`],
+        ["operations per byte", page.format.fixed(point.x, 1)],
+        ["rate", `${page.format.fixed(point.y, 1)} TFLOP/s`],
         ["over the floor", format.ratio(point.each.estimate.time_us / floor.time_us)],
       ]);
       if (!chosen) return;

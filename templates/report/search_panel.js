@@ -65,7 +65,7 @@ page.panel({
     function cell(us, split, line, column, shade) {
       const none = split === null && line > 0; // the same as without a split: there are enough items
       const best = search.best[0] === line && search.best[1] === column;
-      const node = element("td", { class: best ? "best" : none ? "same" : "" }, none ? "=" : us.toFixed(1));
+      const node = element("td", { class: best ? "best" : none ? "same" : "" }, none ? "=" : page.format.fixed(us, 1));
       if (!none)
         node.style.backgroundColor = `color-mix(in srgb, var(--fill5) ${Math.round(shade(us))}%, var(--panel))`;
       tipOver(node, search.walks[column], () => [

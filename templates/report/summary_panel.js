@@ -28,7 +28,7 @@ page.panel({
           format.bytes(estimate.kv_unique_bytes),
           `${format.short(tree.unique_tokens)} tokens`,
         ),
-        figure("sharing", sharing.toFixed(1), "rows per token"),
+        figure("sharing", page.format.fixed(sharing, 1), "rows per token"),
         figure("estimated time", format.time(estimate.time_us), `on ${device.name}`),
         figure("floor", format.time(floor.time_us), `set by ${floor.bound}`),
       );
@@ -36,7 +36,7 @@ page.panel({
         element("p", {}, choiceText()),
         element("p", {}, shownText(shown)),
         element("p", { class: "note" }, conditions()),
-        ...(data.left_out || []).slice(0, 1).map((line) => element("p", { class: "note" }, leftOutText(line))),
+        ...leftOutLines().map((line) => element("p", { class: "note" }, line)),
       );
     }
 
@@ -65,9 +65,14 @@ page.panel({
       );
     }
 
-    function leftOutText(line) {
-      const names = data.left_out.slice(1).map((each) => each.trim().split(":")[0]);
-      return `${line[0].toUpperCase()}${line.slice(1).replace(/:$/, "")}: ${names.join(", ")}.`;
+    // A line for each reason; the strategies that it is about are on indented lines below it.
+    function leftOutLines() {
+      const lines = [];
+      for (const line of data.left_out || []) {
+        if (line.startsWith(" ")) lines[lines.length - 1].push(line.trim().split(": ")[0]);
+        else lines.push([`${line[0].toUpperCase()}${line.slice(1)}`]);
+      }
+      return lines.map(([reason, ...names]) => `${reason} ${names.join(", ")}.`);
     }
 
     return draw;

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from treegen.cost.estimate import CostModel
-from treegen.ir.errors import StrategyError
+from treegen.ir.errors import ShapeError, StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_drawing import draw
 from treegen.progress import now
 from treegen.report.estimate_text import COLUMNS, fitted, model_lines
-from treegen.report.explained_plan import ExplainedPlan, entry_json, entry_lines, page_json, tree_json
+from treegen.report.explained_plan import LONGEST_TEXT, ExplainedPlan, entry_json, entry_lines, page_json, tree_json
 from treegen.report.page.case_floor import device_object, floor_object
 from treegen.report.page.group_marks import group_marks, items_object
 from treegen.report.page.html_page import html_page, page_title
@@ -23,9 +23,9 @@ from treegen.report.page.search_steps import search_object
 from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.page.tree_svg import tree_svg
 from treegen.report.ranking import Ranked, ranked, ranking_lines
-from treegen.report.verified_plans import choices_of, listed, verified
+from treegen.report.verified_plans import Planned, choices_of, listed, verified
 from treegen.search.size import is_too_large, most_planned
-from treegen.strategies import Choice, Strategy, auto
+from treegen.strategies import Choice, Strategy, auto, strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
@@ -46,7 +46,7 @@ class Explanation:
         entries: The plans, in the order of the strategies.
         automatic: The choice of `auto`, with its reason.
         model: The cost model that estimates times.
-        left_out: Lines about strategies whose plans are too large for the tree.
+        left_out: Lines about strategies that were left out, each list of them below its reason.
     """
 
     tree: Tree
@@ -124,7 +124,7 @@ class Explanation:
         best = [str(entry.strategy) for entry in self.entries]
         return {
             "format": FORMAT,
-            "tree": tree_json(self.tree),
+            "tree": tree_json(self.tree, None if all_groups else LONGEST_TEXT),
             "shape": asdict(self.shape),
             "target": self.target.name,
             "strategies": strategies,
@@ -167,7 +167,8 @@ def explain(
     """Plans a tree with every strategy, verifies the plans and accounts for them, without torch or a GPU.
 
     A strategy that chooses another one, as `auto` does, is replaced by its choice. Each plan is listed once. Of several
-    strategies, those whose plans are too large for the tree are left out (treegen.search.size).
+    strategies, those are left out whose plans are too large for the tree (treegen.search.size), or that have no kernel
+    for the shape on the target.
 
     Args:
         tree: The tree.
@@ -194,9 +195,38 @@ def explain(
     left_out = [f"  {name}: {size:,}" for name, size in sizes]
     if left_out:
         left_out.insert(0, f"left out, because their plans have more than {most_planned(tree):,} segments and rows:")
+    made, unfit = _planned_that_fit(kept, problem, best)
+    if unfit:
+        left_out += [f"left out, because they have no kernel for this shape on {on_target.name}:", *unfit]
     entries = []
-    for choice, plan, schedule in verified(kept, problem):
+    for choice, plan, schedule in made:
         now(f"accounting for {choice.strategy.name}")
         entries.append(ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
     now("writing")
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
+
+
+def compared(explanation: Explanation) -> Explanation:
+    """Returns an explanation whose entries are followed by those of all other strategies that fit the tree."""
+    given = explanation.entries
+    others = explain(explanation.tree, (*strategy_names(), "auto"), explanation.shape, explanation.target)
+    known = {str(entry.strategy) for entry in given}
+    further = [entry for entry in others.entries if str(entry.strategy) not in known]
+    return replace(explanation, entries=(*given, *further), left_out=others.left_out)
+
+
+def _planned_that_fit(choices: Sequence[Choice], problem: Problem, best: str) -> tuple[list[Planned], list[str]]:
+    """Plans with all choices, and returns lines about those that have no kernel config for the shape.
+
+    Raises ShapeError if a single choice, or the best one, has none.
+    """
+    made: list[Planned] = []
+    unfit: list[str] = []
+    for choice in choices:
+        try:
+            made += verified([choice], problem)
+        except ShapeError as error:
+            if len(choices) == 1 or str(choice.strategy) == best:
+                raise
+            unfit.append(f"  {choice.strategy.summary}: {error.argument} = {error.value} {error.reason}")
+    return made, unfit

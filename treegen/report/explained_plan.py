@@ -19,6 +19,8 @@ from treegen.report.ranking import Ranked
 from treegen.strategies import Strategy
 from treegen.target.problem import Problem
 
+LONGEST_TEXT = 2_000
+"""The most characters of a tree's text on a page."""
 _MOST_PIECES = 8  # rank intervals, and segments, of a group to list
 
 
@@ -66,10 +68,11 @@ class ExplainedPlan:
         return self.strategy.name
 
 
-def tree_json(tree: Tree) -> dict[str, object]:
-    """Returns the facts of a tree for JSON forms."""
+def tree_json(tree: Tree, longest_text: int | None = None) -> dict[str, object]:
+    """Returns the facts of a tree for JSON forms. longest_text: the most characters of its text, else it is None."""
+    text = tree.text
     return {
-        "text": tree.text,
+        "text": text if longest_text is None or len(text or "") <= longest_text else None,
         "signature": tree.signature(),
         "nodes": len(tree.nodes),
         "rows": tree.num_rows,

@@ -16,7 +16,15 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_drawing import draw
 from treegen.report.estimate_text import COLUMNS, fitted
 from treegen.report.explain import explain
-from treegen.report.explained_plan import ExplainedPlan, entry_json, group_text, groups_json, page_json, tree_json
+from treegen.report.explained_plan import (
+    LONGEST_TEXT,
+    ExplainedPlan,
+    entry_json,
+    group_text,
+    groups_json,
+    page_json,
+    tree_json,
+)
 from treegen.report.page.group_marks import items_object
 from treegen.report.page.html_page import html_page, page_title
 from treegen.report.page.tree_marks import TreeMarks
@@ -115,7 +123,7 @@ class Difference:
         plans = self.entries[0].plan, self.entries[1].plan
         return {
             "format": FORMAT,
-            "tree": tree_json(self.tree),
+            "tree": tree_json(self.tree, None if all_groups else LONGEST_TEXT),
             "shape": asdict(self.shape),
             "target": self.target.name,
             "strategies": strategies,

@@ -76,12 +76,17 @@ def _colours(marks: dict[str, list[int]]) -> list[int]:
 
 
 def shown_groups(plan: Plan, schedule: Schedule) -> list[int]:
-    """Returns the groups that a page lists: those with the most rows times tokens, the largest first."""
-    order = np.argsort(-plan.group_rows.astype(np.int64) * plan.group_tokens, kind="stable")[: MOST_SHOWN[0]]
+    """Returns the groups that a page lists: those with the most rows times tokens, the largest first.
+
+    Groups of very many segments, rank intervals or items are left out.
+    """
     parts = np.diff(plan.row_indptr) + np.diff(plan.segment_indptr)
     parts = parts + np.bincount(schedule.column("group"), minlength=len(plan))
+    work = plan.group_rows.astype(np.int64) * plan.group_tokens
+    order = np.argsort(-work, kind="stable")
+    order = order[parts[order] <= MOST_SHOWN[1]][: MOST_SHOWN[0]]
     count = int(np.searchsorted(np.cumsum(parts[order]), MOST_SHOWN[1], side="right"))
-    shown: list[int] = order[: max(count, 1)].tolist()
+    shown: list[int] = order[:count].tolist()
     return shown
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from treegen.cost.figures import count_text
 
-_LIGHT = ("#8cc0e4", "#f3c875", "#86cfb6", "#e3b3cf", "#f5ee9a", "#e9a17a", "#bfe3f7", "#c3c8ce")
-_DARK = ("#1d6596", "#8f6511", "#14735a", "#85506f", "#6f6b22", "#8f4a20", "#3b6f8d", "#565e68")
+LIGHT = ("#8cc0e4", "#f3c875", "#86cfb6", "#e3b3cf", "#f5ee9a", "#e9a17a", "#bfe3f7", "#c3c8ce")
+DARK = ("#1d6596", "#8f6511", "#14735a", "#85506f", "#6f6b22", "#8f4a20", "#3b6f8d", "#565e68")
+"""Colours of fills, light and dark, as in templates/report/colours.css."""
 _LEFT, _TOP, _EDGE = 52, 40, 4
-_FONT = "font-family='system-ui, sans-serif' font-size='12'"
-_LETTER = 6.6  # points, the usual width of a letter of this size
+FONT = "font-family='system-ui, sans-serif' font-size='12'"
+LETTER = 6.6
+"""The usual width of a letter of this font, in points."""
 
 
 def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None, width: int = 960) -> str:
@@ -36,14 +38,14 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
     colours = groups["colour"] if groups else _depths(marks["parent"])
     lines = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' height='{height}' "
-        f"class='treegen' role='img' aria-label='{html.escape(_label(drawing))}' {_FONT}>",
-        f"<style>{_style()}</style>",
+        f"class='treegen' role='img' aria-label='{html.escape(_label(drawing))}' {FONT}>",
+        f"<style>{style_text()}</style>",
         f"<rect class='tg-paper' width='{width}' height='{height}' fill='#ffffff'/>",
         *_axes(drawing["tokens"], rows, across, down),
     ]
     for index, box in _boxes(layer, across, down):
-        colour = colours[index] % len(_LIGHT)
-        lines.append(f"<rect class='tg-{colour}' {box.attributes} fill='{_LIGHT[colour]}'/>")
+        colour = colours[index] % len(LIGHT)
+        lines.append(f"<rect class='tg-{colour}' {box.attributes} fill='{LIGHT[colour]}'/>")
     for index, box in _boxes(marks, across, down):
         if box.width > 2 and box.height > 2:
             lines.append(f"<rect class='tg-edge' {box.attributes} fill='none' stroke='#ffffff' stroke-width='1.5'/>")
@@ -78,7 +80,7 @@ def _box_text(marks: Mapping[str, Any], index: int, box: _Box) -> str:
         return ""
     name = f"n{marks['node'][index]}" if marks["nodes"][index] == 1 else f"{marks['nodes'][index]:,} nodes"
     for text in (f"{name}, {marks['tokens'][index]:,} tokens", name):
-        if len(text) * _LETTER + 8 < box.width:
+        if len(text) * LETTER + 8 < box.width:
             return text
     return ""
 
@@ -112,8 +114,8 @@ def _label(drawing: Mapping[str, Any]) -> str:
     return f"A tree of {count_text(nodes).strip()} nodes and {drawing['rows']} rows"
 
 
-def _style() -> str:
+def style_text() -> str:
     """Returns the style sheet that changes colours for readers who prefer dark ones."""
-    fills = "".join(f".tg-{index}{{fill:{colour}}}" for index, colour in enumerate(_DARK))
+    fills = "".join(f".tg-{index}{{fill:{colour}}}" for index, colour in enumerate(DARK))
     others = ".tg-paper{fill:#1b1f24}.tg-ink{fill:#eef1f4}.tg-faint{fill:#a5aeb9}.tg-edge{stroke:#14171b}"
     return f"@media (prefers-color-scheme:dark){{{fills}{others}}}"
