@@ -55,6 +55,7 @@ function icicle(host, drawing, options) {
     boxes(marks, (index) => (marks.nodes[index] > 1 ? folded : null));
     outlines(paint);
     labels(paint);
+    if (layer) groupLabels(layer, paint);
     if (focus >= 0) frame(focus, paint.accent, 3);
     context.restore();
     shapes.edges(context, x, y, { ...size, left: MARGIN.left, top: MARGIN.top, paint });
@@ -127,6 +128,21 @@ function icicle(host, drawing, options) {
       if (context.measureText(short).width <= room)
         context.fillText(short, left + 5, top + Math.min(box.height / 2, 11));
     }
+  }
+
+  // Names of groups, so that these are told apart without their colours.
+  function groupLabels(layer, paint) {
+    context.fillStyle = paint.ink;
+    context.textAlign = "right";
+    context.globalAlpha = 0.7;
+    for (let index = 0; index < layer.start.length; index += 1) {
+      const box = layer.count[index] === 1 && boxOf(layer, index);
+      if (!box || box.height < 32 || box.width < 40) continue;
+      const right = Math.min(box.left + box.width, size.width - MARGIN.right);
+      const bottom = Math.min(box.top + box.height, size.height - MARGIN.bottom);
+      context.fillText(`g${layer.group[index]}`, right - 5, bottom - 9);
+    }
+    context.globalAlpha = 1;
   }
 
   function nameOf(index) {

@@ -87,7 +87,7 @@ page.panel({
 
     // Scrolls the list alone: scrollIntoView would also move the page.
     function keepInView(option) {
-      const top = option.offsetTop - list.offsetTop;
+      const top = option.offsetTop;
       if (top < list.scrollTop) list.scrollTop = top;
       const bottom = top + option.offsetHeight;
       if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
@@ -133,7 +133,7 @@ function repeatedReads(strategy) {
     ? `Thread blocks load ${format.bytes(loads)} of KV beyond each token's first load, for other groups and other ` +
       "tiles of rows; L2 serves a part of it."
     : "Thread blocks load every token once.";
-  if (!again.length) return [title, element("p", { class: "note" }, `No node is read by two groups. ${tiles}`)];
+  if (!again.length) return [title, element("p", { class: "note" }, `Groups read no token twice. ${tiles}`)];
   again.sort((a, b) => extra(b) - extra(a));
   const top = again.slice(0, 6);
   const most = extra(top[0]);
@@ -147,6 +147,7 @@ function repeatedReads(strategy) {
     return element("li", {}, element("span", {}, read), element("div", { class: "measure" }, bar, amount));
   });
   const number = format.counted(again.length, "node");
-  const all = `In all ${number} of the drawing, ${format.bytes(total)} beyond one read each. ${tiles}`;
+  const are = again.length === 1 ? "is" : "are";
+  const all = `${number} ${are} read more than once: ${format.bytes(total)} beyond one read each. ${tiles}`;
   return [title, element("ul", { class: "repeats" }, ...lines), element("p", { class: "note" }, all)];
 }

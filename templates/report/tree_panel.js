@@ -6,8 +6,8 @@ page.panel({
   title: "Tree",
   lead:
     "Each box is a node: its width is the tokens that it adds, its height the rows that share them. " +
-    "Colours are groups of the plan, which read KV together. A node in one colour is read once; " +
-    "a node in several colours is read by several groups.",
+    "Colours are groups of the plan (g), which read KV together. Colours side by side are pieces of a node; " +
+    "colours one above the other read the same tokens, once each.",
   shows: (data) => Boolean(data.drawing),
   draw: (host) => {
     const { data, element, format } = page;

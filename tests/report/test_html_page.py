@@ -44,7 +44,7 @@ def test_the_drawing_library_is_unmodified() -> None:
     assert shipped.startswith(b"// https://d3js.org v7.9.0 Copyright 2010-2023 Mike Bostock")
 
 
-def test_every_page_carries_the_librarys_licence() -> None:
+def test_every_page_carries_the_librarys_license() -> None:
     assert (TEMPLATES / "d3.LICENSE").read_text("utf-8").strip() in page_of(TREE)
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import CostModel, Estimate, assess
@@ -94,23 +97,33 @@ def entry_json(entry: ExplainedPlan, groups: Sequence[int] | None = None) -> dic
 
 
 def groups_json(plan: Plan, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
-    """Returns groups of a plan for JSON forms. numbers: the groups; by default all, in order."""
-    chosen = range(len(plan)) if numbers is None else numbers
-    intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
-    columns = (getattr(plan, name).tolist() for name in SEGMENT_ARRAYS)
-    segments = list(zip(*columns, strict=True))
-    masked = plan.masked.tolist()
+    """Returns groups of a plan for JSON forms. numbers: the groups, a few; by default all, in order."""
     rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
+    if numbers is None:
+        intervals, segments = _intervals_json(plan, slice(None)), _segments_json(plan, slice(None))
+        parts = (
+            (intervals[a:b], segments[c:d]) for (a, b), (c, d) in zip(pairwise(rows), pairwise(pieces), strict=True)
+        )
+    else:
+        bounds = ((slice(rows[g], rows[g + 1]), slice(pieces[g], pieces[g + 1])) for g in numbers)
+        parts = ((_intervals_json(plan, own), _segments_json(plan, read)) for own, read in bounds)
+    masked = np.bincount(plan.segment_group, plan.masked, len(plan)).astype(bool).tolist()
+    chosen = range(len(plan)) if numbers is None else numbers
     return [
-        {
-            "rows": intervals[rows[g] : rows[g + 1]],
-            "segments": [
-                {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
-                for node, start, stop, lo, hi in segments[pieces[g] : pieces[g + 1]]
-            ],
-            "mask": plan.mask if any(masked[pieces[g] : pieces[g + 1]]) else "none",
-        }
-        for g in chosen
+        {"rows": own, "segments": read, "mask": plan.mask if masked[group] else "none"}
+        for group, (own, read) in zip(chosen, parts, strict=True)
+    ]
+
+
+def _intervals_json(plan: Plan, part: slice) -> list[tuple[int, int]]:
+    return list(zip(plan.row_lo[part].tolist(), plan.row_hi[part].tolist(), strict=True))
+
+
+def _segments_json(plan: Plan, part: slice) -> list[dict[str, Any]]:
+    columns = (getattr(plan, name)[part].tolist() for name in SEGMENT_ARRAYS)
+    return [
+        {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
+        for node, start, stop, lo, hi in zip(*columns, strict=True)
     ]
 
 

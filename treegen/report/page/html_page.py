@@ -50,7 +50,7 @@ def html_page(title: str, data: Mapping[str, Any], panels: Sequence[str]) -> str
         title=html.escape(title),
         policy=f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'",
         style=style,
-        licence=_part("d3.LICENSE").strip(),
+        license=_part("d3.LICENSE").strip(),
         scripts="\n".join(f"<script>{script}</script>" for script in scripts),
         data=json_block(data),
     )
