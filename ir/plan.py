@@ -14,6 +14,7 @@ import treegen.ir.plan_json as plan_json
 from treegen.ir.arrays import Ints, LazySequence, Longs, frozen, offsets, ragged_ranges, stacked
 from treegen.ir.errors import PlanError
 from treegen.ir.groups import ARRAYS, SEGMENT_ARRAYS, Group, Segment, arrays_of
+from treegen.ir.notebook_form import Drawn
 from treegen.ir.plan_checks import check_intervals, check_offsets
 from treegen.ir.unchecked import unchecked
 
@@ -39,7 +40,7 @@ Merge: TypeAlias = Literal["reduce", "final"]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(Drawn):
     """Groups of rows and the segments that they read, as a struct of arrays; immutable.
 
     The arrays are cut into groups by two lists of offsets. Group g has the rank intervals `row_lo[i]:row_hi[i]` for i

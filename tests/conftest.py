@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
+    from support.browsers import Visits
     from treegen.autotune_cache.policy_cache import PolicyCache
 
 # Read when Triton and torch are first imported, which is after this file. Each worker has a core to itself.
@@ -72,6 +73,27 @@ def policy_cache(policies_folder: Path, tmp_path: Path) -> PolicyCache:
 
     (tmp_path / "shipped").mkdir()
     return PolicyCache(tmp_path / "shipped")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium for all tests of pages; skips where there is none."""
+    from support.browsers import chromium
+
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def visit(browser: Any, tmp_path: Path) -> Iterator[Visits]:
+    """Opens the text of pages in a browser; afterwards there was no error, no message and no request."""
+    from support.browsers import Visits
+
+    visits = Visits(browser, tmp_path)
+    yield visits
+    for context in browser.contexts:
+        context.close()
+    assert visits.wrong == []
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from treegen import strategies
 from treegen.codegen.compile_counter import KernelCounts, kernel_counts
 from treegen.ir.errors import TreegenError, TreegenWarning
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.notebook_form import use_drawings as _use_drawings
+from treegen.ir.plan import Plan as _Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.build import token_tree_parents
@@ -44,8 +46,21 @@ def _auto() -> strategies.Strategy:
     return Auto()
 
 
+def _drawn_tree(tree: Tree) -> str:
+    from treegen.report.page.notebook import tree_html
+
+    return tree_html(tree)
+
+
+def _drawn_plan(plan: _Plan) -> str:
+    from treegen.report.page.notebook import plan_html
+
+    return plan_html(plan)
+
+
 register_strategy("auto", _auto)  # here, because strategies must not import the search, which compares them
 _use_files(_load_tree, _save_text)  # for Tree.load and Tree.save, because ir does no input or output
+_use_drawings(Tree=_drawn_tree, Plan=_drawn_plan)  # for notebooks
 
 __all__ = [
     "BatchKernel",

@@ -22,6 +22,7 @@ import treegen.ir.tree.tree_json as tree_json
 import treegen.ir.tree.tree_text as tree_text
 from treegen.ir.arrays import Ints, IntsLike, LazySequence, frozen, int32_array, listed
 from treegen.ir.errors import TreeError
+from treegen.ir.notebook_form import Drawn
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.request_kv import RequestKV
 from treegen.ir.tree.signature import signature
@@ -50,7 +51,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tree:
+class Tree(Drawn):
     """A forest of nodes, which are runs of tokens, with query rows; immutable.
 
     Make one with `from_levels`, `from_parents` and the other class methods. Node v extends its parent, `parent[v]` (-1

@@ -23,6 +23,7 @@ OTHERS = {
     "_active": "an attribute of Triton's driver",
     "_batch_prefill_wrappers": "an attribute of FlashInfer's cascade wrapper",
     "_backend": "an attribute of FlashInfer's prefill wrapper",
+    "_repr_html_": "the method by which notebooks draw values",
     "_attn_implementation": "the name of a model's attention in Transformers",
 }
 """Private names of other packages."""

@@ -1,6 +1,7 @@
 """Differences: groups and nodes against plain loops, stable texts, the documented JSON, the command line."""
 
 import dataclasses
+import itertools
 import json
 import re
 from collections import Counter
@@ -316,9 +317,15 @@ def test_units_follow_the_names_of_fields() -> None:
 def test_json_names_all_groups_and_nodes() -> None:
     found = difference(reasoning(), "deft-node", "fasttree", Shape(4, 2, 64), "l40s")
     value = json.loads(found.to_json())
-    assert list(value) == ["format", "tree", "shape", "target", "strategies", "same_groups", "only", "nodes"]
+    assert list(value) == [
+        "format", "tree", "shape", "target", "strategies", "same_groups", "only", "nodes", "only_groups",
+        "different_nodes", "differs", "words", "drawing",
+    ]  # fmt: skip
     explained = json.loads(explain(reasoning(), ["deft-node", "fasttree"], Shape(4, 2, 64), "l40s").to_json())
     groups = [strategy.pop("groups") for strategy in explained["strategies"]]
+    for strategy in explained["strategies"]:
+        kept = [number in strategy["shown_groups"] for number in strategy["items"]["group"]]
+        strategy["items"] = {name: list(itertools.compress(column, kept)) for name, column in strategy["items"].items()}
     for field in ("format", "tree", "shape", "target", "strategies"):
         assert value[field] == explained[field]
     assert value["same_groups"] == len(found.comparison.same)

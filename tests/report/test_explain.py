@@ -51,7 +51,10 @@ def test_json(golden) -> None:
 def test_json_has_exactly_the_documented_fields() -> None:
     explanation = explain(TREES["rows-inside"], ALL, Shape(4, 2, 64), "l40s")
     value = json.loads(explanation.to_json())
-    assert list(value) == ["format", "tree", "shape", "target", "strategies", "best"]
+    assert list(value) == [
+        "format", "tree", "shape", "target", "strategies", "best", "best_strategy", "best_reason", "left_out", "model",
+        "shape_assumed", "device", "floor", "search", "drawing",
+    ]  # fmt: skip
     assert value["format"] == 1
     assert list(value["tree"]) == ["text", "signature", "nodes", "rows", "unique_tokens", "path_tokens"]
     assert value["tree"]["text"] is None
@@ -60,7 +63,10 @@ def test_json_has_exactly_the_documented_fields() -> None:
     assert value["target"] == "l40s"
     assert value["best"] in [entry["name"] for entry in value["strategies"]]
     for given, entry in zip(value["strategies"], explanation.entries, strict=True):
-        assert list(given) == ["name", "options", "groups", "kernel_configs", "estimate", "reason"]
+        assert list(given) == [
+            "name", "options", "groups", "kernel_configs", "estimate", "reason", "summary", "rank", "rank_reason",
+            "times", "counts", "merged_by", "marks", "reads", "shown_groups", "items",
+        ]  # fmt: skip
         assert given["estimate"] == {
             **dataclasses.asdict(entry.estimate),
             "padding_waste": entry.estimate.padding_waste,

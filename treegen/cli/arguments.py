@@ -40,6 +40,13 @@ TargetOption = Annotated[
         help="The GPU to plan for: a name of `treegen targets`, a file of `treegen profile`, or this machine's GPU.",
     ),
 ]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a page that draws this, one file that needs no network."),
+]
+SvgOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree, with groups of the plan in colour.")
+]
 FamilyOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...", help="Families or names of batches, with commas.", show_default="all batches"),

@@ -13,8 +13,10 @@ from treegen.cli.arguments import (
     DtypeOption,
     HeadDimOption,
     HeadsOption,
+    HtmlOption,
     PageSizeOption,
     StrategyOption,
+    SvgOption,
     TargetOption,
     TreeArgument,
     print_table,
@@ -32,8 +34,9 @@ from treegen.ir.tree import Tree
 from treegen.progress import now
 from treegen.report.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.report.estimate_text import fitted
+from treegen.report.explain import Explanation
 from treegen.report.explain import explain as explained
-from treegen.report.strategy_diff import DEFAULT_GROUPS, difference
+from treegen.report.strategy_diff import DEFAULT_GROUPS, Difference, difference
 from treegen.report.verified_plans import planned
 from treegen.schedule.pipeline import Lowering, device_schedule
 from treegen.search.weigh import candidates
@@ -47,6 +50,8 @@ from treegen.workloads.tree_files import tree_from_argument
 
 _MOST_WEIGHED = 12
 """The most policies that --trace lists."""
+_LONGEST_TITLE = 120
+"""The most characters of a TREE that is the heading of its page."""
 
 
 def explain(
@@ -80,24 +85,44 @@ def explain(
         bool, typer.Option("--formulas", help="Print the formulas of the cost model, and the values of their terms.")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all groups.")] = False,
+    html: HtmlOption = None,
+    svg: SvgOption = None,
 ) -> None:
     """Draw a tree, show which rows read which KV together, and account for bytes, padding, launches and time."""
-    if diff is not None and strategy is not None:
-        fix = "leave out --strategy or --diff"
-        raise StrategyError("strategy", strategy, "excludes --diff, which names two strategies itself", fix)
+    if diff is not None and (strategy, svg) != (None, None):
+        name, value = ("strategy", strategy) if strategy is not None else ("svg", str(svg))
+        reason = "excludes --diff, which names two strategies itself"
+        raise StrategyError(name, value, reason, f"leave out --{name} or --diff")
     shape, model = shape_from(heads, head_dim, dtype, page_size), _cost_model(cost)
     on_target = target_of(target)
     with activity_bar():
         now("reading the tree")
         planned_tree = tree_from_argument(tree)
+        told: Explanation | Difference
         if diff is not None:
-            compared = difference(planned_tree, *diff, shape, on_target)
-            text = compared.to_json() if json else compared.text(DEFAULT_GROUPS if groups is None else groups)
+            told = difference(planned_tree, *diff, shape, on_target)
         else:
-            told = explained(planned_tree, _strategies(strategy or "auto"), shape, on_target, model)
-            text = told.to_json() if json else told.text(groups or 0, formulas)
+            names = _strategies(strategy or ("auto" if html is None else "all"))
+            told = explained(planned_tree, names, shape, on_target, model)
+        written = _write_drawings(told, tree, html, svg)
+        if json:
+            text = told.to_json()
+        elif isinstance(told, Difference):
+            text = told.text(DEFAULT_GROUPS if groups is None else groups)
+        else:
+            text = told.text(groups or 0, formulas)
         weighed = _weighed(planned_tree, shape, on_target) if trace else []
-    print("\n".join([text, *weighed]))
+    print("\n".join([*written, *([text] if json or not written else []), *weighed]))
+
+
+def _write_drawings(told: Explanation | Difference, tree: str, html: Path | None, svg: Path | None) -> list[str]:
+    """Writes the page and the drawing that are asked for, and returns the names of their files."""
+    if html is not None:
+        title = "" if tree == "-" or len(tree) > _LONGEST_TITLE else tree
+        save_text(html, told.to_html(title))
+    if svg is not None and isinstance(told, Explanation):
+        save_text(svg, told.to_svg())
+    return [str(path) for path in (html, svg) if path is not None]
 
 
 def _weighed(tree: Tree, shape: Shape | None, target: Target) -> list[str]:

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from treegen.cost.estimate import CostModel
-from treegen.ir.errors import StrategyError
+from treegen.ir.errors import ShapeError, StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_drawing import draw
 from treegen.progress import now
 from treegen.report.estimate_text import COLUMNS, fitted, model_lines
-from treegen.report.explained_plan import ExplainedPlan, entry_json, entry_lines, tree_json
+from treegen.report.explained_plan import LONGEST_TEXT, ExplainedPlan, entry_json, entry_lines, page_json, tree_json
+from treegen.report.page.case_floor import device_object, floor_object
+from treegen.report.page.group_marks import group_marks, items_object
+from treegen.report.page.html_page import html_page, page_title
+from treegen.report.page.search_steps import search_object
+from treegen.report.page.tree_marks import TreeMarks
+from treegen.report.page.tree_svg import tree_svg
 from treegen.report.ranking import Ranked, ranked, ranking_lines
-from treegen.report.verified_plans import choices_of, listed, verified
+from treegen.report.verified_plans import Planned, choices_of, listed, verified
 from treegen.search.size import is_too_large, most_planned
-from treegen.strategies import Choice, Strategy, auto
+from treegen.strategies import Choice, Strategy, auto, strategy_names
 from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
+
+PANELS = ("summary", "tree", "strategies", "plan", "roofline", "search")
+"""The panels of an explanation's page, from the top down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,7 @@ class Explanation:
         entries: The plans, in the order of the strategies.
         automatic: The choice of `auto`, with its reason.
         model: The cost model that estimates times.
-        left_out: Lines about strategies whose plans are too large for the tree.
+        left_out: Lines about strategies that were left out, each list of them below its reason.
     """
 
     tree: Tree
@@ -97,19 +107,54 @@ class Explanation:
     def __str__(self) -> str:
         return self.text()
 
+    def to_object(self, *, all_groups: bool = True) -> dict[str, Any]:
+        """Returns the explanation for JSON forms. Its fields have the names of the text.
+
+        all_groups: whether to list all groups and work items of all plans. Otherwise they are those of `shown_groups`,
+            which are few enough for a page.
+        """
+        problem = Problem(self.tree, self.shape, self.target)
+        marks = TreeMarks.of(self.tree)
+        places = {each.name: each for each in self.ranking}
+        strategies = []
+        for entry in self.entries:
+            drawn = page_json(entry, places[entry.strategy.summary], marks)
+            groups = None if all_groups else drawn["shown_groups"]
+            strategies.append({**entry_json(entry, groups), **drawn, "items": items_object(entry.schedule, groups)})
+        best = [str(entry.strategy) for entry in self.entries]
+        return {
+            "format": FORMAT,
+            "tree": tree_json(self.tree, None if all_groups else LONGEST_TEXT),
+            "shape": asdict(self.shape),
+            "target": self.target.name,
+            "strategies": strategies,
+            "best": self.best.name,
+            "best_strategy": best.index(str(self.best)) if str(self.best) in best else None,
+            "best_reason": self.automatic.reason,
+            "left_out": list(self.left_out),
+            "model": self.model,
+            "shape_assumed": self.shape_assumed,
+            "device": device_object(problem),
+            "floor": floor_object(problem),
+            "search": search_object(problem),
+            "drawing": marks.to_object(self.shape),
+        }
+
     def to_json(self) -> str:
         """Returns a JSON object with all groups of all plans. Its fields have the names of the text."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "tree": tree_json(self.tree),
-                "shape": asdict(self.shape),
-                "target": self.target.name,
-                "strategies": [entry_json(entry) for entry in self.entries],
-                "best": self.best.name,
-            },
-            default=str,
-        )
+        return json.dumps(self.to_object(), default=str)
+
+    def to_html(self, title: str = "") -> str:
+        """Returns a page that draws the explanation: one HTML file, which needs no other file and no network.
+
+        title: The page's heading; by default the tree's text.
+        """
+        return html_page(page_title(title, self.tree), self.to_object(all_groups=False), PANELS)
+
+    def to_svg(self) -> str:
+        """Returns a drawing of the tree as SVG, with the groups of the first entry in colour."""
+        marks = TreeMarks.of(self.tree).to_object(self.shape)
+        return tree_svg(marks, group_marks(self.entries[0].plan, self.tree))
 
 
 def explain(
@@ -122,7 +167,8 @@ def explain(
     """Plans a tree with every strategy, verifies the plans and accounts for them, without torch or a GPU.
 
     A strategy that chooses another one, as `auto` does, is replaced by its choice. Each plan is listed once. Of several
-    strategies, those whose plans are too large for the tree are left out (treegen.search.size).
+    strategies, those are left out whose plans are too large for the tree (treegen.search.size), or that have no kernel
+    for the shape on the target.
 
     Args:
         tree: The tree.
@@ -149,9 +195,38 @@ def explain(
     left_out = [f"  {name}: {size:,}" for name, size in sizes]
     if left_out:
         left_out.insert(0, f"left out, because their plans have more than {most_planned(tree):,} segments and rows:")
+    made, unfit = _planned_that_fit(kept, problem, best)
+    if unfit:
+        left_out += [f"left out, because they have no kernel for this shape on {on_target.name}:", *unfit]
     entries = []
-    for choice, plan, schedule in verified(kept, problem):
+    for choice, plan, schedule in made:
         now(f"accounting for {choice.strategy.name}")
         entries.append(ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
     now("writing")
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
+
+
+def compared(explanation: Explanation) -> Explanation:
+    """Returns an explanation whose entries are followed by those of all other strategies that fit the tree."""
+    given = explanation.entries
+    others = explain(explanation.tree, (*strategy_names(), "auto"), explanation.shape, explanation.target)
+    known = {str(entry.strategy) for entry in given}
+    further = [entry for entry in others.entries if str(entry.strategy) not in known]
+    return replace(explanation, entries=(*given, *further), left_out=others.left_out)
+
+
+def _planned_that_fit(choices: Sequence[Choice], problem: Problem, best: str) -> tuple[list[Planned], list[str]]:
+    """Plans with all choices, and returns lines about those that have no kernel config for the shape.
+
+    Raises ShapeError if a single choice, or the best one, has none.
+    """
+    made: list[Planned] = []
+    unfit: list[str] = []
+    for choice in choices:
+        try:
+            made += verified([choice], problem)
+        except ShapeError as error:
+            if len(choices) == 1 or str(choice.strategy) == best:
+                raise
+            unfit.append(f"  {choice.strategy.summary}: {error.argument} = {error.value} {error.reason}")
+    return made, unfit

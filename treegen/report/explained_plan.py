@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import CostModel, Estimate, assess
-from treegen.ir.groups import Group
+from treegen.ir.groups import SEGMENT_ARRAYS, Group
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.report.estimate_text import account_lines, time_lines
+from treegen.report.page.group_marks import group_marks, merged_by, shown_groups
+from treegen.report.page.tree_marks import TreeMarks
+from treegen.report.ranking import Ranked
 from treegen.strategies import Strategy
 from treegen.target.problem import Problem
 
+LONGEST_TEXT = 2_000
+"""The most characters of a tree's text on a page."""
 _MOST_PIECES = 8  # rank intervals, and segments, of a group to list
 
 
@@ -30,6 +38,7 @@ class ExplainedPlan:
         schedule: The lowered plan.
         estimate: Bytes, work and time.
         times: The parts of the estimated time.
+        fixed: Whether its launches are those of a fixed capacity.
     """
 
     strategy: Strategy
@@ -38,6 +47,7 @@ class ExplainedPlan:
     schedule: Schedule
     estimate: Estimate
     times: Times
+    fixed: bool = False
 
     @classmethod
     def from_plan(
@@ -51,8 +61,9 @@ class ExplainedPlan:
         *,
         fixed: bool = False,
     ) -> ExplainedPlan:
-        """Assesses a plan that is already lowered. fixed: whether its launches are those of a fixed capacity."""
-        return cls(strategy, reason, plan, schedule, *assess(plan, schedule, problem, model, fixed=fixed))
+        """Assesses a plan that is already lowered."""
+        estimate, times = assess(plan, schedule, problem, model, fixed=fixed)
+        return cls(strategy, reason, plan, schedule, estimate, times, fixed)
 
     @property
     def name(self) -> str:
@@ -60,10 +71,11 @@ class ExplainedPlan:
         return self.strategy.name
 
 
-def tree_json(tree: Tree) -> dict[str, object]:
-    """Returns the facts of a tree for JSON forms."""
+def tree_json(tree: Tree, longest_text: int | None = None) -> dict[str, object]:
+    """Returns the facts of a tree for JSON forms. longest_text: the most characters of its text, else it is None."""
+    text = tree.text
     return {
-        "text": tree.text,
+        "text": text if longest_text is None or len(text or "") <= longest_text else None,
         "signature": tree.signature(),
         "nodes": len(tree.nodes),
         "rows": tree.num_rows,
@@ -72,32 +84,78 @@ def tree_json(tree: Tree) -> dict[str, object]:
     }
 
 
-def entry_json(entry: ExplainedPlan) -> dict[str, Any]:
-    """Returns an entry for JSON forms, with all groups of its plan."""
-    plan = entry.plan
-    intervals = list(zip(plan.row_lo.tolist(), plan.row_hi.tolist(), strict=True))
-    columns = (column.tolist() for column in (plan.node, plan.start, plan.stop, plan.seen_lo, plan.seen_hi))
-    segments = [
-        {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
-        for node, start, stop, lo, hi in zip(*columns, strict=True)
-    ]
-    masked = plan.masked.tolist()
-    rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
-    groups = [
-        {
-            "rows": intervals[rows[g] : rows[g + 1]],
-            "segments": segments[pieces[g] : pieces[g + 1]],
-            "mask": plan.mask if any(masked[pieces[g] : pieces[g + 1]]) else "none",
-        }
-        for g in range(len(plan))
-    ]
+def entry_json(entry: ExplainedPlan, groups: Sequence[int] | None = None) -> dict[str, Any]:
+    """Returns an entry for JSON forms. groups: the groups of its plan to list; by default all."""
     return {
         "name": entry.name,
         "options": entry.strategy.options,
-        "groups": groups,
+        "groups": groups_json(entry.plan, groups),
         "kernel_configs": [asdict(tile) for tile in entry.schedule.configs],
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
+    }
+
+
+def groups_json(plan: Plan, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """Returns groups of a plan for JSON forms. numbers: the groups, a few; by default all, in order."""
+    rows, pieces = plan.row_indptr.tolist(), plan.segment_indptr.tolist()
+    if numbers is None:
+        intervals, segments = _intervals_json(plan, slice(None)), _segments_json(plan, slice(None))
+        parts = (
+            (intervals[a:b], segments[c:d]) for (a, b), (c, d) in zip(pairwise(rows), pairwise(pieces), strict=True)
+        )
+    else:
+        bounds = ((slice(rows[g], rows[g + 1]), slice(pieces[g], pieces[g + 1])) for g in numbers)
+        parts = ((_intervals_json(plan, own), _segments_json(plan, read)) for own, read in bounds)
+    masked = np.bincount(plan.segment_group, plan.masked, len(plan)).astype(bool).tolist()
+    chosen = range(len(plan)) if numbers is None else numbers
+    return [
+        {"rows": own, "segments": read, "mask": plan.mask if masked[group] else "none"}
+        for group, (own, read) in zip(chosen, parts, strict=True)
+    ]
+
+
+def _intervals_json(plan: Plan, part: slice) -> list[tuple[int, int]]:
+    return list(zip(plan.row_lo[part].tolist(), plan.row_hi[part].tolist(), strict=True))
+
+
+def _segments_json(plan: Plan, part: slice) -> list[dict[str, Any]]:
+    columns = (getattr(plan, name)[part].tolist() for name in SEGMENT_ARRAYS)
+    return [
+        {"node": node, "start": start, "stop": stop, "seen": [lo, hi]}
+        for node, start, stop, lo, hi in zip(*columns, strict=True)
+    ]
+
+
+def page_json(entry: ExplainedPlan, ranked: Ranked, marks: TreeMarks) -> dict[str, Any]:
+    """Returns what pages draw of an entry, for JSON forms.
+
+    - summary: the strategy's name with its options;
+    - rank, rank_reason: its place by estimated time, and why;
+    - times: the parts of the estimated time, in microseconds;
+    - counts: groups, segments and items; partial items and the partial rows that they write; rows merged by launches;
+    - merged_by: who merges partial rows, in words;
+    - marks, reads: where groups lie on the tree's drawing, and how often its marks are read;
+    - shown_groups: the numbers of the groups that a page lists, the largest first; a page's `groups` are these.
+    """
+    plan, schedule, times = entry.plan, entry.schedule, entry.times
+    return {
+        "summary": entry.strategy.summary,
+        "rank": ranked.place,
+        "rank_reason": ranked.reason,
+        "times": {name: getattr(times, name) for name in ("launching", "items", "merges", "unfused")},
+        "counts": {
+            "groups": len(plan),
+            "segments": len(plan.node),
+            "items": len(schedule.items),
+            "partial_items": int((schedule.column("partial0") >= 0).sum()),
+            "partial_rows": schedule.num_partials,
+            "merged_rows": len(schedule.merge_rows),
+        },
+        "merged_by": merged_by(schedule, fixed=entry.fixed),
+        "marks": group_marks(plan, marks.tree),
+        "reads": marks.reads_object(plan),
+        "shown_groups": shown_groups(plan, schedule),
     }
 
 

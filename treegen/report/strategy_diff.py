@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from treegen.cost.estimate import Estimate
 from treegen.cost.figures import byte_text, count_text
@@ -15,14 +16,28 @@ from treegen.ir.tree import Tree
 from treegen.ir.tree.tree_drawing import draw
 from treegen.report.estimate_text import COLUMNS, fitted
 from treegen.report.explain import explain
-from treegen.report.explained_plan import ExplainedPlan, entry_json, group_text, tree_json
+from treegen.report.explained_plan import (
+    LONGEST_TEXT,
+    ExplainedPlan,
+    entry_json,
+    group_text,
+    groups_json,
+    page_json,
+    tree_json,
+)
+from treegen.report.page.group_marks import items_object
+from treegen.report.page.html_page import html_page, page_title
+from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.plan_diff import Comparison, compare
 from treegen.report.plan_diff_text import reading_lines
+from treegen.report.ranking import ranked
 from treegen.strategies import Strategy
 from treegen.target.targets import Target
 
 DEFAULT_GROUPS = 12
 """Default of the most lines on nodes, and of the most groups of each plan, to list."""
+DIFFERENCE_PANELS = ("differences", "strategies", "plan")
+"""The panels of a difference's page, from the top down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,28 +95,57 @@ class Difference:
     def __str__(self) -> str:
         return self.text()
 
-    def to_json(self) -> str:
-        """Returns a JSON object.
+    def to_object(self, *, all_groups: bool = True) -> dict[str, Any]:
+        """Returns the difference for JSON forms.
 
         Its field `only` has the groups that only one plan has, for each plan. `nodes` has the nodes that are read
-        differently, with the positions in `only` of the groups that read them.
+        differently, with the positions in `only` of the groups that read them. The other fields are few enough for a
+        page: `only_groups` has the numbers of such groups, `differs` the nodes that are read differently in each mark
+        of the tree's drawing, and `words` describes them.
+
+        all_groups: whether to list all groups and nodes that differ. Otherwise strategies have the groups that a page
+            shows.
         """
-        compared = self.comparison
-        strategies = [entry_json(entry) for entry in self.entries]
-        groups = [strategy.pop("groups") for strategy in strategies]
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "tree": tree_json(self.tree),
-                "shape": asdict(self.shape),
-                "target": self.target.name,
-                "strategies": strategies,
-                "same_groups": len(compared.same),
-                "only": [[of[g] for g in only.tolist()] for of, only in zip(groups, compared.only, strict=True)],
-                "nodes": self._nodes_json(),
-            },
-            default=str,
-        )
+        compared, marks = self.comparison, TreeMarks.of(self.tree)
+        ranking = ranked([(entry.strategy.summary, entry.estimate, entry.times) for entry in self.entries])
+        places = {each.name: each for each in ranking}
+        drawn = [page_json(entry, places[entry.strategy.summary], marks) for entry in self.entries]
+        listed: dict[str, Any] = {}
+        strategies = []
+        for entry, own in zip(self.entries, drawn, strict=True):
+            shown = own["shown_groups"]
+            strategies.append({**entry_json(entry, shown), **own, "items": items_object(entry.schedule, shown)})
+        if all_groups:
+            only = [groups_json(e.plan, only.tolist()) for e, only in zip(self.entries, compared.only, strict=True)]
+            listed = {"only": only, "nodes": self._nodes_json()}
+            for strategy in strategies:
+                del strategy["groups"]
+        plans = self.entries[0].plan, self.entries[1].plan
+        return {
+            "format": FORMAT,
+            "tree": tree_json(self.tree, None if all_groups else LONGEST_TEXT),
+            "shape": asdict(self.shape),
+            "target": self.target.name,
+            "strategies": strategies,
+            "same_groups": len(compared.same),
+            **listed,
+            "only_groups": [len(only) for only in compared.only],
+            "different_nodes": len(compared.nodes),
+            "differs": marks.counts_of(compared.nodes),
+            "words": [self._groups_text(), *reading_lines(plans, self.names, compared, self.tree, DEFAULT_GROUPS)],
+            "drawing": marks.to_object(self.shape),
+        }
+
+    def to_json(self) -> str:
+        """Returns a JSON object with all groups and nodes that differ (see `to_object`)."""
+        return json.dumps(self.to_object(), default=str)
+
+    def to_html(self, title: str = "") -> str:
+        """Returns a page that draws both plans: one HTML file, which needs no other file and no network.
+
+        title: The page's heading; by default the tree's text.
+        """
+        return html_page(page_title(title, self.tree), self.to_object(all_groups=False), DIFFERENCE_PANELS)
 
     def _nodes_json(self) -> list[dict[str, object]]:
         compared, depth = self.comparison, self.tree.topology.depth

@@ -18,12 +18,14 @@ from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_tables import RequestTables
 from treegen.ir.shape import Shape
+from treegen.report.explain import Explanation
 from treegen.runtime.batch_checks import check_batch, check_tensors
 from treegen.runtime.batch_plans import BatchPlan, plan_batch
 from treegen.runtime.batch_room import form_for
 from treegen.runtime.call_options import BatchOptions
+from treegen.runtime.explained_kernel import ExplainedKernel
 from treegen.runtime.kept_calls import KeptCalls
-from treegen.runtime.kernel_text import explain_batch
+from treegen.runtime.kernel_text import batch_explanation
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
@@ -34,7 +36,7 @@ from treegen.timed import phase
 Program: TypeAlias = "RequestProgram | TorchRequestProgram"
 
 
-class BatchKernel:
+class BatchKernel(ExplainedKernel):
     """An attention kernel for the running batches of a server. `treegen.compile_batch` makes it.
 
         kernel = treegen.compile_batch(shape, pages, max_tokens=131072)
@@ -273,22 +275,10 @@ class BatchKernel:
         saved = 0 if self._planned is None else self._planned.saved_bytes
         return {**counts, "plans": self.replanning.plans, "saved_bytes": saved}
 
-    def explain(self, groups: int = 0, formulas: bool = False) -> str:
-        """Describes the batch of the last `update`, its plan and the plan's account.
-
-        Args:
-            groups: The most groups of the plan to list.
-            formulas: Whether to print the formulas of the cost model.
-
-        Returns:
-            A text of several lines.
-
-        Raises:
-            InputError: There was no `update` yet.
-        """
+    def _explanation(self) -> tuple[str, Explanation]:
         if self._planned is None:
             raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
-        return explain_batch(self._planned, groups, formulas)
+        return "", batch_explanation(self._planned)
 
     def workspace_size(self) -> int:
         """Counts the bytes of device memory for tables and partial results.

@@ -14,16 +14,18 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
+from treegen.report.explain import Explanation
 from treegen.runtime import torch_op
 from treegen.runtime.copies import Copyable
-from treegen.runtime.kernel_text import describe, explain_kernel, kernel_source
+from treegen.runtime.explained_kernel import ExplainedKernel
+from treegen.runtime.kernel_text import describe, explanation_of, kernel_source
 from treegen.runtime.limits import GraphLimits
 from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.strategies import Choice
 from treegen.target.targets import Target
 
 
-class Kernel(Copyable):
+class Kernel(Copyable, ExplainedKernel):
     """An attention kernel for one tree at a time. `treegen.compile` makes it.
 
     Threads: any number of threads may call one kernel, or several, at the same time. One thread at a time may change a
@@ -284,16 +286,5 @@ class Kernel(Copyable):
         """The account of the plan: bytes, operations, launches and the estimated time."""
         return self._calls.prepared.estimate
 
-    def explain(self, groups: int = 0, formulas: bool = False) -> str:
-        """Describes the tree, the plan and its account.
-
-        In batch-invariant mode the text also has the plan that `auto` would choose, and compares the estimated times.
-
-        Args:
-            groups: The most groups of the plan to list.
-            formulas: Whether to print the formulas of the cost model.
-
-        Returns:
-            A text of several lines.
-        """
-        return explain_kernel(self._calls, groups, formulas)
+    def _explanation(self) -> tuple[str, Explanation]:
+        return explanation_of(self._calls)

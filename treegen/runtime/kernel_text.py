@@ -22,8 +22,8 @@ def describe(calls: PreparedCalls) -> str:
     return f"{prepared.choice.strategy}: {prepared.tree.size_text}; {made_for}"
 
 
-def explain_kernel(calls: PreparedCalls, groups: int, formulas: bool) -> str:
-    """Describes a kernel's tree, plan and account. See Kernel.explain."""
+def explanation_of(calls: PreparedCalls) -> tuple[str, Explanation]:
+    """Returns the scores of a kernel in words, and the explanation of its plan."""
     prepared, scoring = calls.prepared, calls.options.scoring
     problem, choice, fixed = prepared.view.problem, prepared.choice, prepared.layout is not None
     entry = ExplainedPlan.from_plan(
@@ -32,19 +32,19 @@ def explain_kernel(calls: PreparedCalls, groups: int, formulas: bool) -> str:
     tree, shape, target = problem
     beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.invariant_block else ()
     best = Choice(beside[0].strategy, beside[0].reason) if beside else choice
-    text = Explanation(tree, shape, calls.shape_is_assumed, target, (entry, *beside), best).text(groups, formulas)
+    explanation = Explanation(tree, shape, calls.shape_is_assumed, target, (entry, *beside), best)
     if scoring is None:
-        return text
-    return f"{scoring.options.text(prepared.tree.unique_tokens, tree.unique_tokens)}\n{text}"
+        return "", explanation
+    return f"{scoring.options.text(prepared.tree.unique_tokens, tree.unique_tokens)}\n", explanation
 
 
-def explain_batch(planned: BatchPlan, groups: int, formulas: bool) -> str:
-    """Describes a running batch, its plan and the plan's account. See BatchKernel.explain."""
+def batch_explanation(planned: BatchPlan) -> Explanation:
+    """Returns the explanation of a running batch's plan."""
     problem, choice, plan, _ = planned
     counted = lowered(plan, problem).schedule
     entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, counted, problem, fixed=True)
     tree, shape, target = problem
-    return Explanation(tree, shape, False, target, (entry,), choice).text(groups, formulas)
+    return Explanation(tree, shape, False, target, (entry,), choice)
 
 
 def kernel_source(calls: PreparedCalls) -> str:

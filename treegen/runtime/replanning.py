@@ -29,8 +29,8 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 1000.0
-"""Microseconds that a plan makes a step longer, roughly. Beside an H200 it takes 1 to 2 ms of the host, behind which the
-device works on the step; all of it where the step waits for the plan.
+"""Microseconds that a plan makes a step longer, roughly. Beside an H200 it takes the host 1 to 2 ms, in which the device
+works on the step; a step that waits for a plan is longer by all of it.
 """
 _ALONE_US = 4.0
 """Microseconds that a layer takes longer, at least, while requests are walked alone.

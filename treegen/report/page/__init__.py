@@ -1,0 +1,1 @@
+"""The report page: one HTML file that draws a tree, its plans and their accounts, without a network."""
