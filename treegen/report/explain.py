@@ -31,7 +31,7 @@ from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
 
-PANELS = ("summary", "tree", "strategies", "plan", "roofline", "search")
+PANELS = ("summary", "tree", "strategies", "plan", "timeline", "roofline", "search")
 """The panels of an explanation's page, from the top down."""
 
 
