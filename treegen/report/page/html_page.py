@@ -2,7 +2,7 @@
 
     templates/report/page.html            the frame, with a place for each part below
     colours.css, page.css                 colours, and the style of the frame
-    charts.css, panels.css                the style of what panels are made of
+    charts.css, panels.css, results.css   the style of what panels are made of
     d3.min.js, d3.LICENSE                 the drawing library, unmodified
     page.js, shapes.js                    the frame's script, and what all panels draw with
     marks.js, icicle.js, bars.js          drawings of trees, and bars
@@ -30,7 +30,7 @@ from treegen.ir.tree import Tree
 _SHARED = ("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle.js", "groups.js", "bars.js", "group_drawings.js")
 _PARTS = {"timeline": ("timeline_blocks.js", "timeline_chart.js")}
 """Further scripts of a panel, which come before it."""
-_STYLES = ("colours.css", "page.css", "charts.css", "panels.css")
+_STYLES = ("colours.css", "page.css", "charts.css", "panels.css", "results.css")
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
