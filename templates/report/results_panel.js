@@ -57,16 +57,9 @@ function resultMark(index, size = 60) {
   return mark;
 }
 
-function resultSvg(width, height, label) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({ width, height, role: "img", "aria-label": label }))
-    svg.setAttribute(name, value);
-  return svg;
-}
-
 function resultMarks(providers) {
   const items = providers.map((name, index) => {
-    const svg = resultSvg(16, 16, name);
+    const svg = shapes.svg(16, 16, name);
     const mark = resultMark(index);
     mark.setAttribute("transform", "translate(8 8)");
     svg.append(mark);
@@ -147,7 +140,7 @@ function resultCell(each, provider, value, figure, least) {
 
 // The providers' marks of a case on the scale x, with the first provider's mark on top.
 function resultStrip(providers, valueOf, x, name) {
-  const svg = resultSvg(220, 22, `times of ${name}`);
+  const svg = shapes.svg(220, 22, `times of ${name}`);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
   const places = { x1: 8, x2: 212, y1: 11, y2: 11, class: "rule" };
   for (const [key, value] of Object.entries(places)) line.setAttribute(key, value);
@@ -163,7 +156,7 @@ function resultStrip(providers, valueOf, x, name) {
 }
 
 function resultScale(x) {
-  const svg = resultSvg(220, 16, "scale");
+  const svg = shapes.svg(220, 16, "scale");
   for (const tick of x.ticks(4).filter((value) => [1, 2, 5].includes(Number(String(value).replace(/[0.]/g, ""))))) {
     const text = document.createElementNS("http://www.w3.org/2000/svg", "text");
     for (const [key, value] of Object.entries({ x: x(tick), y: 12, class: "tick", "text-anchor": "middle" }))

@@ -33,6 +33,7 @@ from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.progress import now
 from treegen.report.chrome_trace import chrome_trace as trace_of
+from treegen.report.decode_course import course_object, decode_html
 from treegen.report.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.report.estimate_text import fitted
 from treegen.report.explain import Explanation
@@ -223,6 +224,7 @@ def account_workload(
     ] = DEFAULT_STRIDE,
     target: TargetOption = DEFAULT_TARGET,
     json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
+    html: HtmlOption = None,
 ) -> None:
     """Account for the bytes that strategies read and write over whole decodings."""
     named_workload = workload_from(workload)
@@ -233,6 +235,13 @@ def account_workload(
         found = decode_io(
             named_workload, names, shape, on_target, layers=layers, stride=stride, on_progress=on_progress
         )
+    if html is not None:
+        with progress_bar(1, "drawing") as on_progress:
+            course = course_object(named_workload, names, shape, on_target, layers=layers, on_progress=on_progress)
+        save_text(html, decode_html(found, course))
+        print(html)
+        if not json:
+            return
     print(found.to_json() if json else found.text())
 
 
