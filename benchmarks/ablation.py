@@ -87,7 +87,7 @@ def made_without(
             own = emit.emit(schedule, own_shape, own_shape.page_size)
             made.append((own_shape, schedule))
             sources += own
-            depends = len(own) > 1 and signatures.depends_on_launches(target.capability)
+            depends = len(own) > 1 and signatures.starts_launches_early(target.capability)
             facts.append((own_shape, [each.digest for each in own], schedule.pack().array.tobytes(), depends))
     return made, sources, facts
 

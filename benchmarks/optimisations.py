@@ -126,7 +126,7 @@ OPTIMISATIONS = (
     Optimisation("one loop for short work", 1.1, ((single_loop, "MOST_TILES", 0),)),
     Optimisation(
         "dependent launches", 1.12,
-        ((signatures, "depends_on_launches", lambda capability: False),),
+        ((signatures, "starts_launches_early", lambda capability: False),),
     ),
     Optimisation(
         "final merges in one launch, against two", 1.07,

@@ -56,6 +56,7 @@ class KernelKey:
         guarded: Whether values that are not finite are kept from rows whose score hides the token.
         request_page: The page size of the engine's tables, from which step kernels list runs
             (treegen.backends.step_kernels); 0 where the schedule lists runs of slots.
+        recorded: Whether thread blocks record on which SM and when they ran (treegen.backends.recorded_program).
     """
 
     dtype: str
@@ -82,6 +83,7 @@ class KernelKey:
     fused_merge: bool = False
     guarded: bool = False
     request_page: int = 0
+    recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,7 @@ class MergeKey:
         several_rounds: Whether the kernel also merges into partial slots, which a later round reads.
         num_warps: Triton's num_warps.
         sinks: See KernelKey.
+        recorded: See KernelKey.
     """
 
     dtype: str
@@ -105,3 +108,4 @@ class MergeKey:
     several_rounds: bool
     num_warps: int
     sinks: bool = False
+    recorded: bool = False

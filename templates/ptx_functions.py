@@ -109,3 +109,47 @@ def e4m3_planes(word):
         is_pure=True,
         pack=2,
     )
+
+
+# A record of one piece of work: the SM, nanoseconds and clock cycles at its start, both at its end.
+RECORD_FIELDS = tl.constexpr(5)
+
+
+@triton.jit
+def place_and_time(INTERPRETED: tl.constexpr):
+    """Reads the number of the SM, the device's nanoseconds, and the SM's clock cycles."""
+    if INTERPRETED:
+        return tl.full([], 0, tl.int32), tl.full([], 1, tl.int64), tl.full([], 1, tl.int64)
+    return tl.inline_asm_elementwise(
+        """
+        {
+        mov.u32 $0, %smid;
+        mov.u64 $1, %globaltimer;
+        mov.u64 $2, %clock64;
+        }
+        """,
+        "=r,"  # $0: the SM
+        "=l,=l",  # $1, $2: nanoseconds, cycles
+        [],
+        (tl.int32, tl.int64, tl.int64),
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def record_start(record, INTERPRETED: tl.constexpr):
+    """Writes the SM and the time at which a thread block starts a piece of work."""
+    sm, nanoseconds, cycles = place_and_time(INTERPRETED)
+    tl.store(record, sm.to(tl.int64))
+    tl.store(record + 1, nanoseconds)
+    tl.store(record + 2, cycles)
+
+
+@triton.jit
+def record_end(record, INTERPRETED: tl.constexpr):
+    """Writes the time at which all warps of a thread block have ended a piece of work."""
+    tl.debug_barrier()
+    _, nanoseconds, cycles = place_and_time(INTERPRETED)
+    tl.store(record + 3, nanoseconds)
+    tl.store(record + 4, cycles)

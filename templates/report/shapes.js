@@ -99,5 +99,12 @@ const shapes = (() => {
     context.fillText(yName || "row", 2, top - 12);
   }
 
-  return { canvas, colour, colours, edges, hatch, ticks };
+  function svg(width, height, label) {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    for (const [name, value] of Object.entries({ width, height, role: "img", "aria-label": label }))
+      node.setAttribute(name, value);
+    return node;
+  }
+
+  return { canvas, colour, colours, edges, hatch, svg, ticks };
 })();

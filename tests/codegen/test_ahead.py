@@ -144,6 +144,14 @@ def test_the_usual_variants_compile_for_every_architecture() -> None:
     )
 
 
+def test_kernels_that_record_compile_for_every_architecture() -> None:
+    jobs: list[tuple[int, KernelKey | MergeKey]] = []
+    for arch in ARCHITECTURES:
+        jobs.append((arch, replace(partial_key(arch, "bf16", 128, 4, True, "interval", 16, 1), recorded=True)))
+        jobs.append((arch, replace(invariant_merge_key(Shape(32, 8, 128, dtype="bf16")), recorded=True)))
+    check(jobs)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("block", [1, 16])
 def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(block: int) -> None:

@@ -40,6 +40,7 @@ KEYS: dict[str, KernelKey | MergeKey] = {
     "waiting": replace(PARTIAL, fused_merge=True),
     "scaled": replace(PARTIAL, kv_dtype="e4m3", scaled=True),
     "sinks": replace(PARTIAL, sinks=True),
+    "recorded": replace(PARTIAL, recorded=True),
     "capped": replace(PARTIAL, scoring=CAPPED),
     "guarded": replace(PARTIAL, scoring=READING, guarded=True),
     "all": replace(
@@ -47,6 +48,7 @@ KEYS: dict[str, KernelKey | MergeKey] = {
     ),
     "merge": MERGE,
     "merge, sinks": replace(MERGE, sinks=True),
+    "merge, recorded": replace(MERGE, recorded=True),
 }
 
 

@@ -45,7 +45,10 @@ def test_text_of_one_strategy(golden) -> None:
 
 def test_json(golden) -> None:
     explanation = explain(Tree.parse("6(2*2)"), ALL, target=TOY)
-    golden(json.dumps(rounded(json.loads(explanation.to_json())), indent=1))
+    value = json.loads(explanation.to_json())
+    for entry in value["strategies"]:
+        del entry["timeline"]["predicted"]["blocks"]
+    golden(json.dumps(rounded(value), indent=1))
 
 
 def test_json_has_exactly_the_documented_fields() -> None:
@@ -65,7 +68,7 @@ def test_json_has_exactly_the_documented_fields() -> None:
     for given, entry in zip(value["strategies"], explanation.entries, strict=True):
         assert list(given) == [
             "name", "options", "groups", "kernel_configs", "estimate", "reason", "summary", "rank", "rank_reason",
-            "times", "counts", "merged_by", "marks", "reads", "shown_groups", "items",
+            "times", "counts", "merged_by", "marks", "reads", "shown_groups", "items", "timeline",
         ]  # fmt: skip
         assert given["estimate"] == {
             **dataclasses.asdict(entry.estimate),

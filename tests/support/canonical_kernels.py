@@ -88,6 +88,9 @@ def _everywhere(arch: int) -> Iterator[tuple[str, KernelKey]]:
     yield "waiting", replace(large, fused_merge=True)
     yield "one loop", replace(large, has_full_tiles=False)
     yield "one loop waiting", replace(large, has_full_tiles=False, fused_merge=True)
+    yield "recorded", replace(large, recorded=True)
+    yield "recorded dealt", replace(large, work_list=True, run_tokens=32, recorded=True)
+    yield "recorded waiting", replace(large, fused_merge=True, recorded=True)
     yield "e4m3", fp8(arch, E4M3, large=True)
     yield "e4m3 words", fp8(arch, E4M3, large=False)
     yield "e5m2 words", fp8(arch, E5M2, large=False, mask="bits")
@@ -157,6 +160,7 @@ def canonical_kernels() -> dict[str, CanonicalKernel]:
         for name in ("merging", "waiting"):
             found[f"sm_{arch} {name}, partials in bf16"] = CanonicalKernel(arch, everywhere[name], "bf16")
         found[f"sm_{arch} merge"] = CanonicalKernel(arch, merge_keys(BF16)[0])
+        found[f"sm_{arch} recorded merge"] = CanonicalKernel(arch, replace(merge_keys(BF16)[0], recorded=True))
     found |= {name: CanonicalKernel(arch, key) for arch, name, key in _once()}
     for number, merge in enumerate(merge_keys(BF16)[1:]):
         found[f"merge {number}"] = CanonicalKernel(90, merge)

@@ -10,9 +10,9 @@ import torch
 from treegen.backends.batch_form import BatchForm
 from treegen.backends.kernel_launch import KernelLaunch
 from treegen.codegen.compile_counter import watch_compiles
-from treegen.codegen.kernel_signature import depends_on_launches
 from treegen.ir.request_tables import RequestTables
 from treegen.schedule.by_request import run_tokens_of
+from treegen.target.targets import starts_launches_early
 from treegen.target.tile_config import rows_per_tile
 
 CHECKED, SCANNED = 256, 256
@@ -84,7 +84,7 @@ def step_launches(
 ) -> tuple[KernelLaunch, KernelLaunch]:
     """Makes the launches of both step kernels. seats: `[2, seats]`, rows of the batch and epochs."""
     watch_compiles()
-    common = _Common.of(form, tables, seats, dependent=depends_on_launches(capability))
+    common = _Common.of(form, tables, seats, dependent=starts_launches_early(capability))
     return _read(common), _deal(common) if form.room.chunk else _settle(common)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import platform
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -139,8 +141,22 @@ def floor_us(tree: Tree, shape: Shape, target: Target, gbps: float) -> float:
     return max(moved / (gbps * 1e3), flops / (target.tensor_tflops * 1e6))
 
 
+def checkout_commit() -> str:
+    """Returns the commit of the checkout that runs, with `+` where files differ from it; empty outside of one."""
+    root = Path(__file__).resolve().parent.parent.parent
+    try:
+        asked = [
+            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in (["rev-parse", "--show-prefix", "--short=12", "HEAD"], ["status", "--porcelain", "-uno"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    prefix, _, commit = asked[0].stdout.partition("\n")
+    return "" if prefix else commit.strip() + ("+" if asked[1].stdout.strip() else "")
+
+
 def machine(gbps: float) -> dict[str, object]:
-    """Describes the machine: device, copy rate, versions of packages, and the command line."""
+    """Describes the machine: device, copy rate, versions of packages, the commit, and the command line."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -153,6 +169,7 @@ def machine(gbps: float) -> dict[str, object]:
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "treegen": VERSION,
+        **({"commit": commit} if (commit := checkout_commit()) else {}),
         **versions,
         "command": " ".join(["treegen", *sys.argv[1:]]),
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from treegen.cli.arguments import DataOption, FamilyOption, SeedOption, print_table, shapes_from
+from treegen.cli.arguments import DataOption, FamilyOption, HtmlOption, SeedOption, print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError, InputError
+from treegen.text_files import save_text
 from treegen.workloads.specs import STRIDE, trees_of
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def bench(
         Path | None,
         typer.Option(metavar="FILE", help="Draw the results to this .svg or .png file.", show_default="not drawn"),
     ] = None,
+    html: HtmlOption = None,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -119,7 +121,7 @@ def bench(
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         chosen = _BatchOptions(family, heads, providers, steps, layers, repeats, seed, data)
-        raise typer.Exit(_bench_batches(chosen, json, results))
+        raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
     if results is not None:
         machine, found = result_tables.load(results)
         found = found if providers is None else result_tables.only(found, providers)
@@ -135,6 +137,7 @@ def bench(
         machine, found = _measured(trees, shapes, listed, repeats, rows)
     if json is not None:
         result_tables.save(json, machine, found)
+    _write_page(html, machine, found, results)
     print_table(result_tables.table(found))
     for line in result_tables.problems(found):
         print(line)
@@ -160,16 +163,25 @@ class _BatchOptions:
     data: Path | None
 
 
-def _bench_batches(options: _BatchOptions, json: Path | None, loaded: Path | None) -> int:
+class _Files(NamedTuple):
+    """Where results are written as JSON and as a page, and where they are loaded from; None for none of these."""
+
+    json: Path | None
+    html: Path | None
+    loaded: Path | None
+
+
+def _bench_batches(options: _BatchOptions, files: _Files) -> int:
     """Measures the suite of batches, or loads results, prints tables and returns the exit code."""
     from treegen.bench import batch_results
 
-    if loaded is not None:
-        machine, found = batch_results.load_batches(loaded)
+    if files.loaded is not None:
+        machine, found = batch_results.load_batches(files.loaded)
     else:
-        machine, found = _measured_batches(options, json)
-    if json is not None:
-        batch_results.save_batches(json, machine, found)
+        machine, found = _measured_batches(options, files.json)
+    if files.json is not None:
+        batch_results.save_batches(files.json, machine, found)
+    _write_page(files.html, machine, found, files.loaded)
     for line in batch_results.batch_problems(found):
         print(line)
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
@@ -177,6 +189,19 @@ def _bench_batches(options: _BatchOptions, json: Path | None, loaded: Path | Non
     print_table(batch_results.batch_table(found))
     statuses = {outcome.status for result in found for outcome in result.outcomes}
     return int(bool(statuses & {"wrong", "failed"}))
+
+
+def _write_page(
+    html: Path | None,
+    machine: dict[str, Any],
+    results: Sequence[Result] | Sequence[BatchResult],
+    loaded: Path | None,
+) -> None:
+    """Writes results as a page, if one is wanted. loaded: the file that they come from."""
+    if html is not None:
+        from treegen.bench.results_page import results_html
+
+        save_text(html, results_html(machine, results, "treegen bench" if loaded is None else loaded.name))
 
 
 def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[str, Any], list[BatchResult]]:

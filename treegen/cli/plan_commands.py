@@ -32,11 +32,14 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.progress import now
+from treegen.report.chrome_trace import chrome_trace as trace_of
+from treegen.report.decode_course import course_object, decode_html
 from treegen.report.decode_io import DEFAULT_LAYERS, DEFAULT_STRIDE, decode_io
 from treegen.report.estimate_text import fitted
 from treegen.report.explain import Explanation
 from treegen.report.explain import explain as explained
 from treegen.report.strategy_diff import DEFAULT_GROUPS, Difference, difference
+from treegen.report.timelines import Recorder
 from treegen.report.verified_plans import planned
 from treegen.schedule.pipeline import Lowering, device_schedule
 from treegen.search.weigh import candidates
@@ -87,12 +90,29 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, with all groups.")] = False,
     html: HtmlOption = None,
     svg: SvgOption = None,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Run the plans on this machine's GPU, and measure when each thread block runs."),
+    ] = False,
+    chrome_trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--chrome-trace",
+            metavar="FILE",
+            help="Write the timelines of thread blocks for trace viewers.",
+            show_default="not written",
+        ),
+    ] = None,
 ) -> None:
     """Draw a tree, show which rows read which KV together, and account for bytes, padding, launches and time."""
     if diff is not None and (strategy, svg) != (None, None):
         name, value = ("strategy", strategy) if strategy is not None else ("svg", str(svg))
         reason = "excludes --diff, which names two strategies itself"
         raise StrategyError(name, value, reason, f"leave out --{name} or --diff")
+    if diff is not None and (measure or chrome_trace is not None):
+        fix = "use --strategy, or leave out --measure and --chrome-trace"
+        raise StrategyError("diff", " ".join(diff), "excludes --measure and --chrome-trace", fix)
+    recorder = _recorder() if measure else None
     shape, model = shape_from(heads, head_dim, dtype, page_size), _cost_model(cost)
     on_target = target_of(target)
     with activity_bar():
@@ -103,8 +123,11 @@ def explain(
             told = difference(planned_tree, *diff, shape, on_target)
         else:
             names = _strategies(strategy or ("auto" if html is None else "all"))
-            told = explained(planned_tree, names, shape, on_target, model)
+            told = explained(planned_tree, names, shape, on_target, model, recorder)
         written = _write_drawings(told, tree, html, svg)
+        if chrome_trace is not None and isinstance(told, Explanation):
+            save_text(chrome_trace, trace_of(told.entries))
+            written.append(str(chrome_trace))
         if json:
             text = told.to_json()
         elif isinstance(told, Difference):
@@ -123,6 +146,14 @@ def _write_drawings(told: Explanation | Difference, tree: str, html: Path | None
     if svg is not None and isinstance(told, Explanation):
         save_text(svg, told.to_svg())
     return [str(path) for path in (html, svg) if path is not None]
+
+
+def _recorder() -> Recorder:
+    """Returns the function that measures timelines. Raises BackendError where nothing can be measured."""
+    from treegen.tuning import measured_timeline
+
+    measured_timeline.check_measurable()
+    return measured_timeline.record
 
 
 def _weighed(tree: Tree, shape: Shape | None, target: Target) -> list[str]:
@@ -193,6 +224,7 @@ def account_workload(
     ] = DEFAULT_STRIDE,
     target: TargetOption = DEFAULT_TARGET,
     json: Annotated[bool, typer.Option("--json", help="Print exact bytes as JSON.")] = False,
+    html: HtmlOption = None,
 ) -> None:
     """Account for the bytes that strategies read and write over whole decodings."""
     named_workload = workload_from(workload)
@@ -203,6 +235,13 @@ def account_workload(
         found = decode_io(
             named_workload, names, shape, on_target, layers=layers, stride=stride, on_progress=on_progress
         )
+    if html is not None:
+        with progress_bar(1, "drawing") as on_progress:
+            course = course_object(named_workload, names, shape, on_target, layers=layers, on_progress=on_progress)
+        save_text(html, decode_html(found, course))
+        print(html)
+        if not json:
+            return
     print(found.to_json() if json else found.text())
 
 

@@ -139,6 +139,7 @@ _STAND_INS = {
     ParameterKind.TABLE: _Contiguous("torch.int32", (_ANY,)),
     ParameterKind.HEAD_VALUES: _Contiguous("torch.float32", (_ANY,)),
     ParameterKind.COUNT: _ANY,
+    ParameterKind.TIMES: _Contiguous("torch.int64", (_ANY,)),
 }
 """What stands for arguments that neither the shape nor the key says more about."""
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from treegen.ir.keys import KernelKey, MergeKey
 from treegen.ir.shape import Shape
+from treegen.target.targets import starts_launches_early
 from treegen.target.tile_config import value_is_piece
 
 _HOPPER, _BLACKWELL = 90, 100
@@ -96,6 +97,7 @@ class ParameterKind(Enum):
     CAPTURED = "a tensor that scores are made of"
     CAPTURED_SIZE = "a size of such a tensor"
     CAPTURED_STRIDE = "a stride of such a tensor"
+    TIMES = "where thread blocks record when they ran, as 64-bit integers"
     SWITCH = "a fact about the launch that machine code is made for"
 
 
@@ -155,6 +157,8 @@ def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
         yield _each(ParameterKind.CAPTURED, names.tensor)
         yield from ((Parameter(size, ParameterKind.CAPTURED_SIZE, specialized=False),) for size in names.sizes)
         yield from ((Parameter(stride, ParameterKind.CAPTURED_STRIDE, specialized=False),) for stride in names.strides)
+    if key.recorded:
+        yield _each(ParameterKind.TIMES, "times")
     yield (Parameter("INTERPRETED", ParameterKind.SWITCH, constant=True),)
     yield (Parameter("DEPENDENT", ParameterKind.SWITCH, constant=True),)
 
@@ -167,6 +171,9 @@ def _merge_lines(key: MergeKey) -> Iterator[tuple[Parameter, ...]]:
     yield _each(ParameterKind.FLOAT, "lse_scale")
     if key.sinks:
         yield _each(ParameterKind.HEAD_VALUES, "sinks")
+    if key.recorded:
+        yield _each(ParameterKind.TIMES, "times")
+        yield (Parameter("INTERPRETED", ParameterKind.SWITCH, constant=True),)
     yield (Parameter("DEPENDENT", ParameterKind.SWITCH, constant=True),)
 
 
@@ -244,12 +251,12 @@ def switch_values(*, interpreted: bool, capability: int) -> dict[str, bool]:
     """What machine code is made for, by parameters' names. capability: compute capability times ten, 0 where no GPU
     runs the kernel.
     """
-    return {"INTERPRETED": interpreted, "DEPENDENT": depends_on_launches(capability)}
+    return {"INTERPRETED": interpreted, "DEPENDENT": starts_launches_early(capability)}
 
 
 def launch_options(key: KernelKey | MergeKey, capability: int) -> dict[str, Any]:
     """What Triton takes of a launch besides arguments. capability: as of switch_values."""
-    dependent, on_hopper = depends_on_launches(capability), _HOPPER <= capability < _BLACKWELL
+    dependent, on_hopper = starts_launches_early(capability), _HOPPER <= capability < _BLACKWELL
     if isinstance(key, MergeKey):
         return {"num_warps": key.num_warps, **({"launch_pdl": True} if dependent else {})}
     needs_most = key.epilogue_merge or key.work_list or key.tile_tokens > _FEW_TOKENS
@@ -260,13 +267,6 @@ def launch_options(key: KernelKey | MergeKey, capability: int) -> dict[str, Any]
         **({"launch_pdl": True} if dependent and key.epilogue_merge else {}),
         **({"maxnreg": _MOST_REGISTERS} if may_take_all else {}),
     }
-
-
-def depends_on_launches(capability: int) -> bool:
-    """Whether GPUs of a compute capability (times ten) begin a launch before the one that it depends on has ended, and
-    let it wait for that where it has to (programmatic dependent launch, from Hopper on).
-    """
-    return capability >= _HOPPER
 
 
 def cache_strides(cache: TensorLike, kv_layout: str) -> tuple[int, int, int]:

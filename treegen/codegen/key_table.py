@@ -31,6 +31,7 @@ _MEANINGS = {
     "fused_merge": "whether final items wait for partials of the same launch",
     "guarded": "whether values that are not finite stay with rows that see them",
     "request_page": "page size of the tables that a step kernel lists tiles from",
+    "recorded": "whether thread blocks record where and when they ran",
     "heads": "query heads that a thread block merges at a time",
     "parts": "partials of a row that it merges at a time",
     "several_rounds": "whether some results go to partial slots",

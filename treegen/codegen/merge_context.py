@@ -15,7 +15,7 @@ class MergeContext:
 
     heads, parts: what a thread block takes at a time, see MergeKey. to_partials: whether some results go to partial
     slots, for a later merge to read. padded_v: padded head dim of results; mask_v: whether that is more than the
-    head dim.
+    head dim. recorded: see MergeKey.
     """
 
     heads: int
@@ -26,6 +26,7 @@ class MergeContext:
     mask_v: bool
     parameters: tuple[Parameter, ...]
     sinks: bool
+    recorded: bool
 
     @classmethod
     def of(cls, key: MergeKey) -> MergeContext:
@@ -39,4 +40,5 @@ class MergeContext:
             mask_v=padded(key.head_dim_v) != key.head_dim_v,
             parameters=kernel_signature(key),
             sinks=key.sinks,
+            recorded=key.recorded,
         )

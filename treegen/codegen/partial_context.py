@@ -149,7 +149,7 @@ class PartialContext:
     head_tiles tiles. masked: whether rows see some runs only, and bits: whether bit masks say which. leaves_out:
     whether rows with negative numbers are left out. scores: what changes scores; loads: how the tensors that it
     captured are read. values_first: whether values are loaded before keys are multiplied. unspecialized: parameters
-    whose values machine code is not made for. indent: further spaces of the kernel's body.
+    whose values machine code is not made for. indent: further spaces of the kernel's body. recorded: see KernelKey.
     """
 
     rows: int
@@ -164,6 +164,7 @@ class PartialContext:
     indent: int
     sinks: bool
     guarded: bool
+    recorded: bool
     values_first: bool
     scores: ScoreCode | None
     loads: tuple[EntryLoad, ...]
@@ -193,6 +194,7 @@ class PartialContext:
             indent=4 if key.work_list else 0,
             sinks=key.sinks,
             guarded=key.guarded,
+            recorded=key.recorded,
             values_first=key.guarded and not key.shared_kv,
             scores=key.scoring,
             loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),

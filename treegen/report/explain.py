@@ -23,6 +23,7 @@ from treegen.report.page.search_steps import search_object
 from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.page.tree_svg import tree_svg
 from treegen.report.ranking import Ranked, ranked, ranking_lines
+from treegen.report.timelines import MOST_BLOCKS, Recorder
 from treegen.report.verified_plans import Planned, choices_of, listed, verified
 from treegen.search.size import is_too_large, most_planned
 from treegen.strategies import Choice, Strategy, auto, strategy_names
@@ -30,7 +31,7 @@ from treegen.target.problem import Problem
 from treegen.target.targets import Target, target_from
 from treegen.target.task_costs import source_of_costs
 
-PANELS = ("summary", "tree", "strategies", "plan", "roofline", "search")
+PANELS = ("summary", "tree", "strategies", "plan", "timeline", "roofline", "search")
 """The panels of an explanation's page, from the top down."""
 
 
@@ -116,11 +117,12 @@ class Explanation:
         problem = Problem(self.tree, self.shape, self.target)
         marks = TreeMarks.of(self.tree)
         places = {each.name: each for each in self.ranking}
-        strategies = []
+        strategies, most_blocks = [], MOST_BLOCKS // max(len(self.entries), 1)
         for entry in self.entries:
             drawn = page_json(entry, places[entry.strategy.summary], marks)
             groups = None if all_groups else drawn["shown_groups"]
-            strategies.append({**entry_json(entry, groups), **drawn, "items": items_object(entry.schedule, groups)})
+            items, timeline = items_object(entry.schedule, groups), entry.timeline.to_object(most_blocks)
+            strategies.append({**entry_json(entry, groups), **drawn, "items": items, "timeline": timeline})
         best = [str(entry.strategy) for entry in self.entries]
         return {
             "format": FORMAT,
@@ -163,6 +165,7 @@ def explain(
     shape: Shape | None = None,
     target: str | Target | None = None,
     model: CostModel = "analytic",
+    recorder: Recorder | None = None,
 ) -> Explanation:
     """Plans a tree with every strategy, verifies the plans and accounts for them, without torch or a GPU.
 
@@ -176,6 +179,7 @@ def explain(
         shape: The attention shape; by default DEFAULT_SHAPE.
         target: The target, by name or as an object; by default h200.
         model: The cost model that estimates times: "analytic" or "profiled".
+        recorder: Measures the timelines of plans; by default they are predicted alone.
 
     Raises:
         TreegenError: A name is unknown, or a plan cannot be made.
@@ -201,7 +205,11 @@ def explain(
     entries = []
     for choice, plan, schedule in made:
         now(f"accounting for {choice.strategy.name}")
-        entries.append(ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model))
+        entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, schedule, problem, model)
+        if recorder is not None:
+            now(f"measuring {choice.strategy.name}")
+            entry = entry.with_recording(recorder(plan, problem))
+        entries.append(entry)
     now("writing")
     return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import CostModel, Estimate, assess
+from treegen.cost.predicted_timeline import predicted_timeline
+from treegen.cost.timeline import Recording
 from treegen.ir.groups import SEGMENT_ARRAYS, Group
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -19,6 +21,8 @@ from treegen.report.estimate_text import account_lines, time_lines
 from treegen.report.page.group_marks import group_marks, merged_by, shown_groups
 from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.ranking import Ranked
+from treegen.report.timelines import PlanTimeline
+from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.strategies import Strategy
 from treegen.target.problem import Problem
 
@@ -38,6 +42,7 @@ class ExplainedPlan:
         schedule: The lowered plan.
         estimate: Bytes, work and time.
         times: The parts of the estimated time.
+        timeline: The timeline that the cost model predicts, and the measured one if there is one.
         fixed: Whether its launches are those of a fixed capacity.
     """
 
@@ -47,6 +52,7 @@ class ExplainedPlan:
     schedule: Schedule
     estimate: Estimate
     times: Times
+    timeline: PlanTimeline
     fixed: bool = False
 
     @classmethod
@@ -63,7 +69,13 @@ class ExplainedPlan:
     ) -> ExplainedPlan:
         """Assesses a plan that is already lowered."""
         estimate, times = assess(plan, schedule, problem, model, fixed=fixed)
-        return cls(strategy, reason, plan, schedule, estimate, times, fixed)
+        counted = schedule if fixed else with_fused_merge(schedule)
+        timeline = PlanTimeline(counted, predicted_timeline(counted, problem, times))
+        return cls(strategy, reason, plan, schedule, estimate, times, timeline, fixed)
+
+    def with_recording(self, recording: Recording | None) -> ExplainedPlan:
+        """Returns the same with a measured timeline."""
+        return replace(self, timeline=replace(self.timeline, recording=recording))
 
     @property
     def name(self) -> str:
@@ -176,7 +188,8 @@ def entry_lines(entry: ExplainedPlan, most_groups: int, formulas: bool) -> list[
         lines.append(f"    kernel config {tile}: {items} work items")
     if entry.estimate.launches < schedule.launches:
         lines.append("  one launch: final items wait for partial items")
-    return [*lines, *account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]
+    account = [*account_lines(entry.estimate), *time_lines(entry.times, terms=formulas)]
+    return [*lines, *account, *entry.timeline.lines()]
 
 
 def group_text(group: Group) -> str:

@@ -39,6 +39,17 @@ class Constants:
     sharpness: float  # exponent of the soft maximum of a launch's terms
 
 
+_HOPPER = 90
+
+
+def starts_launches_early(capability: int) -> bool:
+    """Says whether GPUs of a compute capability (times ten) start a launch before the one before has ended.
+
+    The launch waits for the one before where it has to (programmatic dependent launch, from Hopper on).
+    """
+    return capability >= _HOPPER
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A device.

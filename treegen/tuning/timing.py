@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import torch
@@ -25,17 +25,34 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
     flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
     for _ in range(_WARM_UP):
         call()
-    pairs = []
-    for _ in range(repeats):
-        flush.zero_()
-        torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        call()
-        end.record()
-        pairs.append((begin, end))
+    pairs = [_timed(call, flush) for _ in range(repeats)]
     torch.cuda.synchronize()
     return float(statistics.median(1e3 * begin.elapsed_time(end) for begin, end in pairs))
+
+
+def each_us(call: Callable[[], object], repeats: int) -> Iterator[float]:
+    """Yields the microseconds of each of `repeats` calls, under the conditions of `median_us`, once the device is done.
+
+    The caller may read what a call wrote before the next one begins.
+    """
+    flush = torch.empty(_FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+    for _ in range(_WARM_UP):
+        call()
+    for _ in range(repeats):
+        begin, end = _timed(call, flush)
+        torch.cuda.synchronize()
+        yield 1e3 * begin.elapsed_time(end)
+
+
+def _timed(call: Callable[[], object], flush: torch.Tensor) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Enqueues a call on a cold L2, between two events."""
+    flush.zero_()
+    torch.cuda._sleep(_PAUSE_CYCLES)  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    call()
+    end.record()
+    return begin, end
 
 
 def graph_of(call: Callable[[], Result]) -> tuple[Callable[[], None], Result]:

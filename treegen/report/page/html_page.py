@@ -2,12 +2,13 @@
 
     templates/report/page.html            the frame, with a place for each part below
     colours.css, page.css                 colours, and the style of the frame
-    charts.css, panels.css                the style of what panels are made of
+    charts.css, panels.css, results.css   the style of what panels are made of
     d3.min.js, d3.LICENSE                 the drawing library, unmodified
     page.js, shapes.js                    the frame's script, and what all panels draw with
     marks.js, icicle.js, bars.js          drawings of trees, and bars
     groups.js, group_drawings.js          groups on drawings of trees, and one by one
     NAME_panel.js                         a panel: it draws a part of the data
+    timeline_blocks.js, timeline_chart.js what the panel `timeline` draws with
 
 The data is a block of JSON, which scripts read; nothing of it is ever markup. The page's policy names the digests of
 its own style and scripts, so a browser runs nothing else, and connects to nothing.
@@ -27,7 +28,9 @@ from typing import Any
 from treegen.ir.tree import Tree
 
 _SHARED = ("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle.js", "groups.js", "bars.js", "group_drawings.js")
-_STYLES = ("colours.css", "page.css", "charts.css", "panels.css")
+_PARTS = {"timeline": ("timeline_blocks.js", "timeline_chart.js")}
+"""Further scripts of a panel, which come before it."""
+_STYLES = ("colours.css", "page.css", "charts.css", "panels.css", "results.css")
 _ESCAPES = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 
@@ -44,7 +47,8 @@ def html_page(title: str, data: Mapping[str, Any], panels: Sequence[str]) -> str
         The text of one HTML file, which needs no other file and no network.
     """
     style = "\n".join(map(_part, _STYLES))
-    scripts = [_part(name) for name in (*_SHARED, *(f"{panel}_panel.js" for panel in panels))]
+    of_panels = [name for panel in panels for name in (*_PARTS.get(panel, ()), f"{panel}_panel.js")]
+    scripts = [_part(name) for name in (*_SHARED, *of_panels)]
     allowed = f"script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}"
     return Template(_part("page.html")).substitute(
         title=html.escape(title),
