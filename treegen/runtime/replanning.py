@@ -29,7 +29,7 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 1000.0
-"""Microseconds that a plan makes a step longer, roughly. Beside an H200 it takes the host 1 to 2 ms, in which the device
+"""Microseconds that a plan makes a step longer, roughly. Beside an H200 it takes the host 1 to 2 ms, while the device
 works on the step; a step that waits for a plan is longer by all of it.
 """
 _ALONE_US = 4.0
