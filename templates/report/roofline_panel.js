@@ -53,8 +53,8 @@ page.panel({
       const parts = [
         `The floor is ${format.time(floor.time_us)}, set by ${floor.bound}: ${format.bytes(floor.bytes)} and ` +
           `${format.flops(floor.flops)}.`,
-        `${shown.summary} is estimated at ${format.time(us)}, ${format.ratio(us / floor.time_us)} the floor ` +
-          `(${shown.rank_reason}).`,
+        `${shown.summary} is estimated at ${format.time(us)}, ${format.ratio(us / floor.time_us)} the floor. ` +
+          `What holds it back: it is ${shown.bound}.`,
         `Starting launches takes ${format.percent(launching / us)} of it, merges ${format.percent(merges / us)}.`,
       ];
       if (measured !== null) parts.push(`Measured: ${format.time(measured)}.`);
@@ -95,7 +95,8 @@ page.panel({
       svg
         .append("text")
         .attr("class", "faint")
-        .attr("x", x(ridge) + 6)
+        .attr("text-anchor", "end")
+        .attr("x", width - margin.right)
         .attr("y", y(peak / 1e6) - 7)
         .text(width < 480 ? device.name : `${device.name}: ${rates}`);
       diamond(svg, x(best.x), y(best.y));

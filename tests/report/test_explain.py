@@ -68,7 +68,7 @@ def test_json_has_exactly_the_documented_fields() -> None:
     for given, entry in zip(value["strategies"], explanation.entries, strict=True):
         assert list(given) == [
             "name", "options", "groups", "kernel_configs", "estimate", "reason", "summary", "rank", "rank_reason",
-            "times", "counts", "merged_by", "marks", "reads", "shown_groups", "items", "timeline",
+            "bound", "times", "counts", "merged_by", "marks", "reads", "shown_groups", "items", "timeline",
         ]  # fmt: skip
         assert given["estimate"] == {
             **dataclasses.asdict(entry.estimate),

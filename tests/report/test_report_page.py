@@ -237,6 +237,7 @@ def test_pages_of_other_trees_have_no_errors(visit: Visits, name: str) -> None:
 def test_paper_is_white_and_without_tools(tab: Any) -> None:
     tab.emulate_media(media="print", color_scheme="dark")
     assert tab.locator("#toolbar").is_hidden()
+    assert tab.evaluate("getComputedStyle(document.querySelector('.piece')).printColorAdjust") == "exact"
     assert tab.pdf()[:4] == b"%PDF"
 
 

@@ -20,7 +20,7 @@ from treegen.ir.tree import Tree
 from treegen.report.estimate_text import account_lines, time_lines
 from treegen.report.page.group_marks import group_marks, merged_by, shown_groups
 from treegen.report.page.tree_marks import TreeMarks
-from treegen.report.ranking import Ranked
+from treegen.report.ranking import Ranked, bound_text
 from treegen.report.timelines import PlanTimeline
 from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.strategies import Strategy
@@ -144,6 +144,7 @@ def page_json(entry: ExplainedPlan, ranked: Ranked, marks: TreeMarks) -> dict[st
 
     - summary: the strategy's name with its options;
     - rank, rank_reason: its place by estimated time, and why;
+    - bound: what takes most of its time, in words;
     - times: the parts of the estimated time, in microseconds;
     - counts: groups, segments and items; partial items and the partial rows that they write; rows merged by launches;
     - merged_by: who merges partial rows, in words;
@@ -155,6 +156,7 @@ def page_json(entry: ExplainedPlan, ranked: Ranked, marks: TreeMarks) -> dict[st
         "summary": entry.strategy.summary,
         "rank": ranked.place,
         "rank_reason": ranked.reason,
+        "bound": bound_text(entry.estimate, times),
         "times": {name: getattr(times, name) for name in ("launching", "items", "merges", "unfused")},
         "counts": {
             "groups": len(plan),

@@ -30,17 +30,17 @@ def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
     result = []
     for place, (name, estimate, made_of) in enumerate(order, start=1):
         if place == 1:
-            reason = f"fastest: {_bound(estimate, made_of)}"
+            reason = f"fastest: {bound_text(estimate, made_of)}"
         elif estimate.time_us <= _CLOSE * best.time_us:
-            reason = f"as fast as {order[0][0]}: {_bound(estimate, made_of)}"
+            reason = f"as fast as {order[0][0]}: {bound_text(estimate, made_of)}"
         else:
             reason = f"{estimate.time_us / best.time_us:.2f}x: {_excess(estimate, made_of, best, best_times)}"
         result.append(Ranked(place, name, estimate, reason))
     return result
 
 
-def _bound(estimate: Estimate, made_of: Times) -> str:
-    """Names what takes most of the time."""
+def bound_text(estimate: Estimate, made_of: Times) -> str:
+    """Names what takes most of the time: `bound by the longest thread block`."""
     if not estimate.launches:
         return "nothing to do"
     if made_of.unfused > made_of.items:
