@@ -12,7 +12,7 @@ import torch
 from treegen.bench.decoding_cases import DecodingCase
 from treegen.bench.decoding_kernels import flashinfer_kernel, no_kernel
 from treegen.bench.decoding_sdpa import sdpa_kernel
-from treegen.bench.kv_reads import KVReads
+from treegen.bench.kv_reads import KVReads, StepFigures
 from treegen.bench.providers import UnavailableError
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
@@ -25,6 +25,8 @@ from treegen.report.decode_io import decimal_bytes
 
 OnProgress = Callable[[float], None]
 """Is called with the part of a decoding that is done since its last call."""
+_MOST_STEPS = 100
+"""The most decoding steps with figures of their own."""
 _TOLD_EVERY = 16
 """Decisions of the controller between two calls of it."""
 _PROVIDERS: dict[str, KernelMaker] = {"flashinfer": flashinfer_kernel, "sdpa": sdpa_kernel, "none": no_kernel}
@@ -62,6 +64,8 @@ class DecodingOutcome:
         unshared_bytes: The same if each branch held its own.
         read_bytes: The bytes of KV that attention read in the decoding steps, those of a group of rows once.
         path_bytes: The same if each query row read its own.
+        course: Figures of some decoding steps, spread evenly.
+        token_bytes: Bytes of a token's keys and values in a layer.
     """
 
     provider: str
@@ -75,6 +79,8 @@ class DecodingOutcome:
     unshared_bytes: int = 0
     read_bytes: int = 0
     path_bytes: int = 0
+    course: tuple[StepFigures, ...] = ()
+    token_bytes: int = 0
 
     @property
     def step_ms(self) -> float:
@@ -243,6 +249,8 @@ def run_decoding(
         unshared_bytes=known.most_unshared * of_page,
         read_bytes=read.read * of_token,
         path_bytes=read.paths * of_token,
+        course=reads.course(_MOST_STEPS),
+        token_bytes=of_token,
     )
 
 

@@ -5,6 +5,7 @@ Steps are noted while they run, as copies of the live batch, in some microsecond
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,6 +29,24 @@ class ReadTokens(NamedTuple):
 
     read: int
     paths: int
+
+
+class StepFigures(NamedTuple):
+    """Figures of a decoding step.
+
+    Attributes:
+        step: Its number among the decoding steps, from 1 on.
+        branches: The branches that it decodes.
+        read: Tokens of KV that groups of rows read, over all layers.
+        paths: The same if each query row read its own.
+        ms: Milliseconds, the mean up to the next step that has figures.
+    """
+
+    step: int
+    branches: int
+    read: int
+    paths: int
+    ms: float
 
 
 @dataclass(slots=True)
@@ -56,11 +75,28 @@ class KVReads:
         """Forgets the steps so far."""
         for kernel in self.kernels:
             kernel.steps.clear()
+            kernel.began.clear()
 
-    def count(self) -> ReadTokens:
-        """Counts the tokens of all steps."""
-        counts = [np.array(kernel.count(), np.int64) * kernel.layers for kernel in self.kernels]
+    def count(self, steps: slice = slice(None)) -> ReadTokens:
+        """Counts the tokens of these steps; by default of all."""
+        counts = [np.array(kernel.count(steps), np.int64) * kernel.layers for kernel in self.kernels]
         return ReadTokens(*np.sum([np.zeros(2, np.int64), *counts], axis=0).tolist())
+
+    def course(self, most: int) -> tuple[StepFigures, ...]:
+        """Returns the figures of at most `most` steps, spread evenly; the last step, whose end is unknown, has none."""
+        if not self.kernels or len(self.kernels[0].steps) < 2:
+            return ()
+        began, steps = self.kernels[0].began, self.kernels[0].steps
+        last = len(steps) - 1
+        chosen = np.unique(np.linspace(0, last - 1, min(most, last)).round().astype(np.int64))
+        figures = []
+        for step, until in zip(chosen.tolist(), [*chosen[1:].tolist(), last], strict=True):
+            read, paths = self.count(slice(step, step + 1))
+            rows = int(np.count_nonzero(steps[step].batch.row >= 0))
+            figures.append(
+                StepFigures(step + 1, rows, read, paths, 1e3 * (began[until] - began[step]) / (until - step))
+            )
+        return tuple(figures)
 
 
 class _NotedStep(NamedTuple):
@@ -71,12 +107,13 @@ class _NotedStep(NamedTuple):
 
 
 class _NotedKernel:
-    """A kernel that notes its steps. layers: its calls in a step."""
+    """A kernel that notes its steps. layers: its calls in a step. began: when each step began, in seconds."""
 
     def __init__(self, kernel: StepKernel, window_left: int) -> None:
         self._kernel, self._window_left = kernel, window_left
         self.layers = 0
         self.steps: list[_NotedStep] = []
+        self.began: list[float] = []
 
     @property
     def rows(self) -> int:
@@ -85,6 +122,7 @@ class _NotedKernel:
 
     def prepare(self, batch: LiveBatch) -> None:
         """See StepKernel."""
+        self.began.append(time.perf_counter())
         self._kernel.prepare(batch)
         planned = self._kernel.planned if isinstance(self._kernel, BatchKernel) else None
         self.steps.append(_NotedStep(None if planned is None else planned.schedule, deepcopy(batch)))
@@ -103,11 +141,11 @@ class _NotedKernel:
         """See StepKernel."""
         self._kernel.refresh(batch)
 
-    def count(self) -> tuple[int, int]:
-        """Counts the tokens of a layer in all steps: those that are read, and those of all paths."""
+    def count(self, steps: slice) -> tuple[int, int]:
+        """Counts the tokens of a layer in these steps: those that are read, and those of all paths."""
         read = paths = 0
         known: RequestSchedule | None = None
-        for plan, batch in self.steps:
+        for plan, batch in self.steps[steps]:
             tokens = np.where(batch.row >= 0, batch.tokens, 0)
             first = np.maximum(tokens - batch.rows - self._window_left, 0)  # of the first query row
             begin = np.zeros_like(tokens) if self._window_left < 0 else first

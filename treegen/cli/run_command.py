@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from treegen.cli.arguments import print_table
+from treegen.cli.arguments import HtmlOption, print_table
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import InputError
+from treegen.text_files import save_text
 from treegen.workloads.served_decodings import served_decoding
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def run(
     eager: Annotated[
         bool, typer.Option("--eager", help="Capture no CUDA graphs, and wait after each part, to see its time.")
     ] = False,
+    html: HtmlOption = None,
 ) -> None:  # fmt: skip
     """Decode a tree of sequences with a model, and show the time per token and the memory of KV.
 
@@ -75,7 +77,12 @@ def run(
     with progress_bar(len(providers)) as on_done:
         outcomes = [run_decoding(loaded, case, provider, settings, on_done) for provider in providers]
     prompts = f"{len(case.prompts)} prompts of up to " if len(case.prompts) > 1 else ""
-    print(f"{decoding.name}: {prompts}{max(map(len, case.prompts))} prompt tokens, model {model}, {loaded.device}")
+    words = f"{decoding.name}: {prompts}{max(map(len, case.prompts))} prompt tokens, model {model}, {loaded.device}"
+    if html is not None:
+        from treegen.bench.decoding_page import decoding_html
+
+        save_text(html, decoding_html(outcomes, words))
+    print(words)
     for found in outcomes:
         if found.detail:
             print(f"{found.provider}: {found.detail}")
