@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,12 +29,24 @@ def cuda_capture(call: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[
     """Captures a call that has run before as a CUDA graph. Raises BackendError where that is impossible."""
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with _no_collection(), torch.cuda.graph(graph, pool=pool):
             result = call()
     except RuntimeError as cause:
         reason = f"cannot be captured: {str(cause).splitlines()[0]}"
         raise BackendError("model", "a step", reason, "pass cuda_graphs=False") from cause
     return graph.replay, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Holds the garbage collector back: it may free the graphs of an earlier engine, which ends a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class StepGraphs:
