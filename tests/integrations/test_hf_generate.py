@@ -23,7 +23,7 @@ from transformers import (
 from transformers.generation import StopStringCriteria
 
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, padded, tiny
-from treegen.integrations import generate, hf_generate
+from treegen.integrations import generate, hf_engines
 from treegen.ir.errors import InputError, PoolError, TreegenError
 
 ENDS = [11, 50, 3, 7]
@@ -170,7 +170,7 @@ def test_drafts_by_prompt_lookup_change_no_token(processed: str) -> None:
 
 def test_drafts_by_prompt_lookup_save_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Any] = []
-    monkeypatch.setattr(hf_generate, "Engine", counting(engines))
+    monkeypatch.setattr(hf_engines, "Engine", counting(engines))
     options = {"max_new_tokens": 40, "do_sample": False, "max_matching_ngram_size": 3}
     check_equal(tiny(), PROMPTS[2:], **options)
     check_equal(tiny(), PROMPTS[2:], prompt_lookup_num_tokens=6, **options)
@@ -181,7 +181,7 @@ def test_drafts_by_prompt_lookup_save_steps(monkeypatch: pytest.MonkeyPatch) -> 
 def counting(engines: list[Any]) -> Callable[..., Any]:
     """An engine class that lists its engines."""
 
-    class Listed(hf_generate.Engine):
+    class Listed(hf_engines.Engine):
         def __init__(self, *given: Any, **options: Any) -> None:
             super().__init__(*given, **options)
             engines.append(self)
@@ -191,7 +191,7 @@ def counting(engines: list[Any]) -> Callable[..., Any]:
 
 def test_all_pages_are_used_at_the_longest_and_a_prompt_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engines: list[Any] = []
-    monkeypatch.setattr(hf_generate, "Engine", counting(engines))
+    monkeypatch.setattr(hf_engines, "Engine", counting(engines))
     check_equal(tiny(), PROMPTS, own={"engine_options": {"page_size": 4}}, **WAYS["samples"])
     (engine,) = engines
     assert engine.accounting.rows == sum(map(len, PROMPTS)) + 9 * len(PROMPTS) * 3
@@ -262,7 +262,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_what_is_refused_before_any_launch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (options, text) = tiny(), BAD[name]
-    monkeypatch.setattr(hf_generate, "HFModel", None)
+    monkeypatch.setattr(hf_engines, "HFModel", None)
     with pytest.raises(InputError, match=text) as caught:
         model.generate(
             **{**padded(PROMPTS), "pad_token_id": 0, "max_new_tokens": 5, "custom_generate": generate, **options}

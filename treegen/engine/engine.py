@@ -143,6 +143,7 @@ class Engine:
             self._waiting.clear()
             self._logits.clear()
             self.sequences.clear()
+            self._drafting = self._selecting = None
         return [sorted(results) for results in self._results]
 
     @property

@@ -20,7 +20,7 @@ from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKer
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftMask, chain, draft_shape
 from treegen.engine.sequences import SequenceTree
-from treegen.ir.arrays import Ints, Longs, positive_int
+from treegen.ir.arrays import Ints, Longs, positive_int, ragged_ranges
 from treegen.ir.errors import BranchError, InputError
 
 
@@ -253,22 +253,21 @@ class Step:
         live.set_rows(running, rows[running])
 
     def _set_pages(self, rows: Longs, branches: Sequence[Branch]) -> None:
-        """Lists the branches' pages in their rows of the table, where these do not have them.
-
-        Within an epoch of the seat pages are only added.
-        """
+        """Adds pages to the branches' rows of the table. Within an epoch of its seat a branch only gets pages."""
         epochs = self.sequences.live.epoch.take([branch.seat for branch in branches]).tolist()
-        changed = []
+        ranges, values = [], []
         for row, branch, epoch in zip(rows.tolist(), branches, epochs, strict=True):
             pages, at_epoch, count = self._listed[row]
-            if pages is not branch.pages or at_epoch != epoch or count != len(branch.pages):
-                self._table[row, : len(branch.pages)] = branch.pages
+            known = count if pages is branch.pages and at_epoch == epoch else 0
+            if known != len(branch.pages):
+                ranges.append((row * self._table.shape[1] + known, len(branch.pages) - known))
+                values += branch.pages[known:]
                 self._listed[row] = branch.pages, epoch, len(branch.pages)
-                changed.append(row)
-        if changed:
-            device = self.pool.device
-            of_table = torch.tensor(changed).to(device, non_blocking=True)
-            self.pages.table[of_table] = torch.from_numpy(self._table[changed]).to(device, non_blocking=True)
+        if ranges:
+            written = np.stack([ragged_ranges(*np.array(ranges).T), values])
+            self._table.reshape(-1)[written[0]] = written[1]
+            of_table, listed = torch.from_numpy(written).to(self.pool.device, non_blocking=True)
+            self.pages.table.view(-1).index_copy_(0, of_table, listed.int())
 
     def _check_heads(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         shape = self.pool.shape

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -25,14 +27,19 @@ class HFModel:
 
     Args:
         model: A causal language model of Transformers.
+        weak: Whether to let the model be freed while this object is there.
+
+    Attributes:
+        shape: The attention shape of all layers.
+        layers: The number of attention layers.
+        max_tokens: The most tokens of a sequence.
+        vocabulary: The number of different tokens.
 
     Raises:
         InputError: The model has other layers than such attention layers, or a type that treegen does not serve.
     """
 
-    def __init__(self, model: Any) -> None:
-        from transformers import AttentionInterface
-
+    def __init__(self, model: Any, *, weak: bool = False) -> None:
         config = model.config.get_text_config()
         types = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         if model.dtype not in types:
@@ -42,14 +49,26 @@ class HFModel:
             raise InputError(
                 "layer_types", sorted(kinds), "are not served", "use models with full and sliding attention"
             )
-        self.model, self.layers = model, int(config.num_hidden_layers)
+        self._model: Callable[[], Any] = ref(model) if weak else lambda: model
+        self.layers = int(config.num_hidden_layers)
         self.max_tokens, self.vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
         heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.shape = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        self.attach()
+
+    @property
+    def model(self) -> Any:
+        """The model of Transformers; None after it was freed."""
+        return self._model()
+
+    def attach(self) -> None:
+        """Gives the model its attention function, and sets it to evaluation."""
+        from transformers import AttentionInterface
+
         AttentionInterface.register(NAME, attend)
-        model.set_attn_implementation(NAME)
-        model.eval()
+        self.model.set_attn_implementation(NAME)
+        self.model.eval()
 
     @property
     def device(self) -> torch.device:

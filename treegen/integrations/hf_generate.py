@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from treegen.engine import Engine, NGrams
-from treegen.integrations.hf import HFModel
+from treegen.engine import NGrams
 from treegen.integrations.hf_beams import LockstepBeams
+from treegen.integrations.hf_engines import engine_for
 from treegen.integrations.hf_requests import GenerateRequest, check_request
 from treegen.integrations.hf_rules import Criteria, Processors, TokenRules
 from treegen.integrations.hf_samples import DraftedSample, LockstepSample
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 
-OPTIONS = ("num_pages", "page_size", "max_rows", "strategy", "cuda_graphs")
-"""Arguments of the engine that a caller may give."""
+OPTIONS = ("num_pages", "page_size", "max_rows", "strategy", "cuda_graphs", "keep")
+"""Arguments of the engine that a caller may give, and whether to keep it."""
 
 MOST_PROMPT_ROWS = 2048
 """Tokens of prompts in a step, where the caller does not say."""
@@ -49,6 +49,10 @@ def generate(
     Transformers does not hand on its arguments `streamer`, `assistant_model` and `tokenizer` to such a function: use
     `token_streamer`, and give stop strings as a `StopStringCriteria` among the `stopping_criteria`.
 
+    The engine is kept for later calls of the model, with its pages and CUDA graphs, and freed with the model. A call
+    that needs more, or asks for other options, gets a new one, as does a model whose modules, tensors, flags or config
+    have changed. Values of weights may change in place.
+
     While it runs, the model attends through `treegen` and is in evaluation mode; afterwards, and after errors, both are
     as before. So no other thread may use it meanwhile.
 
@@ -60,13 +64,12 @@ def generate(
         stopping_criteria: Says which rows end.
         generation_config: Everything else that the caller asks for.
         engine_options: Arguments of `Engine`: num_pages, page_size, max_rows, strategy or cuda_graphs. By default
-            there are pages for all rows at their longest.
+            there are pages for all rows at their longest. With `keep` False no engine is kept or used again.
         token_streamer: A streamer of Transformers, for one row.
         model_kwargs: What Transformers hands to the model: the attention mask, positions and an empty cache.
 
     Returns:
-        The sequences `[rows returned, length]`, or, with `return_dict_in_generate`, Transformers' own output of them,
-        without a cache.
+        The sequences `[rows returned, length]`; with `return_dict_in_generate` Transformers' output, without a cache.
 
     Raises:
         InputError: Something is asked for that is not served; before any launch.
@@ -75,11 +78,11 @@ def generate(
     request = check_request(model, input_ids, stopping_criteria, generation_config, model_kwargs)
     if token_streamer is not None and len(input_ids) > 1:
         raise InputError("token_streamer", f"{len(input_ids)} rows", "is for one row, without beams", "leave it out")
-    options = _options(request, engine_options or {})
+    options = _options(request, given := engine_options or {})
     controller = _controller(_rules(logits_processor, stopping_criteria, generation_config, token_streamer), request)
     controller.rules.stream(input_ids)
-    with _restored(model):
-        Engine(HFModel(model), controller, **options, prefix_cache=False).run(request.prompts)
+    with _restored(model), engine_for(model, controller, options, given, request.max_draft) as engine:
+        engine.run(request.prompts)
     if token_streamer is not None:
         token_streamer.end()
     return _output(controller, request)
@@ -107,6 +110,8 @@ def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, An
     """Returns the options of the engine, by default with room for all rows of a request at their longest."""
     if unknown := sorted(given.keys() - set(OPTIONS)):
         raise InputError("engine_options", unknown, "are no such options", f"give some of {', '.join(OPTIONS)}")
+    if not isinstance(given.get("keep", True), bool):
+        raise InputError("engine_options['keep']", given["keep"], "is not a bool", "give True or False")
     rows, page_size = len(request.ids), given.get("page_size", 16)
     step = rows * (1 + request.max_draft)
     prefill = min(MOST_PROMPT_ROWS, sum(map(len, request.prompts)))
@@ -114,7 +119,7 @@ def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, An
     if "num_pages" not in given:
         positive_int("page_size", page_size, InputError)
         made["num_pages"] = sum(_pages(len(prompt), request, page_size) for prompt in request.prompts)
-    return {**made, **given}
+    return {**made, **{name: value for name, value in given.items() if name != "keep"}}
 
 
 def _pages(prompt: int, request: GenerateRequest, page_size: int) -> int:
