@@ -112,7 +112,7 @@ class Selecting(Protocol):
 
     @property
     def max_new_tokens(self) -> int:
-        """The most tokens after a prompt; a branch with so many ends."""
+        """The most tokens after a prompt; a branch ends there."""
 
     def selects(self, branches: Sequence[Branch]) -> bool:
         """Whether `select` serves these branches: each gets one token, and goes on with it or ends. If not, `decide`

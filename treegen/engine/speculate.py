@@ -31,7 +31,7 @@ class Speculate:
     accept drafts by chance, which noise that is fixed by position does not need.)
 
     Each branch has `max_draft` drafts in each step: where the drafter gives fewer, the branch's last token is drafted
-    again and again behind them. So branches keep their numbers of query rows, and kernels their plans.
+    again and again after them. So branches keep their numbers of query rows, and kernels their plans.
 
     Args:
         drafter: Proposes tokens.

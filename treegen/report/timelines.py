@@ -19,7 +19,7 @@ from treegen.target.problem import Problem
 MOST_BLOCKS = 20_000
 """The most thread blocks of a timeline in JSON."""
 _MOST_CLASSES = 6
-"""The most classes of a launch that are told apart by exact numbers of tiles."""
+"""The most classes of a launch that differ by exact numbers of tiles."""
 
 Recorder: TypeAlias = Callable[[Plan, Problem], Recording | None]
 """Measures the timeline of a plan (treegen.tuning.measured_timeline.record)."""

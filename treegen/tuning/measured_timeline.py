@@ -13,7 +13,7 @@ from treegen.ir.plan import Plan
 from treegen.target.problem import Problem
 
 REPEATS = 15
-"""Runs, of which the one with the median time is taken."""
+"""The number of runs; the one with the median time is kept."""
 
 
 def check_measurable() -> None:
@@ -35,7 +35,7 @@ def record(plan: Plan, problem: Problem, repeats: int = REPEATS) -> Recording | 
     Args:
         plan: The plan.
         problem: The tree, the attention shape and the target.
-        repeats: Runs, of which the one with the median time is taken.
+        repeats: The number of runs; the one with the median time is kept.
 
     Returns:
         The timeline; None for a plan that runs unfused or launches nothing.
