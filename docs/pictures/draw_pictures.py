@@ -13,7 +13,8 @@ from treegen.cli import main as treegen
 
 FOLDER = Path(__file__).parent
 TREE = "1,4,16,64/1024,256,128,32"
-PANELS = ("tree", "strategies", "plan", "roofline", "search")
+PANELS = ("tree", "strategies", "plan", "timeline", "roofline", "search")
+RESULTS = FOLDER.parent.parent / "benchmarks" / "results" / "h200_fasttree.json"
 
 
 def main(folder: Path = FOLDER) -> None:
@@ -22,9 +23,11 @@ def main(folder: Path = FOLDER) -> None:
 
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
-        page, difference = Path(made, "page.html"), Path(made, "difference.html")
+        page, difference, course, results = (Path(made, f"{name}.html") for name in ("page", "diff", "course", "results"))
         treegen(["explain", TREE, "--html", str(page), "--svg", str(folder / "tree.svg")])
         treegen(["explain", TREE, "--diff", "deft-node", "fasttree", "--html", str(difference)])
+        treegen(["io", "reasoning", "--html", str(course)])
+        treegen(["bench", "--from", str(RESULTS), "--html", str(results)])
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1120, "height": 1130}, color_scheme="light")
         tab.goto(page.as_uri())
@@ -33,8 +36,11 @@ def main(folder: Path = FOLDER) -> None:
         tab.click("#plan .group:has-text('masked') >> nth=0")
         for panel in PANELS:
             tab.locator(f"#{panel}").screenshot(path=folder / f"{panel}.png")
-        tab.goto(difference.as_uri())
-        tab.locator("#differences").screenshot(path=folder / "differences.png")
+        for file, panel in ((difference, "differences"), (course, "course"), (results, "results")):
+            tab.goto(file.as_uri())
+            if panel == "results":
+                tab.select_option("#results-heads", label="32/8")
+            tab.locator(f"#{panel}").screenshot(path=folder / f"{panel}.png")
         browser.close()
 
 
