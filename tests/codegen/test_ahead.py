@@ -163,7 +163,7 @@ def test_the_kernels_of_batch_invariant_plans_compile_for_every_architecture(blo
 
 def test_the_covering_set_is_small_and_covers() -> None:
     jobs = covering_jobs()
-    assert len(jobs) <= 220
+    assert len(jobs) <= 228
     for architecture in ARCHITECTURES:
         keys = [key for arch, key in jobs if arch == architecture and isinstance(key, KernelKey)]
         assert {(key.dtype, key.head_dim) for key in keys} == set(itertools.product(DTYPES, DIMS))

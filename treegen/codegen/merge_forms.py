@@ -47,7 +47,7 @@ def merge_key(shape: Shape, *, several_rounds: bool, rows: int, longest: int, si
 
 
 def merge_keys(shape: Shape) -> list[MergeKey]:
-    """Lists every key that `merge_key` makes for an attention shape."""
+    """Lists every key that `merge_key` and, for launches of a fixed capacity, `merge_key_of` make for a shape."""
     forms = [*(form for some in _MERGE_FORMS.values() for form in some), *_CAPACITY_FORMS.values()]
     return list(
         dict.fromkeys(_merge_key(shape, several_rounds, form) for several_rounds in (False, True) for form in forms)
