@@ -23,7 +23,8 @@ def main(folder: Path = FOLDER) -> None:
 
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     with tempfile.TemporaryDirectory() as made, sync_playwright() as playwright:
-        page, difference, course, results = (Path(made, f"{name}.html") for name in ("page", "diff", "course", "results"))
+        names = ("page", "difference", "course", "results")
+        page, difference, course, results = (Path(made, f"{name}.html") for name in names)
         treegen(["explain", TREE, "--html", str(page), "--svg", str(folder / "tree.svg")])
         treegen(["explain", TREE, "--diff", "deft-node", "fasttree", "--html", str(difference)])
         treegen(["io", "reasoning", "--html", str(course)])
