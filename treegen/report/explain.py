@@ -20,8 +20,8 @@ from treegen.report.page.case_floor import device_object, floor_object
 from treegen.report.page.group_marks import group_marks, items_object
 from treegen.report.page.html_page import html_page, page_title
 from treegen.report.page.search_steps import search_object
+from treegen.report.page.timeline_svg import plan_svg
 from treegen.report.page.tree_marks import TreeMarks
-from treegen.report.page.tree_svg import tree_svg
 from treegen.report.ranking import Ranked, ranked, ranking_lines
 from treegen.report.timelines import MOST_BLOCKS, Recorder
 from treegen.report.verified_plans import Planned, choices_of, listed, verified
@@ -154,9 +154,9 @@ class Explanation:
         return html_page(page_title(title, self.tree), self.to_object(all_groups=False), PANELS)
 
     def to_svg(self) -> str:
-        """Returns a drawing of the tree as SVG, with the groups of the first entry in colour."""
-        marks = TreeMarks.of(self.tree).to_object(self.shape)
-        return tree_svg(marks, group_marks(self.entries[0].plan, self.tree))
+        """Returns a drawing as SVG: the tree with the groups of the first entry in colour, and its timelines."""
+        marks, entry = TreeMarks.of(self.tree).to_object(self.shape), self.entries[0]
+        return plan_svg(marks, group_marks(entry.plan, self.tree), entry.timeline.to_object(MOST_BLOCKS))
 
 
 def explain(

@@ -31,7 +31,7 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
         width: The width in points.
     """
     marks, rows = drawing["marks"], max(drawing["rows"], 1)
-    height = min(480, max(120, _TOP + 18 * rows)) + _EDGE
+    height = tree_height(drawing)
     across = (width - _LEFT - _EDGE) / max(drawing["tokens"], 1)
     down = (height - _TOP - _EDGE) / rows
     layer = groups or marks
@@ -53,6 +53,11 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
             place = f"x='{box.left + 5:.1f}' y='{box.top + min(box.height / 2, 11) + 4:.1f}'"
             lines.append(f"<text class='tg-ink' {place} fill='#16191d'>{html.escape(text)}</text>")
     return "\n".join([*lines, "</svg>\n"])
+
+
+def tree_height(drawing: Mapping[str, Any]) -> int:
+    """Returns the height of a tree's drawing in points."""
+    return min(480, max(120, _TOP + 18 * max(drawing["rows"], 1))) + _EDGE
 
 
 class _Box:
