@@ -57,7 +57,8 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
 
 def tree_height(drawing: Mapping[str, Any]) -> int:
     """Returns the height of a tree's drawing in points."""
-    return min(480, max(120, _TOP + 18 * max(drawing["rows"], 1))) + _EDGE
+    rows: int = max(drawing["rows"], 1)
+    return min(480, max(120, _TOP + 18 * rows)) + _EDGE
 
 
 class _Box:
