@@ -92,6 +92,10 @@ class BranchError(TreegenError):
     """A branch of a sequence tree, or what is asked of it, is impossible."""
 
 
+class RankError(TreegenError):
+    """Ranks that have to do the same were given something else."""
+
+
 class BackendError(TreegenError):
     """A backend or target is unknown or cannot run here."""
 

@@ -25,6 +25,7 @@ from treegen.ir.errors import TreeError
 from treegen.ir.notebook_form import Drawn
 from treegen.ir.tree.kv import KVRuns
 from treegen.ir.tree.request_kv import RequestKV
+from treegen.ir.tree.shards import Shard, shard_slots, sharded
 from treegen.ir.tree.signature import signature
 from treegen.ir.tree.topology import Ranks, Topology, derive, derive_ranked, lengthened, ranks_of
 from treegen.ir.tree.tree_checks import checked_kv, checked_rows
@@ -447,6 +448,34 @@ class Tree(Drawn):
         """
         parts, topology = queries.with_causal_queries(self, counts)
         return Tree(*parts, topology)
+
+    def shard(self, rank: int, size: int, interleave: int = 1) -> Tree:
+        """Returns the tree of the tokens that one of several ranks holds, in context parallelism.
+
+        Positions on each path are dealt to the ranks in turn, `interleave` neighbouring ones at a time. Nodes and rows
+        stay, also where a rank holds no token of a node or of a row's path. The rank's tokens lie one after another
+        from slot 0, node by node; `with_kv` places them elsewhere. The attention states of all ranks, merged, are those
+        of the whole tree.
+
+        Args:
+            rank: The rank, from 0.
+            size: The number of ranks.
+            interleave: Neighbouring positions that are dealt to one rank.
+
+        Raises:
+            TreeError: A number is out of range, or the tree names tokens by request.
+        """
+        check_is_by_slot("tree", self)
+        parts, topology = sharded(self, Shard(rank, size, interleave))
+        return Tree(*parts, topology)
+
+    def shard_slots(self, rank: int, size: int, interleave: int = 1) -> Ints:
+        """Returns the slots of this tree's tokens that a rank holds, in the order of the slots of `shard`.
+
+        So `k_cache[tree.shard_slots(rank, size)]` is the cache of the rank's tree. Arguments and errors as of `shard`.
+        """
+        check_is_by_slot("tree", self)
+        return shard_slots(self, Shard(rank, size, interleave))
 
     @property
     def nodes(self) -> Sequence[Node]:

@@ -22,6 +22,7 @@ LAYERS = (
     ("treegen",),
     ("bench", "integrations"),
     ("engine",),
+    ("distributed",),
     ("api",),
     ("runtime",),
     ("report",),

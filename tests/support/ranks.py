@@ -1,0 +1,75 @@
+"""Programs of several ranks in tests: one process imports torch and treegen, and forks one for each rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+
+from support.processes import started
+
+TIMEOUT = 20
+"""Seconds that a rank waits for the others in a collective."""
+_START = "import sys; from support.ranks import launch; sys.exit(launch(*sys.argv[1:]))"
+
+
+def run_ranks(program: str, ranks: int, *arguments: str, seconds: int = 240) -> tuple[int, str]:
+    """Runs a function in so many ranks, connected by gloo; returns the sum of their exit codes, and what they printed.
+
+    program: a module of the tests and its function, `support.rank_programs:merges`, which is called with the arguments.
+    """
+    environment = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        process = started(
+            _START, program, str(ranks), folder, *arguments, environment=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+            return 255, f"{printed}\nranks hung for {seconds} s"
+    return process.returncode, printed
+
+
+def launch(program: str, ranks: str, folder: str, *arguments: str) -> int:
+    """Forks the ranks, waits for them, and returns the number of those that failed."""
+    import torch
+
+    import treegen.distributed  # imported once, for all ranks
+
+    assert treegen.distributed.Parallel
+    torch.set_num_threads(1)
+    module, _, name = program.partition(":")
+    function = getattr(import_module(module), name)
+    children = []
+    for rank in range(int(ranks)):
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                _join(rank, int(ranks), Path(folder))
+                function(*arguments)
+                code = 0
+            except BaseException:
+                print(f"rank {rank}:", traceback.format_exc(), file=sys.stderr, flush=True)
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return sum(code != 0 for code in codes)
+
+
+def _join(rank: int, ranks: int, folder: Path) -> None:
+    import torch.distributed as dist
+
+    store = dist.FileStore(str(folder / "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))

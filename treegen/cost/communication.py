@@ -1,0 +1,130 @@
+"""The cost of merging attention states across ranks: collectives, bytes and time, per rank and layer.
+
+A rank of context parallelism holds the state of all rows over its own tokens. Two ways lead to the merged states:
+
+    exchange    pack ──▶ all-to-all, or all-gather where each rank wants all heads ──▶ combine
+    gather      all-gather of lse ──▶ rescale out in fp32 ──▶ reduce-scatter, or all-reduce where each wants all heads
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
+from treegen.ir.shape import DTYPE_BYTES, Shape
+
+Mode = Literal["exchange", "gather"]
+Wanted = Literal["all", "own"]
+"""The heads that each rank gets: all of them, or its own part."""
+MODES: tuple[Mode, ...] = ("exchange", "gather")
+_ALIGNED = 16
+_LOCAL_US = 2.5
+"""Time of a small kernel that packs, rescales or combines, beside the time for its bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What connects ranks.
+
+    Args:
+        name: Its name in texts.
+        latency_us: Time of the smallest collective of two ranks.
+        hop_us: Time that each further rank adds.
+        gigabytes: What a rank sends in a second, in units of 1e9 bytes; it receives as much at the same time.
+
+    Raises:
+        InputError: A number is negative, or gigabytes is 0.
+    """
+
+    name: str
+    latency_us: float
+    hop_us: float
+    gigabytes: float
+
+    def __post_init__(self) -> None:
+        for field in ("latency_us", "hop_us", "gigabytes"):
+            value = getattr(self, field)
+            if not (is_finite(value) and value >= 0) or (field == "gigabytes" and not value):
+                raise InputError(field, value, "is not a number above 0", "measure it with treegen.distributed")
+
+    def time_us(self, sent: float, ranks: int) -> float:
+        """Returns the time of a collective in which each rank sends this many bytes."""
+        return self.latency_us + self.hop_us * max(ranks - 2, 0) + sent / (self.gigabytes * 1e3)
+
+
+class Collective(NamedTuple):
+    """A collective operation. sent: bytes that each rank sends, and receives."""
+
+    name: str
+    sent: int
+
+
+class Communication(NamedTuple):
+    """Merging of the states of one layer.
+
+    mode: the way. collectives: its operations. link_us: their time. local_us: the time of kernels before and after.
+    """
+
+    mode: Mode
+    collectives: tuple[Collective, ...]
+    link_us: float
+    local_us: float
+
+    @property
+    def sent(self) -> int:
+        """Bytes that each rank sends in a layer."""
+        return sum(each.sent for each in self.collectives)
+
+    @property
+    def time_us(self) -> float:
+        """The time of merging a layer."""
+        return self.link_us + self.local_us
+
+
+def packed_bytes(rows: int, heads: int, head_dim: int, element_bytes: int) -> int:
+    """Returns the bytes of packed states: out, then lse, up to a whole number of 16 bytes."""
+    size = rows * heads * (head_dim * element_bytes + DTYPE_BYTES["fp32"])
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
+def merge_cost(
+    mode: Mode, wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float
+) -> Communication:
+    """Returns the cost of merging the states of a layer.
+
+    Args:
+        mode: The way.
+        wanted: The heads that each rank gets.
+        rows: Query rows.
+        shape: The shape of the states: its query heads are those that each rank attends with.
+        ranks: The number of ranks.
+        link: What connects them.
+        copy_gigabytes: What the device's memory copies in a second, read and written, in units of 1e9 bytes.
+    """
+    heads, dim, element = shape.num_qo_heads, shape.head_dim_v, shape.dtype_bytes
+    states = rows * heads
+    if mode == "exchange":
+        parts = 1 if wanted == "all" else ranks
+        chunk = packed_bytes(rows, heads // parts, dim, element)
+        name = "all-gather" if wanted == "all" else "all-to-all"
+        collectives: tuple[Collective, ...] = (Collective(name, chunk * (ranks - 1)),)
+        moved = chunk * (2 * parts + ranks)
+    else:
+        summed = states * dim * DTYPE_BYTES["fp32"]
+        scattered = -(-summed * (ranks - 1) // ranks)
+        name = "all-reduce" if wanted == "all" else "reduce-scatter"
+        collectives = (
+            Collective("all-gather", states * DTYPE_BYTES["fp32"] * (ranks - 1)),
+            Collective(name, scattered * (2 if wanted == "all" else 1)),
+        )
+        moved = states * (dim * (2 * element + 2 * DTYPE_BYTES["fp32"]) + ranks * DTYPE_BYTES["fp32"])
+    link_us = sum(link.time_us(each.sent, ranks) for each in collectives)
+    return Communication(mode, collectives, link_us, 2 * _LOCAL_US + moved / (copy_gigabytes * 1e3))
+
+
+def best_merge(wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float) -> Communication:
+    """Returns the cost of the faster way; arguments as of `merge_cost`."""
+    costs = [merge_cost(mode, wanted, rows, shape, ranks, link, copy_gigabytes) for mode in MODES]
+    return min(costs, key=lambda cost: cost.time_us)
