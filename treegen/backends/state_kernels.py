@@ -64,9 +64,10 @@ def combine_states(
         values = tl.load(packed_out + rank * chunk + at, mask=inside, other=0.0).to(tl.float32)
         merged += tl.where(weight[:, None] == 0.0, 0.0, weight[:, None] * values)
         total += weight
-    merged = merged / tl.where(total == 0.0, 1.0, total)[:, None] + broken[:, None]
+    whole = tl.where(total == 0.0, 1.0, total)
+    merged = merged / whole[:, None] + broken[:, None]
     tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)
-    tl.store(lse + state, (largest + tl.log(total) + broken) * lse_scale, mask=there)
+    tl.store(lse + state, (largest + tl.log(whole) + broken) * lse_scale, mask=there)
 
 
 @triton.jit
@@ -95,10 +96,11 @@ def rescale_states(
         sums = tl.load(lses + rank * states + state, mask=there, other=-float("inf")) / lse_scale
         total += tl.exp(sums - base)
     sums = tl.load(lses + own * states + state, mask=there, other=-float("inf")) / lse_scale
-    share = tl.exp(sums - base) / tl.where(total == 0.0, 1.0, total)
+    whole = tl.where(total == 0.0, 1.0, total)
+    share = tl.exp(sums - base) / whole
     values = tl.load(out + state.to(tl.int64)[:, None] * D + element[None, :], mask=inside, other=0.0).to(tl.float32)
     values = tl.where(share[:, None] == 0.0, 0.0, share[:, None] * values) + broken[:, None]
     row, head = state // heads, state % heads
     place = (head // part_heads) * (states // heads) * part_heads + row * part_heads + head % part_heads
     tl.store(rescaled + place.to(tl.int64)[:, None] * D + element[None, :], values, mask=inside)
-    tl.store(lse + state, (largest + tl.log(total) + broken) * lse_scale, mask=there)
+    tl.store(lse + state, (largest + tl.log(whole) + broken) * lse_scale, mask=there)
