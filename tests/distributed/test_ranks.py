@@ -15,3 +15,9 @@ def test_states_merge_across_ranks(ranks):
 def test_random_trees(ranks):
     code, printed = run_ranks("support.rank_programs:random_trees", ranks, "100")
     assert code == 0, printed
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_running_batches(ranks):
+    code, printed = run_ranks("support.rank_programs:running_batches", ranks, "12")
+    assert code == 0, printed

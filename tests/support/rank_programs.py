@@ -10,9 +10,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from support.forests import forest
+from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.merge_state import merge_states
-from treegen.backends.oracle import OracleOptions, error, reference
-from treegen.distributed import Merge, Parallel, compile, merge_across
+from treegen.backends.oracle import TOLERANCE, OracleOptions, error, reference
+from treegen.backends.page_table import PageTable
+from treegen.distributed import Merge, Parallel, compile, compile_batch, merge_across
+from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.scoring.options import ScoreOptions
@@ -49,10 +52,10 @@ def merges() -> None:
                 assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
-def random_trees(count: str) -> None:
+def random_trees(count: str, device: str = "cpu", dtype: str = "fp32") -> None:
     """Compares random trees, shapes, meshes and options with the oracle over the whole tree."""
-    worst = 0.0
-    meshes = _meshes()
+    worst, compared = 0.0, 0
+    meshes = _meshes(device)
     for seed in range(int(count)):
         source = random.Random(seed)
         mesh, names = meshes[source.randrange(len(meshes))]
@@ -64,41 +67,46 @@ def random_trees(count: str) -> None:
         )  # fmt: skip
         if not tree.num_rows:
             continue
-        worst = max(worst, _compare(tree, parallel, source))
-    assert worst < 1e-5, worst
+        worst, compared = max(worst, _compare(tree, parallel, source, device, dtype)), compared + 1
+        assert worst < TOLERANCE[dtype], (seed, worst)
+    print(f"rank {dist.get_rank()}: {compared} trees, errors at most {worst:.1e}")
 
 
-def _meshes() -> list[tuple[Any, dict[str, str]]]:
+def _meshes(device: str) -> list[tuple[Any, dict[str, str]]]:
     """The meshes of so many ranks: context, tensor, and both."""
     ranks = dist.get_world_size()
-    line = init_device_mesh("cpu", (ranks,), mesh_dim_names=("ranks",))
+    line = init_device_mesh(device, (ranks,), mesh_dim_names=("ranks",))
     meshes = [(line, {"context": "ranks"}), (line, {"tensor": "ranks"})]
     if ranks == 4:
-        square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "cp"))
+        square = init_device_mesh(device, (2, 2), mesh_dim_names=("tp", "cp"))
         meshes.append((square, {"tensor": "tp", "context": "cp"}))
     return meshes
 
 
-def _compare(tree: Tree, parallel: Parallel, source: random.Random) -> float:
+def _compare(tree: Tree, parallel: Parallel, source: random.Random, device: str, dtype: str) -> float:
     """Returns the larger error of out and lse against the oracle."""
     ranks = parallel.tensor_place[1]
     kv_heads = ranks if not parallel.replicate_kv else max(1, ranks // 2)
     latent = source.random() < 0.2 and kv_heads == 1
-    shape = Shape(2 * ranks, kv_heads, 24, 16 if latent else 0, dtype="fp32", shared_kv=latent)
+    shape = Shape(2 * ranks, kv_heads, 24, 16 if latent else 0, dtype=dtype, shared_kv=latent)
     generator = torch.Generator().manual_seed(source.randrange(1 << 30))
-    q = torch.randn(tree.num_rows, shape.num_qo_heads, 24, generator=generator)
-    k_cache = torch.randn(tree.kv.last_slot + 1 or 1, kv_heads, 24, generator=generator)
-    v_cache = k_cache[..., :16] if latent else torch.randn(k_cache.shape, generator=generator)
-    options = _options(shape, source, generator)
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(device, TORCH_DTYPES[dtype])
+
+    q = normal(tree.num_rows, shape.num_qo_heads, 24)
+    k_cache = normal(tree.kv.last_slot + 1 or 1, kv_heads, 24)
+    v_cache = k_cache[..., :16] if latent else normal(*k_cache.shape)
+    options = _options(shape, source, generator, device)
     wanted = source.choice(("all", "own")) if shape.num_qo_heads % (ranks * parallel.shard.size) == 0 else "all"
     kernel = compile(
         tree, parallel, shape=shape, strategy=source.choice(STRATEGIES), **options,
         merge=Merge(source.choice(("exchange", "gather")), wanted),
     )  # fmt: skip
     shard, heads = parallel.shard, parallel.query_heads(shape)
-    slots = torch.from_numpy(tree.shard_slots(shard.rank, shard.size, shard.interleave).astype("int64"))
+    slots = torch.from_numpy(tree.shard_slots(shard.rank, shard.size, shard.interleave).astype("int64")).to(device)
     if shard.size == 1:
-        slots = torch.arange(len(k_cache))
+        slots = torch.arange(len(k_cache), device=device)
     kv = parallel.kv_heads(shape)
     keys = k_cache[slots, kv] if len(slots) else k_cache[:1, kv]
     values = keys[..., :16] if latent else (v_cache[slots, kv] if len(slots) else v_cache[:1, kv])
@@ -111,15 +119,15 @@ def _compare(tree: Tree, parallel: Parallel, source: random.Random) -> float:
     return max(error(a, b[:, heads]) for a, b in zip(found, expected, strict=True))
 
 
-def _options(shape: Shape, source: random.Random, generator: torch.Generator) -> dict[str, Any]:
+def _options(shape: Shape, source: random.Random, generator: torch.Generator, device: str) -> dict[str, Any]:
     """Random score options."""
     options: dict[str, Any] = {}
     if source.random() < 0.3:
         options["window_left"] = source.choice((0, 3, 17))
     if source.random() < 0.2:
-        options["alibi_slopes"] = torch.rand(shape.num_qo_heads, generator=generator)
+        options["alibi_slopes"] = torch.rand(shape.num_qo_heads, generator=generator).to(device)
     if source.random() < 0.2:
-        options["sinks"] = torch.randn(shape.num_qo_heads, generator=generator)
+        options["sinks"] = torch.randn(shape.num_qo_heads, generator=generator).to(device)
     if source.random() < 0.2:
         options["logits_soft_cap"] = 5.0
     if source.random() < 0.2:
@@ -127,3 +135,69 @@ def _options(shape: Shape, source: random.Random, generator: torch.Generator) ->
     if source.random() < 0.2:
         options["mask_mod"] = lambda b, h, q_idx, kv_idx: (kv_idx + h + b) % 3 != 0
     return options
+
+
+def running_batches(count: str, device: str = "cpu", dtype: str = "fp32") -> None:
+    """Decodes random batches, whose requests share prompts, in context parallelism, and compares with the oracle."""
+    worst = 0.0
+    mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("cp",))
+    for seed in range(int(count)):
+        source = random.Random(seed)
+        parallel = Parallel.over(mesh, context="cp", interleave=source.choice((1, 2)))
+        worst = max(worst, _decoded(parallel, source, device, dtype))
+        assert worst < TOLERANCE[dtype], (seed, worst)
+    print(f"rank {dist.get_rank()}: {count} batches, errors at most {worst:.1e}")
+
+
+def _decoded(parallel: Parallel, source: random.Random, device: str, dtype: str) -> float:
+    """Returns the largest error along some decoding steps of requests that share a prompt."""
+    page_size, rows, steps, tail = source.choice((2, 4)), source.randint(1, 5), 4, 6
+    shared = source.randint(0, 4) * page_size * parallel.shard.size
+    lengths = [shared + source.randint(1, tail) for _ in range(rows)]
+    most = max(lengths) + steps
+    shape = Shape(4, 2, 16, dtype=dtype, page_size=page_size)
+    generator = torch.Generator().manual_seed(source.randrange(1 << 30))
+
+    def normal(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(device, TORCH_DTYPES[dtype])
+
+    keys, values = normal(2, rows, most, 2, 16)
+    keys[:, :shared], values[:, :shared] = keys[:1, :shared], values[:1, :shared]
+    width = -(-most // page_size)  # the same on all ranks, so that their random numbers are
+    own_shared = parallel.tokens(shared) // page_size
+    table = torch.arange(rows * width, dtype=torch.int32, device=device).view(rows, width)
+    table[1:, :own_shared] = table[0, :own_shared]
+    k_cache, v_cache = normal(2, rows * width, page_size, 2, 16)
+    held = torch.tensor([parallel.shard.position(number) for number in range(parallel.tokens(most))], device=device)
+    for cache, tokens in ((k_cache, keys), (v_cache, values)):
+        for row in range(rows):
+            number = torch.arange(len(held), device=device)
+            cache[table[row, number // page_size].long(), number % page_size] = tokens[row, held.long()]
+    seq_lens = torch.zeros(rows, dtype=torch.int32, device=device)
+    positions = torch.zeros(rows, dtype=torch.int32, device=device)
+    window = source.choice((-1, -1, 3, 11))
+    kernel = compile_batch(
+        shape, PageTable(table, seq_lens, rows * width), parallel, max_tokens=most, positions=positions,
+        window_left=window, merge=Merge(source.choice(("exchange", "gather", "auto"))),
+    )  # fmt: skip
+    batch = LiveBatch(page_size=page_size)
+    for length in lengths:
+        first = 0 if len(batch) else None
+        batch.add(parallel.tokens(length), first, 0 if first is None else parallel.tokens(shared))
+    worst = 0.0
+    for step in range(steps):
+        now = torch.tensor(lengths, device=device) + step
+        seq_lens.copy_(parallel.tokens(now))
+        positions.copy_(now - 1)
+        kernel.prepare(batch)
+        kernel.step()
+        q = normal(rows, 4, 16)
+        found = kernel(q, k_cache, v_cache, return_lse=True)
+        kernel.refresh(batch)
+        for row, length in enumerate(now.tolist()):
+            tree = Tree.from_parents([-1], [length])
+            options = OracleOptions(scores=ScoreOptions(window_left=window))
+            expected = reference(tree, q[row : row + 1], keys[row], values[row], options)
+            worst = max(worst, *(error(a[row : row + 1], b) for a, b in zip(found, expected, strict=True)))
+        batch.set_tokens(batch.seats, parallel.tokens(now + 1).tolist())
+    return worst
