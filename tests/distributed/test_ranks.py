@@ -32,3 +32,8 @@ def test_a_rank_that_is_killed_leaves_no_process_behind():
     code, printed = run_ranks("support.rank_refusals:failing", 3, seconds=60)
     assert code == 1, printed  # that of rank 1 alone
     assert printed.count("ended with an error") == 2, printed
+
+
+def test_links_are_measured():
+    code, printed = run_ranks("support.rank_programs:links", 2)
+    assert code == 0, printed

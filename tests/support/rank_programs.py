@@ -14,7 +14,9 @@ from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.merge_state import merge_states
 from treegen.backends.oracle import TOLERANCE, OracleOptions, error, reference
 from treegen.backends.page_table import PageTable
-from treegen.distributed import Merge, Parallel, compile, compile_batch, merge_across
+from treegen.distributed import Merge, Parallel, compile, compile_batch, measure_link, merge_across
+from treegen.distributed.agreement import check_agreement
+from treegen.distributed.measured_links import link_of
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -50,6 +52,18 @@ def merges() -> None:
                 assert all(error(a, b) < 1e-6 for a, b in zip(found, expected, strict=True)), (seed, mode, wanted)
                 again = merge_across(outs[:, rank], lses[:, rank], group, mode=mode, heads=wanted, lse_base=base)
                 assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
+
+
+def links() -> None:
+    """Measures the link: all ranks get the same figures, and "auto" takes them."""
+    group = dist.group.WORLD
+    assert group is not None
+    link = measure_link(group, torch.device("cpu"))
+    check_agreement(group, {"link": link})
+    assert link_of(group) is link
+    assert link.latency_us > 0
+    assert link.gigabytes > 0
+    merge_across(torch.zeros(2, 2, 8), torch.zeros(2, 2), group)
 
 
 def random_trees(count: str, device: str = "cpu", dtype: str = "fp32") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -16,9 +17,10 @@ from treegen.distributed.collectives import all_gather
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_SMALL, _LARGE = 1 << 12, 1 << 26
-"""Bytes that each rank gathers in the two measurements."""
-_REPEATS = 20
+_SMALL, _LARGE = 1 << 12, {"cuda": 1 << 26, "cpu": 1 << 21}
+"""Bytes that each rank gathers in the two measurements, the second by the type of the device."""
+_CALLS, _REPEATS = 8, 9
+"""All-gathers in a row, and how often these are timed."""
 
 _measured: WeakKeyDictionary[ProcessGroup, Link] = WeakKeyDictionary()
 
@@ -40,11 +42,13 @@ def measure_link(group: ProcessGroup, device: torch.device) -> Link:
     """
     import torch.distributed as dist
 
-    times = torch.tensor([_time(group, device, size) for size in (_SMALL, _LARGE)], dtype=torch.float64, device=device)
+    large_bytes = _LARGE["cuda" if device.type == "cuda" else "cpu"]
+    measured = [_time(group, device, size) for size in (_SMALL, large_bytes)]
+    times = torch.tensor(measured, dtype=torch.float64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
     small, large = times.tolist()
     ranks, assumed = group.size(), link_named("nvlink")
-    gigabytes = (ranks - 1) * (_LARGE - _SMALL) / max(large - small, 1e-3) / 1e3
+    gigabytes = (ranks - 1) * (large_bytes - _SMALL) / max(large - small, 1e-3) / 1e3
     hop_us = min(assumed.hop_us, small / ranks)
     link = Link("measured", max(small - hop_us * max(ranks - 2, 0), 0.0), hop_us, gigabytes)
     _measured[group] = link
@@ -53,25 +57,54 @@ def measure_link(group: ProcessGroup, device: torch.device) -> Link:
 
 def _time(group: ProcessGroup, device: torch.device, size: int) -> float:
     """Returns the median microseconds of an all-gather in which each rank has this many bytes."""
-    import torch.distributed as dist
-
     own = torch.zeros(size, dtype=torch.uint8, device=device)
     of_all = own.new_empty(group.size() * size)
 
-    times: list[float] = []
-    for _ in range(_REPEATS + 3):
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(device)
-            dist.barrier(group=group)
-            begin.record()
+    def gather() -> None:
+        for _ in range(_CALLS):
             all_gather(of_all, own, group)
+
+    times = _replays(gather, group, device) if device.type == "cuda" else _calls(gather, group)
+    return median(times) / _CALLS
+
+
+def _replays(call: Callable[[], None], group: ProcessGroup, device: torch.device) -> list[float]:
+    """Returns the microseconds of a call on a GPU, as replays of a graph, so that the host's time does not count."""
+    with torch.cuda.device(device):
+        call()  # libraries connect at the first call, which cannot be captured
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        times: list[float] = []
+        for _ in range(_REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            _meet(group, device)
+            graph.replay()  # ranks that begin late wait here
+            begin.record()
+            graph.replay()
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end) * 1e3)
-        else:
-            dist.barrier(group=group)
-            began = time.perf_counter()
-            all_gather(of_all, own, group)
-            times.append((time.perf_counter() - began) * 1e6)
-    return median(times[3:])
+    return times
+
+
+def _calls(call: Callable[[], None], group: ProcessGroup) -> list[float]:
+    """Returns the microseconds of a call on the host."""
+    call()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        _meet(group, torch.device("cpu"))
+        began = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - began) * 1e6)
+    return times
+
+
+def _meet(group: ProcessGroup, device: torch.device) -> None:
+    """Waits until all ranks are here."""
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
