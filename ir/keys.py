@@ -16,6 +16,7 @@ class ScoreCode:
         mask: An expression that is true where a row sees a token; empty where no mask is added.
         captured: The type and the number of dimensions of each tensor that the code reads.
         positions: Whether the code needs the positions of rows and tokens.
+        seen_below: An expression for the position of each row below which `mask` is true; empty where there is none.
     """
 
     before: tuple[str, ...]
@@ -24,6 +25,7 @@ class ScoreCode:
     mask: str
     captured: tuple[tuple[str, int], ...]
     positions: bool
+    seen_below: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,19 @@ def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tu
     if score is not None and not score.has(SCORE, TOKEN):
         texts[0] = f"(raw * 0.0 + {texts[0]})"
     positions = any(each.has(QUERY, TOKEN) for each in both)
-    return ScoreCode(tuple(lines.before), tuple(lines.inside), texts[0], texts[1], captured, positions)
+    bound = _seen_below(mask) if score is None else None
+    below = "" if bound is None else computed(bound, lines, known)
+    return ScoreCode(tuple(lines.before), tuple(lines.inside), texts[0], texts[1], captured, positions, below)
+
+
+def _seen_below(mask: sympy.Basic | None) -> sympy.Basic | None:
+    """Returns the position below which a mask like `(kv_idx < prefix[b]) | ...` is true for a row; None for others."""
+    for part in mask.args if isinstance(mask, sympy.Or) else ():
+        if isinstance(part, sympy.StrictLessThan | sympy.StrictGreaterThan):
+            rest = part.lts - part.gts - TOKEN  # the part says: kv_idx + rest < 0
+            if not rest.has(SCORE, TOKEN):
+                return -rest
+    return None
 
 
 def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
