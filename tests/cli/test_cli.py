@@ -300,6 +300,7 @@ def test_commands_that_need_torch_say_so(arguments: list[str]) -> None:
         ["bench", "--from", "benchmarks/results/h200_apart.json"],
         ["io", "few-shot:width=3,steps=4"],
         ["cache", "why", FEW_SHOT],
+        ["explain", FEW_SHOT, "--ranks", "8"],
     ],
     ids=lambda each: each[0],
 )
