@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import ShapeError
@@ -110,6 +110,29 @@ class Shape:
     def group(self) -> int:
         """Query heads per KV head."""
         return self.num_qo_heads // self.num_kv_heads
+
+    def divided(self, ranks: int, *, replicate_kv: bool = False) -> Shape:
+        """Returns the shape of each of several ranks that divide the heads, as in tensor parallelism.
+
+        Args:
+            ranks: The number of ranks.
+            replicate_kv: Whether several ranks may hold one KV head, where there are more ranks than KV heads.
+
+        Raises:
+            ShapeError: The ranks do not divide the query heads or the KV heads.
+        """
+        if self.num_qo_heads % ranks:
+            reason = f"are no multiple of {ranks} ranks"
+            raise ShapeError("num_qo_heads", self.num_qo_heads, reason, "divide heads among fewer ranks")
+        whole = self.num_kv_heads % ranks == 0
+        shared = ranks % self.num_kv_heads == 0
+        if not whole and not (shared and replicate_kv):
+            fix = "divide heads among fewer ranks"
+            if shared:
+                fix += ", or hold KV heads several times with replicate_kv=True"
+            raise ShapeError("num_kv_heads", self.num_kv_heads, f"are no multiple of {ranks} ranks", fix)
+        kv_heads = self.num_kv_heads // ranks if whole else 1
+        return replace(self, num_qo_heads=self.num_qo_heads // ranks, num_kv_heads=kv_heads)
 
     def cache_sizes(self, pages: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the sizes of a K and a V cache of this many pages, or slots where page_size is 1."""

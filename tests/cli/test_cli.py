@@ -14,6 +14,8 @@ from treegen import Shape, Tree, cli
 from treegen.codegen.emit import emit_merge, emit_partial
 from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.partial_keys import kernel_key
+from treegen.cost.known_links import link_named
+from treegen.cost.ranks import Division
 from treegen.report.explain import explain
 from treegen.schedule.passes.single_loop import in_single_loop
 from treegen.strategies import strategy_names
@@ -69,7 +71,7 @@ DEEP = "".join(f"{10 + level}(1," for level in range(60)) + "5" + ")" * 60
 @pytest.mark.parametrize(
     "options",
     [["--strategy", "all"], ["--groups", "5", "--formulas", "--trace"], ["--cost", "profiled", "--page-size", "16"],
-     ["--diff", "deft-node", "fasttree"]],
+     ["--diff", "deft-node", "fasttree"], ["--ranks", "24", "--tensor", "2", "--link", "400g", "--interleave", "3"]],
 )  # fmt: skip
 def test_lines_of_80_columns(capsys: pytest.CaptureFixture[str], tree: str, options: list[str]) -> None:
     for line in run(capsys, "explain", tree, *options).splitlines():
@@ -100,6 +102,21 @@ def test_explain_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed == f"{expected.to_json()}\n"
     shape = json.loads(run(capsys, "explain", FEW_SHOT, "--heads", "6:3", "--json"))["shape"]
     assert (shape["num_qo_heads"], shape["num_kv_heads"], shape["head_dim"], shape["dtype"]) == (6, 3, 128, "bf16")
+
+
+def test_explain_of_several_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    one = run(capsys, "explain", FEW_SHOT)
+    assert run(capsys, "explain", FEW_SHOT, "--ranks", "1") == one
+    division = Division(8, link_named("400g"), tensor=2, interleave=4)
+    expected = explain(Tree.parse(FEW_SHOT), division=division)
+    options = ["--ranks", "8", "--link", "400g", "--tensor", "2", "--interleave", "4"]
+    printed = run(capsys, "explain", FEW_SHOT, *options)
+    assert printed == f"{expected}\n"
+    assert printed.startswith(one)
+    assert "8 ranks over 400g" in printed.removeprefix(one)
+    value = json.loads(run(capsys, "explain", FEW_SHOT, *options, "--json"))
+    assert "ranks" not in json.loads(run(capsys, "explain", FEW_SHOT, "--json"))
+    assert (value["format"], value["ranks"]) == (1, json.loads(expected.to_json())["ranks"])
 
 
 def test_explain_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -171,6 +188,13 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["explain", FEW_SHOT, "--page-size", "0"], "page_size = 0"),
         (["explain", FEW_SHOT, "--target", "h2000"], "target = h2000: is not known"),
         (["explain", FEW_SHOT, "--groups", "-1"], "--groups"),
+        (["explain", FEW_SHOT, "--ranks", "0"], "ranks = 0: is no number of ranks; give 1..1024"),
+        (["explain", FEW_SHOT, "--ranks", "8", "--tensor", "3"], "tensor = 3: does not divide 8 ranks"),
+        (["explain", FEW_SHOT, "--ranks", "12", "--tensor", "12"], "num_qo_heads = 32: are no multiple of 12 ranks"),
+        (["explain", FEW_SHOT, "--ranks", "2", "--interleave", "0"], "interleave = 0: is not a positive integer"),
+        (["explain", FEW_SHOT, "--ranks", "2", "--link", "ib"], "link = ib: is unknown; use one of nvlink, 400g"),
+        (["explain", FEW_SHOT, "--link", "400g"], "link = 400g: is about several ranks; give --ranks as well"),
+        (["explain", FEW_SHOT, "--ranks", "2", "--diff", "query", "cascade"], "diff = query cascade: excludes --ranks"),
         (["explain", FEW_SHOT, "--colour"], "No such option: --colour"),
         (["explain", FEW_SHOT, "more"], "unexpected extra argument"),
         (["explain"], "Missing argument 'TREE'"),
@@ -276,6 +300,7 @@ def test_commands_that_need_torch_say_so(arguments: list[str]) -> None:
         ["bench", "--from", "benchmarks/results/h200_apart.json"],
         ["io", "few-shot:width=3,steps=4"],
         ["cache", "why", FEW_SHOT],
+        ["explain", FEW_SHOT, "--ranks", "8"],
     ],
     ids=lambda each: each[0],
 )

@@ -17,6 +17,7 @@ import torch
 import typer
 
 import treegen
+import treegen.distributed
 import treegen.engine
 import treegen.integrations
 from support.paths import ROOT
@@ -191,7 +192,7 @@ def test_the_reference_has_every_public_name() -> None:
         if page.startswith("docs/reference/"):
             documented |= set(re.findall(r"^\.\. auto\w+:: (\w+)", text, re.MULTILINE))
     assert set(treegen.__all__) - {"__version__", "strategies"} <= documented
-    assert {*treegen.engine.__all__, *treegen.integrations.__all__} <= documented
+    assert {*treegen.engine.__all__, *treegen.integrations.__all__, *treegen.distributed.__all__} <= documented
     assert {name for name in treegen.strategies.__all__ if name != "register_strategy"} <= documented
 
 
@@ -203,8 +204,12 @@ def documented_arguments(public: object) -> list[str]:
 
 def public_functions() -> Iterator[tuple[str, Any, Any]]:
     """The public functions, classes and methods that document arguments, and what these are arguments of."""
-    modules = (treegen, treegen.engine, treegen.integrations)
-    for name, public in ((name, getattr(module, name)) for module in modules for name in module.__all__):
+    modules = (treegen, treegen.engine, treegen.integrations, treegen.distributed)
+    named = ((module, name) for module in modules for name in module.__all__)
+    for name, public in (
+        (f"distributed.{name}" if module is treegen.distributed else name, getattr(module, name))
+        for module, name in named
+    ):
         members = vars(public) if inspect.isclass(public) else {}
         for place, each in ((name, public), *((f"{name}.{own}", member) for own, member in members.items())):
             function = getattr(each, "__func__", each)

@@ -24,6 +24,7 @@ from treegen.cli.arguments import (
     target_of,
 )
 from treegen.cli.progress_bars import activity_bar, progress_bar
+from treegen.cli.rank_options import InterleaveOption, LinkOption, RanksOption, TensorOption, division_from
 from treegen.codegen import emit as emission
 from treegen.codegen.emit import Source
 from treegen.cost.estimate import CostModel
@@ -103,6 +104,10 @@ def explain(
             show_default="not written",
         ),
     ] = None,
+    ranks: RanksOption = 1,
+    link: LinkOption = None,
+    tensor: TensorOption = None,
+    interleave: InterleaveOption = None,
 ) -> None:
     """Draw a tree, show which rows read which KV together, and account for bytes, padding, launches and time."""
     if diff is not None and (strategy, svg) != (None, None):
@@ -112,6 +117,9 @@ def explain(
     if diff is not None and (measure or chrome_trace is not None):
         fix = "use --strategy, or leave out --measure and --chrome-trace"
         raise StrategyError("diff", " ".join(diff), "excludes --measure and --chrome-trace", fix)
+    division = division_from(ranks, link, tensor, interleave)
+    if diff is not None and division is not None:
+        raise StrategyError("diff", " ".join(diff), "excludes --ranks", "use --strategy, or leave out --ranks")
     recorder = _recorder() if measure else None
     shape, model = shape_from(heads, head_dim, dtype, page_size), _cost_model(cost)
     on_target = target_of(target)
@@ -123,7 +131,7 @@ def explain(
             told = difference(planned_tree, *diff, shape, on_target)
         else:
             names = _strategies(strategy or ("auto" if html is None else "all"))
-            told = explained(planned_tree, names, shape, on_target, model, recorder)
+            told = explained(planned_tree, names, shape, on_target, model, recorder, division)
         written = _write_drawings(told, tree, html, svg)
         if chrome_trace is not None and isinstance(told, Explanation):
             save_text(chrome_trace, trace_of(told.entries))

@@ -26,12 +26,16 @@ _LOCAL_US = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects ranks.
+    """What connects ranks, in a model of three numbers.
+
+    A collective takes `latency_us + hop_us * (messages - 1) + sent / gigabytes`. The model assumes that all ranks send
+    and receive at the same time at this rate, whatever the number of ranks, and that a rank's messages follow one
+    another. It leaves out what some networks do better: trees, sums in switches, and messages to several ranks at once.
 
     Args:
         name: Its name in texts.
-        latency_us: Time of the smallest collective of two ranks.
-        hop_us: Time that each further rank adds.
+        latency_us: Time of the smallest collective of one message.
+        hop_us: Time that each further message adds, beside that of its bytes.
         gigabytes: What a rank sends in a second, in units of 1e9 bytes; it receives as much at the same time.
 
     Raises:
@@ -49,16 +53,43 @@ class Link:
             if not (is_finite(value) and value >= 0) or (field == "gigabytes" and not value):
                 raise InputError(field, value, "is not a number above 0", "measure it with treegen.distributed")
 
-    def time_us(self, sent: float, ranks: int) -> float:
-        """Returns the time of a collective in which each rank sends this many bytes."""
-        return self.latency_us + self.hop_us * max(ranks - 2, 0) + sent / (self.gigabytes * 1e3)
+    def time_us(self, collective: Collective) -> float:
+        """Returns the time of a collective."""
+        hops = self.hop_us * max(collective.messages - 1, 0)
+        return self.latency_us + hops + collective.sent / (self.gigabytes * 1e3)
 
 
 class Collective(NamedTuple):
-    """A collective operation. sent: bytes that each rank sends, and receives."""
+    """A collective operation. sent: bytes that each rank sends, and receives. messages: the number that carry them."""
 
     name: str
     sent: int
+    messages: int
+
+
+def all_gather(own: int, ranks: int) -> Collective:
+    """Returns the cost of gathering `own` bytes of each rank: they go once to each other rank, as in a ring."""
+    return Collective("all-gather", own * (ranks - 1), ranks - 1)
+
+
+def all_to_all(chunk: int, ranks: int) -> Collective:
+    """Returns the cost of sending another chunk of bytes to each other rank."""
+    return Collective("all-to-all", chunk * (ranks - 1), ranks - 1)
+
+
+def reduce_scatter(summed: int, ranks: int) -> Collective:
+    """Returns the cost of a sum of `summed` bytes of each rank, of which each rank gets a part: sums in a ring."""
+    return Collective("reduce-scatter", _scattered(summed, ranks), ranks - 1)
+
+
+def all_reduce(summed: int, ranks: int) -> Collective:
+    """Returns the cost of a sum of `summed` bytes of each rank: a reduce-scatter, and an all-gather of its parts."""
+    return Collective("all-reduce", 2 * _scattered(summed, ranks), 2 * (ranks - 1))
+
+
+def _scattered(summed: int, ranks: int) -> int:
+    """Returns the bytes that a rank sends for the parts of all other ranks."""
+    return -(-summed * (ranks - 1) // ranks)
 
 
 class Communication(NamedTuple):
@@ -108,19 +139,14 @@ def merge_cost(
     if mode == "exchange":
         parts = 1 if wanted == "all" else ranks
         chunk = packed_bytes(rows, heads // parts, dim, element)
-        name = "all-gather" if wanted == "all" else "all-to-all"
-        collectives: tuple[Collective, ...] = (Collective(name, chunk * (ranks - 1)),)
+        collectives: tuple[Collective, ...] = ((all_gather if wanted == "all" else all_to_all)(chunk, ranks),)
         moved = chunk * (2 * parts + ranks)
     else:
-        summed = states * dim * DTYPE_BYTES["fp32"]
-        scattered = -(-summed * (ranks - 1) // ranks)
-        name = "all-reduce" if wanted == "all" else "reduce-scatter"
-        collectives = (
-            Collective("all-gather", states * DTYPE_BYTES["fp32"] * (ranks - 1)),
-            Collective(name, scattered * (2 if wanted == "all" else 1)),
-        )
-        moved = states * (dim * (2 * element + 2 * DTYPE_BYTES["fp32"]) + ranks * DTYPE_BYTES["fp32"])
-    link_us = sum(link.time_us(each.sent, ranks) for each in collectives)
+        sums = all_reduce if wanted == "all" else reduce_scatter
+        lse = states * DTYPE_BYTES["fp32"]
+        collectives = all_gather(lse, ranks), sums(lse * dim, ranks)
+        moved = states * dim * (2 * element + 2 * DTYPE_BYTES["fp32"]) + ranks * lse
+    link_us = sum(map(link.time_us, collectives))
     return Communication(mode, collectives, link_us, 2 * _LOCAL_US + moved / (copy_gigabytes * 1e3))
 
 

@@ -8,12 +8,12 @@ tp 1                     rank 2           rank 3        heads of the second half
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from treegen.ir.errors import InputError, ShapeError
+from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 from treegen.ir.tree.shards import Number, Shard
 
@@ -105,19 +105,7 @@ class Parallel:
         Raises:
             ShapeError: The ranks do not divide the query heads or the KV heads; without `replicate_kv`.
         """
-        _, ranks = self.tensor_place
-        if shape.num_qo_heads % ranks:
-            reason = f"are no multiple of {ranks} ranks"
-            raise ShapeError("num_qo_heads", shape.num_qo_heads, reason, "divide heads among fewer ranks")
-        whole = shape.num_kv_heads % ranks == 0
-        shared = self.replicate_kv and ranks % shape.num_kv_heads == 0
-        if not whole and not shared:
-            fix = "divide heads among fewer ranks"
-            if ranks % shape.num_kv_heads == 0:
-                fix += ", or hold KV heads several times with replicate_kv=True"
-            raise ShapeError("num_kv_heads", shape.num_kv_heads, f"are no multiple of {ranks} ranks", fix)
-        kv_heads = shape.num_kv_heads // ranks if whole else 1
-        return replace(shape, num_qo_heads=shape.num_qo_heads // ranks, num_kv_heads=kv_heads)
+        return shape.divided(self.tensor_place[1], replicate_kv=self.replicate_kv)
 
     def query_heads(self, shape: Shape) -> slice:
         """Returns this rank's query heads among those of the whole model. Raises ShapeError as `local_shape`."""

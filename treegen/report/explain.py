@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from treegen.cost.estimate import CostModel
+from treegen.cost.ranks import Division, RanksCost, cost_of_ranks
 from treegen.ir.errors import ShapeError, StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
@@ -23,6 +24,7 @@ from treegen.report.page.search_steps import search_object
 from treegen.report.page.timeline_svg import plan_svg
 from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.ranking import Ranked, ranked, ranking_lines
+from treegen.report.ranks_text import ranks_lines, ranks_object
 from treegen.report.timelines import MOST_BLOCKS, Recorder
 from treegen.report.verified_plans import Planned, choices_of, listed, verified
 from treegen.search.size import is_too_large, most_planned
@@ -48,6 +50,7 @@ class Explanation:
         automatic: The choice of `auto`, with its reason.
         model: The cost model that estimates times.
         left_out: Lines about strategies that were left out, each list of them below its reason.
+        ranks: The cost of several ranks, if it was asked for.
     """
 
     tree: Tree
@@ -58,6 +61,7 @@ class Explanation:
     automatic: Choice
     model: CostModel = "analytic"
     left_out: tuple[str, ...] = ()
+    ranks: RanksCost | None = None
 
     @property
     def best(self) -> Strategy:
@@ -97,6 +101,8 @@ class Explanation:
             lines += ["", f"times of work items are profiled: {source_of_costs(self.target)}"]
         if len(self.entries) == 1:
             lines += [*self._left_out_lines(), "", self._best_line()]
+        if self.ranks is not None:
+            lines += ["", *ranks_lines(self.ranks)]
         return "\n".join(fitted(lines))
 
     def _left_out_lines(self) -> list[str]:
@@ -140,6 +146,7 @@ class Explanation:
             "floor": floor_object(problem),
             "search": search_object(problem),
             "drawing": marks.to_object(self.shape),
+            **({} if self.ranks is None else {"ranks": ranks_object(self.ranks)}),
         }
 
     def to_json(self) -> str:
@@ -166,6 +173,7 @@ def explain(
     target: str | Target | None = None,
     model: CostModel = "analytic",
     recorder: Recorder | None = None,
+    division: Division | None = None,
 ) -> Explanation:
     """Plans a tree with every strategy, verifies the plans and accounts for them, without torch or a GPU.
 
@@ -180,6 +188,7 @@ def explain(
         target: The target, by name or as an object; by default h200.
         model: The cost model that estimates times: "analytic" or "profiled".
         recorder: Measures the timelines of plans; by default they are predicted alone.
+        division: How attention is divided among ranks. Their cost is that of the one strategy, or of `auto`.
 
     Raises:
         TreegenError: A name is unknown, or a plan cannot be made.
@@ -210,8 +219,12 @@ def explain(
             now(f"measuring {choice.strategy.name}")
             entry = entry.with_recording(recorder(plan, problem))
         entries.append(entry)
+    ranks = None
+    if division is not None:
+        ranks = cost_of_ranks(problem, division, wanted[0] if len(wanted) == 1 else auto(), model)
     now("writing")
-    return Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
+    told = Explanation(tree, of_shape, shape is None, on_target, tuple(entries), automatic, model, tuple(left_out))
+    return replace(told, ranks=ranks)
 
 
 def compared(explanation: Explanation) -> Explanation:
