@@ -18,7 +18,7 @@ from support.forests import examples, forests
 from support.score_functions import BIAS, GRID, gridded
 from treegen import Tree
 from treegen.ir.errors import InputError
-from treegen.scoring.options import ScoreOptions
+from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, batch_invariant
 
 HEADS = (4, 2)
@@ -267,3 +267,40 @@ def test_both_functions_take_every_score_option(function: Callable[..., Any]) ->
     assert {field.name: field.default for field in fields(ScoreOptions)} == {
         field.name: taken[field.name].default for field in fields(ScoreOptions) if field.name in taken
     }
+
+
+PREFIX = torch.tensor([3, 40, 70, 140, 0, 16, 200, 64])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda b, h, q_idx, kv_idx: (kv_idx < PREFIX[b]) | ((kv_idx + h) % 3 == 0),
+        lambda b, h, q_idx, kv_idx: (PREFIX[b] + h > kv_idx) | (kv_idx % 2 == 0),
+        lambda b, h, q_idx, kv_idx: (kv_idx - q_idx + 20 < 0) | (kv_idx == q_idx),
+    ],
+)
+def test_masks_that_are_true_below_a_position(mask: Callable[..., Any]) -> None:
+    scoring = Scoring.of(ScoreOptions(mask_mod=mask))
+    assert scoring is not None
+    assert scoring.code is not None
+    assert scoring.code.seen_below
+    tree, pages = shuffled_pages(Tree.from_levels([1, 2, 8], [128, 64, 21]), 16, 1)
+    for strategy in ("query", "deft-node", "cohort"):
+        verified(tree, pages, 16, strategy=strategy, backend="triton", mask_mod=mask)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda b, h, q_idx, kv_idx: (kv_idx > PREFIX[b]) | (kv_idx % 3 == 0),
+        lambda b, h, q_idx, kv_idx: (2 * kv_idx < PREFIX[b]) | (kv_idx % 3 == 0),
+        lambda b, h, q_idx, kv_idx: (kv_idx < PREFIX[b]) & (kv_idx % 3 == 0),
+        lambda b, h, q_idx, kv_idx: kv_idx < PREFIX[torch.clamp(kv_idx, max=7)],
+    ],
+)
+def test_other_masks_are_read_for_all_tiles(mask: Callable[..., Any]) -> None:
+    scoring = Scoring.of(ScoreOptions(mask_mod=mask))
+    assert scoring is not None
+    assert scoring.code is not None
+    assert not scoring.code.seen_below

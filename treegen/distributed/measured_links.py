@@ -17,8 +17,8 @@ from treegen.distributed.collectives import all_gather
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_SMALL, _LARGE = 1 << 12, {"cuda": 1 << 26, "cpu": 1 << 21}
-"""Bytes that each rank gathers in the two measurements, the second by the type of the device."""
+_SMALL, _LARGE = 1 << 12, {"cuda": 1 << 22, "cpu": 1 << 21}
+"""Bytes that each rank gathers in the two measurements, the second by the type of the device: what merges send."""
 _CALLS, _REPEATS = 8, 9
 """All-gathers in a row, and how often these are timed."""
 
