@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from support.forests import examples
 from treegen.backends.merge_state import merge_states
 from treegen.backends.oracle import error
 from treegen.distributed.packed_states import StateForm, combine, pack, rescale
@@ -61,3 +64,30 @@ def test_a_broken_state_breaks_its_row_and_head_alone():
     assert bool(out[2, 1].isnan().all())
     assert bool(lse[2, 1].isnan())
     assert not bool(out[:, 0].isnan().any())
+
+
+@examples(60)
+@given(data=st.data())
+def test_merging_is_of_all_ranks_in_any_grouping(data):
+    ranks, rows, heads, dim = (data.draw(st.integers(1, most)) for most in (5, 3, 3, 2))
+    dim *= 8
+    seen = st.one_of(st.just(-torch.inf), st.floats(-60, 60, width=32))
+    lses = torch.tensor(data.draw(st.lists(seen, min_size=ranks * rows * heads, max_size=ranks * rows * heads)))
+    lses = lses.view(ranks, rows, heads)
+    outs = torch.randn(ranks, rows, heads, dim, generator=torch.Generator().manual_seed(ranks))
+    outs = outs.masked_fill((lses == -torch.inf)[..., None], torch.nan)
+    form = StateForm(rows, heads, dim, torch.float32)
+
+    def merged(of_outs, of_lses):
+        return combine(torch.cat([pack(out, lse, 1) for out, lse in zip(of_outs, of_lses, strict=True)]), form, 1.0)
+
+    out, lse = merged(outs, lses)
+    expected, sums = merge_states(outs.transpose(0, 1), lses.transpose(0, 1))
+    assert error(out, expected) < 1e-5
+    assert error(lse, sums) < 1e-5
+    first = data.draw(st.integers(0, ranks - 1))
+    if first:
+        one, other = merged(outs[:first], lses[:first]), merged(outs[first:], lses[first:])
+        again = merged(*(torch.stack(pair) for pair in zip(one, other, strict=True)))
+        assert error(again[0], expected) < 1e-5
+        assert error(again[1], sums) < 1e-5

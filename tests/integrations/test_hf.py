@@ -339,3 +339,13 @@ def test_results_are_ordered_by_labels() -> None:
     for number, own in enumerate(made.run(PROMPTS)):
         assert [result.label for result in own] == [(number, sample) for sample in range(3)]
         assert all(isinstance(result, Continuation) for result in own)
+
+
+@pytest.mark.full
+def test_compiled_models_give_the_same_tokens() -> None:
+    model = tiny("Llama")
+    controller = Sample(2, Sampling(1.0, seed=3), max_new_tokens=6)
+    expected = served(engine(model, controller), PROMPTS[:2])
+    options = {"backend": "eager", "dynamic": True}  # traced as ever, and run without a compiler
+    made = Engine(HFModel(model, compile_options=options), controller, num_pages=60, page_size=4, max_rows=64)
+    assert served(made, PROMPTS[:2]) == expected

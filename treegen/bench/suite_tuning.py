@@ -71,9 +71,7 @@ class MeasuredBatch:
     @property
     def rank_correlation(self) -> float:
         """Spearman's correlation of estimates and measurements; 1 for a single policy."""
-        estimated = np.argsort(np.argsort([each.estimated_us for each in self.policies]))
-        measured = np.argsort(np.argsort([each.measured_us for each in self.policies]))
-        return float(np.corrcoef(estimated, measured)[0, 1]) if len(self.policies) > 1 else 1.0
+        return _rank_correlation(self.policies)
 
 
 def measure_suite(
@@ -177,17 +175,22 @@ def suite_entries(measured: Iterable[MeasuredBatch], source: str) -> list[Entry]
 
 
 def suite_table(measured: Sequence[MeasuredBatch], entries: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """Makes a table, a row per family: batches, policies, weighed choices over the best, rank correlations, entries."""
+    """Makes a table, a row per family.
+
+    Batches, policies, weighed choices over the best, rank correlations of a batch's policies (their mean and the least)
+    and of all policies of the family, and batches whose buckets have entries.
+    """
     kept = {entry.key for entry in entries}
     rows: list[tuple[str, ...]] = [
-        ("family", "batches", "policies", "weighed/best", "worst", "rank corr.", "least", "kept for")
+        ("family", "batches", "policies", "weighed/best", "worst", "rank corr.", "least", "of all", "kept for")
     ]
     for family in dict.fromkeys(batch.family for batch in measured):
         own = [batch for batch in measured if batch.family == family]
         over, ranks = [batch.weighed_over_best for batch in own], [batch.rank_correlation for batch in own]
         cells = (f"{_mean(over):.3f}", f"{max(over):.3f}", f"{sum(ranks) / len(ranks):.2f}", f"{min(ranks):.2f}")
-        policies = sum(len(batch.policies) for batch in own)
-        rows.append((family, str(len(own)), str(policies), *cells, str(sum(batch.key in kept for batch in own))))
+        policies = [policy for batch in own for policy in batch.policies]
+        cells = (*cells, f"{_rank_correlation(policies):.3f}", str(sum(batch.key in kept for batch in own)))
+        rows.append((family, str(len(own)), str(len(policies)), *cells))
     return rows
 
 
@@ -206,6 +209,13 @@ def save_suite(
     ]
     value = {"machine": machine, "batches": batches, "entries": [entry.to_object() for entry in entries]}
     save_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def _rank_correlation(policies: Sequence[MeasuredPolicy]) -> float:
+    """Returns Spearman's correlation of estimates and measurements; 1 for a single policy."""
+    estimated = np.argsort(np.argsort([each.estimated_us for each in policies]))
+    measured = np.argsort(np.argsort([each.measured_us for each in policies]))
+    return float(np.corrcoef(estimated, measured)[0, 1]) if len(policies) > 1 else 1.0
 
 
 def _mean(values: Iterable[float]) -> float:

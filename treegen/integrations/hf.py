@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import ref
 
@@ -28,6 +28,8 @@ class HFModel:
     Args:
         model: A causal language model of Transformers.
         weak: Whether to let the model be freed while this object is there.
+        compile_options: Arguments of `torch.compile`, which then compiles what lies between attention calls, in place;
+            `{"dynamic": True}` serves steps of any number of rows. None compiles nothing.
 
     Attributes:
         shape: The attention shape of all layers.
@@ -39,7 +41,7 @@ class HFModel:
         InputError: The model has other layers than such attention layers, or a type that treegen does not serve.
     """
 
-    def __init__(self, model: Any, *, weak: bool = False) -> None:
+    def __init__(self, model: Any, *, weak: bool = False, compile_options: Mapping[str, Any] | None = None) -> None:
         config = model.config.get_text_config()
         types = {dtype: name for name, dtype in TORCH_DTYPES.items()}
         if model.dtype not in types:
@@ -55,7 +57,10 @@ class HFModel:
         heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.shape = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        self._compiles = compile_options is not None
         self.attach()
+        if compile_options is not None:
+            model.base_model.compile(**compile_options)
 
     @property
     def model(self) -> Any:
@@ -66,7 +71,7 @@ class HFModel:
         """Gives the model its attention function, and sets it to evaluation."""
         from transformers import AttentionInterface
 
-        AttentionInterface.register(NAME, attend)
+        AttentionInterface.register(NAME, torch.compiler.disable(attend) if self._compiles else attend)
         self.model.set_attn_implementation(NAME)
         self.model.eval()
 
