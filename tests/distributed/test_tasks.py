@@ -152,3 +152,15 @@ def test_a_store_that_does_not_answer() -> None:
         place.store(RANK, seconds=0.1)
     with pytest.raises(RankError, match="does not answer"):
         connected("no.such.host.invalid", 1, serves=False, seconds=0.1)
+
+
+def test_commands_without_their_store(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in RANK.items():
+        monkeypatch.setenv(name, text)
+    store = RankPlace.store
+    monkeypatch.setattr(RankPlace, "store", lambda place: store(place, seconds=0.1))
+    monkeypatch.setattr("treegen.backends.devices.devices_of", lambda target: [0, 1])
+    assert cli.main(["warm", "1,4/50,5"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("treegen: error: MASTER_ADDR:MASTER_PORT = 127.0.0.1:1: does not answer for 0.1 s")
+    assert error.count("\n") == 1
