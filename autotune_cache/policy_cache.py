@@ -10,10 +10,11 @@ that need the same policy at the same time make it once.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from treegen.autotune_cache.entry import Entry, Policy, entry_from
 from treegen.autotune_cache.folders import OWN_FOLDER, cache_folder, make_folder, refusal, warn_once
@@ -187,8 +188,6 @@ class PolicyCache:
     def import_from(self, path: str | Path) -> Imported:
         """Stores the entries of a file that `export_to` wrote; entries that the user's folder has already stay.
 
-        An entry's place follows from its key alone. Nothing is imported into a temporary folder.
-
         Args:
             path: The file.
 
@@ -196,21 +195,38 @@ class PolicyCache:
             The number of stored entries, and the reason for each refused one.
 
         Raises:
-            FormatError: The file as a whole is not one of treegen's, or the cache folder cannot be written or is not
-                safe to use.
+            FormatError: The file as a whole is not one of treegen's; and as `merge`.
+        """
+        return self.merge(exported(Path(path)))
+
+    def merge(self, values: Iterable[Any], *, replace: bool = False) -> Imported:
+        """Stores entries that were measured elsewhere.
+
+        An entry's place follows from its key alone. Nothing is stored in a temporary folder.
+
+        Args:
+            values: JSON objects of entries, not yet checked.
+            replace: Stores them in place of other entries of the user's folder, which stay otherwise.
+
+        Returns:
+            The number of stored entries, and the reason for each refused one.
+
+        Raises:
+            FormatError: The cache folder cannot be written or is not safe to use.
         """
         if reason := refusal(cache_root() / _FOLDER):
             raise FormatError("cache folder", str(cache_root()), reason, OWN_FOLDER)
         folder = policies_folder()
         taken, refused = 0, []
-        for number, value in enumerate(exported(Path(path))):
+        for number, value in enumerate(values):
             try:
                 entry = entry_from(value)
             except FormatError as error:
                 refused.append(f"entry {number}: {error.argument} {error.reason}")
                 continue
             digest = entry.key.digest
-            if read_entry(folder / f"{digest}.json", digest)[0] is not None:
+            kept = read_entry(folder / f"{digest}.json", digest)[0]
+            if kept == entry or (kept is not None and not replace):
                 refused.append(f"entry {number}: {digest[:12]} is there already")
                 continue
             try:

@@ -255,3 +255,13 @@ def test_a_tree_finds_its_policy_again(policy_cache: PolicyCache) -> None:
     policy_cache.store(Entry(key, POLICY, None))
     again = key_for(policy_bucket(Tree.from_levels([1, 256], [260, 30])), shape, target)
     assert policy_cache.lookup(again, accept).where == "memory"
+
+
+def test_merged_entries_replace_those_of_the_folder_on_request(policy_cache: PolicyCache) -> None:
+    other = replace(ENTRY, measured_us=99.0)
+    policy_cache.store(other)
+    assert policy_cache.merge([ENTRY.to_object()]).taken == 0
+    assert policy_cache.lookup(KEY, accept).entry == other
+    assert policy_cache.merge([other.to_object()], replace=True).taken == 0
+    assert policy_cache.merge([ENTRY.to_object(), {"kind": "other"}], replace=True).taken == 1
+    assert policy_cache.lookup(KEY, accept).entry == ENTRY

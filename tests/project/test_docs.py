@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import typer
+from torch.distributed.run import get_args_parser
 
 import treegen
 import treegen.distributed
@@ -119,7 +120,13 @@ def check_python(words: list[str]) -> None:
     assert all((ROOT / file).exists() for file in files), words
 
 
-CHECKS = {"treegen": check_treegen, "make": check_make, "python": check_python}
+def check_torchrun(words: list[str]) -> None:
+    options = get_args_parser().parse_args(words)
+    assert (options.module, options.training_script) == (True, "treegen"), words
+    check_treegen(options.training_script_args)
+
+
+CHECKS = {"treegen": check_treegen, "make": check_make, "python": check_python, "torchrun": check_torchrun}
 
 
 @pytest.mark.parametrize("page", having("sh"))

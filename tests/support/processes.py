@@ -25,6 +25,25 @@ def started(program: str, *arguments: str, environment: dict[str, str] | None = 
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, **(environment or {})}, **options)
 
 
+def run_function(call: str, seconds: int = 120) -> str:
+    """Runs a function of the tests, `support.crews:deaths('folder')`, in a process of its own, which may fork, and
+    returns what it printed. It has to succeed in so many seconds.
+    """
+    module, _, text = call.partition(":")
+    process = started(
+        f"import {module}; {module}.{text}", environment={"OMP_NUM_THREADS": "1"}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        printed, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+        raise AssertionError(f"{printed}\nhung for {seconds} s") from None
+    assert process.returncode == 0, printed
+    return str(printed)
+
+
 @contextmanager
 def in_background() -> Iterator[None]:
     """Ignores SIGINT in this process, as a shell lets the commands in its background do."""

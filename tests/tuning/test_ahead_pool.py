@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,7 +134,18 @@ def test_a_kernel_that_fails_or_dies_or_hangs_is_an_outcome(monkeypatch: pytest.
         "lacks": "import triton",
     }
     sources = [replace(MERGE, text=text, digest=name) for name, text in texts.items()]
-    outcomes = compile_all([(source, Shape(12, 4, 80)) for source in sources], TARGET, processes=2)
+    taken: list[str] = []
+
+    def kernels() -> Iterator[tuple[Source, Shape]]:
+        for source in sources:
+            taken.append(source.digest)
+            yield source, Shape(12, 4, 80)
+
+    taken_when_one_ends: list[int] = []
+    outcomes = compile_all(
+        kernels(), TARGET, processes=2, on_variant=lambda outcome: taken_when_one_ends.append(len(taken))
+    )
+    assert taken_when_one_ends[0] <= 3  # of two processes the other has one, and the next was taken for this one
     assert [outcome.source.digest for outcome in outcomes] == list(texts)
     problems = [str(outcome.problem) for outcome in outcomes]
     assert problems[0] == "RuntimeError: no such kernel"

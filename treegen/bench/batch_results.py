@@ -75,6 +75,7 @@ class BatchResult:
         layers: Attention layers of a step.
         floor_us: Microseconds to move a layer's unique KV, q and out once.
         outcomes: One outcome for each provider.
+        measured_on: The rank and the GPU, where several ranks share the cases.
     """
 
     batch: str
@@ -89,6 +90,12 @@ class BatchResult:
     layers: int
     floor_us: float
     outcomes: tuple[BatchOutcome, ...]
+    measured_on: str = ""
+
+    @classmethod
+    def from_object(cls, entry: dict[str, Any]) -> BatchResult:
+        """Returns the result of a JSON object with its fields. Raises TypeError or KeyError for any other."""
+        return cls(**{**entry, "outcomes": tuple(map(_outcome, entry["outcomes"]))})
 
     def best(self, figure: Callable[[BatchOutcome], float | None], provider: str) -> float | None:
         """Returns the least figure of right outcomes of providers whose names begin with `provider`."""
@@ -145,10 +152,7 @@ def load_batches(path: Path) -> tuple[dict[str, Any], list[BatchResult]]:
         fix = "name a file that `treegen bench --table batches --json` wrote"
         raise FormatError(str(path), "its format", f"is not {BATCH_FORMAT!r}", fix)
     try:
-        results = [
-            BatchResult(**{**entry, "outcomes": tuple(map(_outcome, entry["outcomes"]))}) for entry in value["results"]
-        ]
-        return dict(value["machine"]), results
+        return dict(value["machine"]), [BatchResult.from_object(entry) for entry in value["results"]]
     except (TypeError, KeyError, ValueError) as cause:
         raise FormatError(str(path), "its results", f"lacks or adds fields ({cause})", "measure again") from cause
 

@@ -20,6 +20,7 @@ from treegen.bench.flashinfer_batch_prefill import FlashInferBatchPrefill
 from treegen.bench.providers import UnavailableError
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.errors import InputError
+from treegen.ir.shape import Shape
 from treegen.tuning.timing import graph_of, median_us
 from treegen.tuning.worker import problem_of
 from treegen.workloads.batch_pages import BatchPages
@@ -84,23 +85,41 @@ def run_batches(
     for batch in batches:
         start = BatchStart.of(batch, settings.steps)
         for shape in shapes.of(batch):
-            case = BatchCase(start, shape, settings.layers, device)
-            outcomes = tuple(measure_batch(provider, case, settings) for provider in providers)
-            yield BatchResult(
-                batch.name,
-                batch.family,
-                batch.seed,
-                f"{shape.num_qo_heads}:{shape.num_kv_heads}",
-                shape.page_size,
-                len(batch.requests),
-                batch.tokens,
-                batch.unique_tokens,
-                settings.steps,
-                settings.layers,
-                _floor_us(batch, case, gbps),
-                outcomes,
-            )
-            del case
+            yield run_batch(start, shape, providers, settings, device, gbps)
+
+
+def run_batch(
+    start: BatchStart,
+    shape: Shape,
+    providers: Sequence[BatchProvider],
+    settings: BatchSettings,
+    device: torch.device,
+    gbps: float,
+) -> BatchResult:
+    """Measures all providers on a batch with one shape. gbps: the device's copy rate in GB/s, for the floor."""
+    case = BatchCase(start, shape, settings.layers, device)
+    outcomes = tuple(measure_batch(provider, case, settings) for provider in providers)
+    return batch_result(start.batch, shape, settings, gbps, outcomes)
+
+
+def batch_result(
+    batch: ServedBatch, shape: Shape, settings: BatchSettings, gbps: float, outcomes: Sequence[BatchOutcome]
+) -> BatchResult:
+    """Makes the result of a batch with one shape. gbps: the device's copy rate in GB/s."""
+    return BatchResult(
+        batch.name,
+        batch.family,
+        batch.seed,
+        f"{shape.num_qo_heads}:{shape.num_kv_heads}",
+        shape.page_size,
+        len(batch.requests),
+        batch.tokens,
+        batch.unique_tokens,
+        settings.steps,
+        settings.layers,
+        _floor_us(batch, shape, gbps),
+        tuple(outcomes),
+    )
 
 
 def measure_batch(provider: BatchProvider, case: BatchCase, settings: BatchSettings) -> BatchOutcome:
@@ -208,9 +227,8 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _floor_us(batch: ServedBatch, case: BatchCase, gbps: float) -> float:
+def _floor_us(batch: ServedBatch, shape: Shape, gbps: float) -> float:
     """Returns the microseconds to move a layer's unique KV, q and out once."""
-    shape = case.shape
     moved = batch.unique_tokens * shape.kv_token_bytes
     rows = sum(request.queries for request in batch.requests)
     moved += rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes

@@ -77,20 +77,28 @@ def run(
     listed = list(trees)
     for shape in shapes:
         for name, tree in listed:
-            case = Case.of(tree, shape, default_device(), settings.rows)
-            outcomes = tuple(measure(provider, case, settings.repeats, settings.timers) for provider in providers)
+            result = run_case((name, tree), shape, providers, target, settings)
             on_case()
-            yield Result(
-                name,
-                f"{shape.num_qo_heads}/{shape.num_kv_heads}",
-                shape.head_dim,
-                shape.dtype,
-                shape.page_size,
-                tree.num_rows,
-                tree.unique_tokens,
-                floor_us(tree, shape, target, settings.gbps),
-                outcomes,
-            )
+            yield result
+
+
+def run_case(
+    named: tuple[str, Tree], shape: Shape, providers: Sequence[Provider], target: Target, settings: RunSettings
+) -> Result:
+    """Measures all providers on a tree, which comes with its name."""
+    case = Case.of(named[1], shape, default_device(), settings.rows)
+    outcomes = (measure(provider, case, settings.repeats, settings.timers) for provider in providers)
+    return result_of(named, shape, target, settings.gbps, outcomes)
+
+
+def result_of(
+    named: tuple[str, Tree], shape: Shape, target: Target, gbps: float, outcomes: Iterable[ProviderOutcome]
+) -> Result:
+    """Makes the result of a tree, which comes with its name. gbps: the device's copy rate in GB/s."""
+    name, tree = named
+    heads = f"{shape.num_qo_heads}/{shape.num_kv_heads}"
+    facts = shape.head_dim, shape.dtype, shape.page_size, tree.num_rows, tree.unique_tokens
+    return Result(name, heads, *facts, floor_us(tree, shape, target, gbps), tuple(outcomes))
 
 
 def measure(provider: Provider, case: Case, repeats: int, timers: Timers) -> ProviderOutcome:

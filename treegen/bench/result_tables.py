@@ -33,11 +33,7 @@ def load(path: Path) -> tuple[dict[str, Any], list[Result]]:
             str(path), "its format", f"is not {FORMAT!r}", "name a file that `treegen bench --json` wrote"
         )
     try:
-        results = [
-            Result(**{**entry, "outcomes": tuple(ProviderOutcome(**outcome) for outcome in entry["outcomes"])})
-            for entry in value["results"]
-        ]
-        return dict(value["machine"]), results
+        return dict(value["machine"]), [Result.from_object(entry) for entry in value["results"]]
     except (TypeError, KeyError, ValueError) as cause:
         reason = f"lacks or adds fields ({cause})"
         raise FormatError(str(path), "its results", reason, "measure again with `treegen bench --json`") from cause

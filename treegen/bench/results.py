@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Status: TypeAlias = Literal["right", "wrong", "unavailable", "failed"]
 
@@ -52,6 +52,7 @@ class Result:
         unique_tokens: Tokens that some row sees.
         floor_us: A lower bound of the time in microseconds, from the copy rate measured in the same run.
         outcomes: One outcome for each provider.
+        measured_on: The rank and the GPU, where several ranks share the cases.
     """
 
     tree: str
@@ -63,6 +64,12 @@ class Result:
     unique_tokens: int
     floor_us: float
     outcomes: tuple[ProviderOutcome, ...]
+    measured_on: str = ""
+
+    @classmethod
+    def from_object(cls, entry: dict[str, Any]) -> Result:
+        """Returns the result of a JSON object with its fields. Raises TypeError or KeyError for any other."""
+        return cls(**{**entry, "outcomes": tuple(ProviderOutcome(**outcome) for outcome in entry["outcomes"])})
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ import typer
 
 from treegen.cli.arguments import DataOption, FamilyOption, HtmlOption, SeedOption, print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
+from treegen.cli.rank_commands import bench_on_ranks, place_of_rank
 from treegen.ir.errors import BackendError, InputError
 from treegen.text_files import save_text
 from treegen.workloads.specs import STRIDE, trees_of
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from treegen.bench.batch_results import BatchResult
     from treegen.bench.providers import Provider
     from treegen.bench.results import Result
+    from treegen.distributed.rank_place import RankPlace
     from treegen.ir.shape import Shape
     from treegen.ir.tree import Tree
 
@@ -111,6 +113,8 @@ def bench(
     With `--table batches`, requests come, grow and go. The time of a layer, the host's time to plan and the time of
     whole steps are compared with FlashInfer's best.
 
+    Under torchrun each case is measured by one rank on its GPU, and rank 0 prints and writes files.
+
     The exit code is 1 when an output is wrong or a provider fails.
     """
     from treegen.bench import result_tables
@@ -122,6 +126,7 @@ def bench(
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         chosen = _BatchOptions(family, heads, providers, steps, layers, repeats, seed, data)
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
+    place = None if results is not None else place_of_rank()
     if results is not None:
         machine, found = result_tables.load(results)
         found = found if providers is None else result_tables.only(found, providers)
@@ -134,7 +139,11 @@ def bench(
         trees = [
             named(name, tree, shuffled) for spec in specs or FASTTREE_TREES for name, tree in trees_of(spec, stride)
         ]
-        machine, found = _measured(trees, shapes, listed, repeats, rows)
+        machine, found = _measured(trees, shapes, listed, (repeats, rows), place)
+    statuses = {outcome.status for result in found for outcome in result.outcomes}
+    code = int(bool(statuses & {"wrong", "failed"}))
+    if place is not None and place.rank:
+        raise typer.Exit(code)
     if json is not None:
         result_tables.save(json, machine, found)
     _write_page(html, machine, found, results)
@@ -145,8 +154,7 @@ def bench(
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if plot is not None:
         result_tables.plot(plot, machine, found)
-    statuses = {outcome.status for result in found for outcome in result.outcomes}
-    raise typer.Exit(int(bool(statuses & {"wrong", "failed"})))
+    raise typer.Exit(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +183,15 @@ def _bench_batches(options: _BatchOptions, files: _Files) -> int:
     """Measures the suite of batches, or loads results, prints tables and returns the exit code."""
     from treegen.bench import batch_results
 
+    place = None if files.loaded is not None else place_of_rank()
     if files.loaded is not None:
         machine, found = batch_results.load_batches(files.loaded)
     else:
-        machine, found = _measured_batches(options, files.json)
+        machine, found = _measured_batches(options, files.json, place)
+    statuses = {outcome.status for result in found for outcome in result.outcomes}
+    code = int(bool(statuses & {"wrong", "failed"}))
+    if place is not None and place.rank:
+        return code
     if files.json is not None:
         batch_results.save_batches(files.json, machine, found)
     _write_page(files.html, machine, found, files.loaded)
@@ -187,8 +200,7 @@ def _bench_batches(options: _BatchOptions, files: _Files) -> int:
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     print_table(batch_results.batch_summary(found))
     print_table(batch_results.batch_table(found))
-    statuses = {outcome.status for result in found for outcome in result.outcomes}
-    return int(bool(statuses & {"wrong", "failed"}))
+    return code
 
 
 def _write_page(
@@ -204,7 +216,9 @@ def _write_page(
         save_text(html, results_html(machine, results, "treegen bench" if loaded is None else loaded.name))
 
 
-def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[str, Any], list[BatchResult]]:
+def _measured_batches(
+    options: _BatchOptions, json: Path | None, place: RankPlace | None
+) -> tuple[dict[str, Any], list[BatchResult]]:
     """Measures the suite, and returns the machine and all results. `json` is written after each result."""
     import torch
 
@@ -217,21 +231,31 @@ def _measured_batches(options: _BatchOptions, json: Path | None) -> tuple[dict[s
     chosen = chosen_batches(batches(options.data, options.seed), options.family)
     providers = batch_runs.batch_providers_from(options.providers)
     shapes_from(options.heads or (), (), (), ())  # checks the heads
-    if options.data is None:
+    if options.data is None and (place is None or place.rank == 0):
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
     settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
-    heads = [text.replace("/", ":") for text in options.heads or BATCH_HEADS]
+    shapes = BatchShapes([text.replace("/", ":") for text in options.heads or BATCH_HEADS])
+    cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
+
+    def save(results: list[BatchResult]) -> None:
+        if json is not None:
+            batch_results.save_batches(json, machine, results)
+
+    if place is not None:
+        from treegen.bench.shared_runs import batch_run
+
+        machine["ranks"] = place.ranks
+        return machine, bench_on_ranks(place, batch_run(cases, providers, settings, gbps), save)
     found: list[BatchResult] = []
-    with progress_bar(sum(1 if batch.mla else len(heads) for batch in chosen)) as on_case:
-        for result in batch_runs.run_batches(chosen, BatchShapes(heads), providers, settings, default_device(), gbps):
+    with progress_bar(len(cases)) as on_case:
+        for result in batch_runs.run_batches(chosen, shapes, providers, settings, default_device(), gbps):
             found.append(result)
             on_case()
-            if json is not None:
-                batch_results.save_batches(json, machine, found)
+            save(found)
     return machine, found
 
 
@@ -239,10 +263,13 @@ def _measured(
     trees: Sequence[tuple[str, Tree]],
     shapes: Sequence[Shape],
     providers: Sequence[Provider],
-    repeats: int,
-    rows: int,
+    counts: tuple[int, int],
+    place: RankPlace | None,
 ) -> tuple[dict[str, Any], list[Result]]:
-    """Measures trees, and returns the machine and all results. rows: the most rows to compare with the oracle."""
+    """Measures trees, and returns the machine and all results.
+
+    counts: timed calls, and the most rows to compare with the oracle.
+    """
     import torch
 
     from treegen.backends.devices import current_target
@@ -252,7 +279,12 @@ def _measured(
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
-    settings = bench_runs.RunSettings(repeats, rows, gbps)
+    settings = bench_runs.RunSettings(*counts, gbps)
+    if place is not None:
+        from treegen.bench.shared_runs import tree_run
+
+        found = bench_on_ranks(place, tree_run(trees, shapes, providers, settings))
+        return {**bench_runs.machine(gbps), "ranks": place.ranks}, found
     with progress_bar(len(trees) * len(shapes)) as on_case:
-        found = bench_runs.run(trees, shapes, providers, current_target(), settings, on_case)
-        return bench_runs.machine(gbps), list(found)
+        results = bench_runs.run(trees, shapes, providers, current_target(), settings, on_case)
+        return bench_runs.machine(gbps), list(results)

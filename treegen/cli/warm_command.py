@@ -11,6 +11,7 @@ from treegen.autotune_cache.listed_entries import Where
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cli.arguments import print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
+from treegen.cli.rank_commands import place_of_rank, serve_on_ranks, warm_on_ranks
 from treegen.cli.tune_command import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
 from treegen.ir.errors import BackendError, InputError
 from treegen.search.policies import accepts
@@ -60,15 +61,20 @@ def warm(
 ) -> None:
     """Fill the cache before a deployment: measure policies for all trees, and compile kernels for all shapes.
 
-    All GPUs of the current GPU's kind share the work. An interrupted run continues where it stopped. The exit code is 1
-    when anything failed, and 130 after Ctrl-C.
+    All GPUs of the current GPU's kind share the work. Under torchrun all ranks do, each with its GPU, and every host
+    gets all kernels and policies. An interrupted run continues where it stopped. The exit code is 1 when anything
+    failed, and 130 after Ctrl-C.
     """
     from treegen.backends.devices import current_target, devices_of
+    from treegen.distributed.warm_together import WarmWork
     from treegen.tuning.tune import Tuning
     from treegen.tuning.warm import jobs_of, kernels_of
 
     shapes = shapes_from(heads or (), head_dim or (), dtype or (), page_size or ())
     tuning = Tuning(candidates, repeats, timeout)
+    place = place_of_rank()
+    if place is not None and place.rank and dry_run:
+        return  # rank 0 prints
     target = current_target()
     devices = devices_of(target)
     if not devices and not dry_run:
@@ -78,6 +84,8 @@ def warm(
             reason = "excludes --serving" if specs else "is needed without --serving"
             fix = "give trees to measure policies for, or --serving alone"
             raise InputError("SPEC", " ".join(specs or ()), reason, fix)
+        if place is not None and not dry_run:
+            raise typer.Exit(serve_on_ranks(place, shapes, target))
         _warm_serving(shapes, target, dry_run)
         return
     kernels = kernels_of(shapes, target)
@@ -88,6 +96,8 @@ def warm(
         rows = [(_state(job, again), job.name, str(job.trees), job.key.bucket, job.key.shape) for job in jobs]
         print_table([titles, *rows])
         return
+    if place is not None:
+        raise typer.Exit(warm_on_ranks(place, WarmWork(kernels, jobs, target, tuning, again)))
     raise typer.Exit(_warm(kernels, jobs, target, devices, tuning, again))
 
 

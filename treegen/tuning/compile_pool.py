@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -55,7 +54,7 @@ class Compiled:
 
 
 def compile_all(
-    kernels: Sequence[tuple[Source, Shape]],
+    kernels: Iterable[tuple[Source, Shape]],
     target: Target,
     processes: int | None = None,
     on_variant: Callable[[Compiled], None] | None = None,
@@ -65,7 +64,7 @@ def compile_all(
     A kernel that does not compile, or whose process dies, is an outcome with a problem.
 
     Args:
-        kernels: Sources, each with the shape of its launches.
+        kernels: Sources, each with the shape of its launches. The next one is taken when a process is free for it.
         target: The target.
         processes: Processes at a time; by default the CPUs that this process may use.
         on_variant: Called here as `on_variant(outcome)` when a kernel ends.
@@ -76,14 +75,16 @@ def compile_all(
     if not target.capability:
         raise BackendError("target", target.name, "has no GPU", "name the GPU to compile for")
     count = len(os.sched_getaffinity(0)) if processes is None else positive_int("processes", processes, BackendError)
-    waiting, outcomes = deque(enumerate(kernels)), dict[int, Compiled]()
+    waiting, outcomes = iter(enumerate(kernels)), dict[int, Compiled]()
     workers: dict[Connection, _Worker] = {}
     try:
-        while waiting or workers:
-            while waiting and len(workers) < count:
+        while True:
+            while len(workers) < count and (given := next(waiting, None)) is not None:
                 worker = _Worker(target)
                 workers[worker.connection] = worker
-                worker.give(*waiting.popleft())
+                worker.give(*given)
+            if not workers:
+                break
             earliest = min(worker.deadline for worker in workers.values())
             ready = wait(list(workers), max(0.0, earliest - time.monotonic()))
             late = [link for link, worker in workers.items() if worker.deadline <= time.monotonic()]
@@ -91,8 +92,8 @@ def compile_all(
                 worker = workers[link]
                 outcome = worker.outcome()
                 outcomes[worker.index] = outcome
-                if worker.alive and waiting:
-                    worker.give(*waiting.popleft())
+                if worker.alive and (given := next(waiting, None)) is not None:
+                    worker.give(*given)
                 else:
                     workers.pop(link).stop(LEAVING_S if worker.alive else 0.0)
                 if on_variant:
@@ -100,7 +101,7 @@ def compile_all(
     finally:
         for worker in workers.values():
             worker.stop()
-    return [outcomes[index] for index in range(len(kernels))]
+    return [outcomes[index] for index in sorted(outcomes)]
 
 
 class _Worker:

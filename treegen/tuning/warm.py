@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple, TypeAlias
 
+from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.listed_entries import Where
 from treegen.codegen.emit import Source
@@ -60,6 +61,8 @@ class Warmed:
         problem: The problem, if there is no policy.
         device: The CUDA device that did the job.
         seconds: The seconds that it took there.
+        entry: The entry of the cache, if there is a policy.
+        rank: The rank that did the job, where there are several.
     """
 
     job: WarmJob
@@ -67,6 +70,14 @@ class Warmed:
     problem: str
     device: int | None
     seconds: float
+    entry: Entry | None = None
+    rank: int | None = None
+
+    @property
+    def place(self) -> str:
+        """The rank and the device that did the job; empty without a device."""
+        texts = (f"rank {self.rank}" if self.rank is not None else "", f"cuda:{self.device}")
+        return "" if self.device is None else ", ".join(filter(None, texts))
 
 
 def kernels_of(shapes: Sequence[Shape], target: Target) -> list[tuple[Source, Shape]]:
@@ -163,15 +174,31 @@ def warm(
     return found
 
 
-def kernel_summary(compiled: Sequence[Compiled], seconds: float) -> str:
+def warmed_by(
+    job: WarmJob, target: Target, tuning: Tuning, measurer: Measurer, *, device: int | None, again: bool = False
+) -> Warmed:
+    """Does one job with a measurer, and returns its outcome. device: the CUDA device of the measurer."""
+    begin = time.perf_counter()
+    try:
+        found = tuned(Problem(job.tree, job.shape, target), tuning, again=again, measurer=measurer)
+    except TreegenError as error:
+        return Warmed(job, "none", str(error), device, time.perf_counter() - begin)
+    return Warmed(job, found.where, "", device, time.perf_counter() - begin, found.entry)
+
+
+def kernel_summary(compiled: Sequence[Compiled], seconds: float, where: str = "") -> str:
     """Returns lines about kernels: the numbers of compiled, known and failed ones, and each failure.
 
-    seconds: the time of all of them.
+    Args:
+        compiled: Outcomes of kernels.
+        seconds: The time of all of them.
+        where: Their host, where there are several.
     """
     failed = [each for each in compiled if each.problem]
     cached = sum(each.cached for each in compiled)
     made = len(compiled) - cached - len(failed)
-    lines = [f"kernels: {made} compiled, {cached} known, {len(failed)} failed, {seconds:.1f} s"]
+    kernels = f"kernels of host {where}" if where else "kernels"
+    lines = [f"{kernels}: {made} compiled, {cached} known, {len(failed)} failed, {seconds:.1f} s"]
     lines += [f"  failed: {each.source.kernel} {each.source.digest}, {each.shape}: {each.problem}" for each in failed]
     return "\n".join(lines)
 
@@ -188,9 +215,10 @@ def summary(warmed: Sequence[Warmed], seconds: float) -> str:
     lines = [
         f"policies: {len(made)} measured, {places.total()} known{known_in}, {len(failed)} failed, {seconds:.1f} s",
     ]
-    for device in sorted({each.device for each in made if each.device is not None}):
-        own = [each for each in made if each.device == device]
-        lines.append(f"  cuda:{device}: {len(own)} measured in {sum(each.seconds for each in own):.1f} s")
+    places_of_made = sorted({(each.rank or 0, each.device, each.place) for each in made if each.device is not None})
+    for *_, place in places_of_made:
+        own = [each for each in made if each.place == place]
+        lines.append(f"  {place}: {len(own)} measured in {sum(each.seconds for each in own):.1f} s")
     lines += [f"  failed: {each.job.name}, {each.job.key.shape}: {each.problem}" for each in failed]
     return "\n".join(lines)
 
@@ -219,13 +247,7 @@ def _work(run: _Run, measurer: Measurer, device: int | None) -> None:
                     job = run.todo.get_nowait()
                 except Empty:
                     return
-                begin = time.perf_counter()
-                where: Where = "none"
-                failure, problem = "", Problem(job.tree, job.shape, run.target)
-                try:
-                    where = tuned(problem, run.tuning, again=run.again, measurer=measurer).where
-                except TreegenError as error:
-                    failure = str(error)
-                run.done.put(Warmed(job, where, failure, device, time.perf_counter() - begin))
+                outcome = warmed_by(job, run.target, run.tuning, measurer, device=device, again=run.again)
+                run.done.put(outcome)
     except BaseException as error:  # the caller's thread raises it
         run.done.put(error)
