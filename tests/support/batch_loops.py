@@ -65,10 +65,16 @@ def any_case(seed: int, dtype: str = "fp32", queries: int | None = None) -> Case
     page_size = source.choice(PAGE_SIZES)
     layout = source.choice(["NHD", "HND"]) if page_size > 1 else "NHD"
     shape = Shape(*source.choice(HEADS), 16, dtype=dtype, page_size=page_size, kv_layout=layout)
-    return Case(
+    made = Case(
         shape, source.choice(FORMS), source.choice([-1, -1, 0, 37]), source.choice(STRATEGIES),
         source.choice([3, 6, 9, 12]), source.choice([150, 400]), queries=queries,
     )  # fmt: skip
+    return replace(made, options={"mask_mod": causal}) if queries and source.random() < 0.5 else made
+
+
+def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    """A mask_mod that hides what no row sees anyway, so that plans leave it to the mask."""
+    return kv_idx <= q_idx
 
 
 def small(sms: int = 2) -> Target:

@@ -189,8 +189,8 @@ def suite_table(measured: Sequence[MeasuredBatch], entries: Sequence[Entry]) -> 
         over, ranks = [batch.weighed_over_best for batch in own], [batch.rank_correlation for batch in own]
         cells = (f"{_mean(over):.3f}", f"{max(over):.3f}", f"{sum(ranks) / len(ranks):.2f}", f"{min(ranks):.2f}")
         policies = [policy for batch in own for policy in batch.policies]
-        cells = (*cells, f"{_rank_correlation(policies):.3f}", str(sum(batch.key in kept for batch in own)))
-        rows.append((family, str(len(own)), str(len(policies)), *cells))
+        of_all, kept_for = f"{_rank_correlation(policies):.3f}", str(sum(batch.key in kept for batch in own))
+        rows.append((family, str(len(own)), str(len(policies)), *cells, of_all, kept_for))
     return rows
 
 

@@ -143,7 +143,7 @@ class DraftMask:
         def within(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
             draft = kv_idx - first[b]
             age = torch.where(draft < 0, q_idx - late[b] - kv_idx, ages[b, torch.clamp(draft, min=0)])
-            return age <= window_left
+            return (age <= window_left) & (kv_idx <= q_idx)
 
         return within
 
@@ -179,6 +179,9 @@ class DraftMask:
 
 
 def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """The mask_mod: row b sees the tokens before its drafts, and those drafts that are on its path."""
+    """The mask_mod: row b sees the tokens before its drafts, and those drafts that are on its path.
+
+    No row sees what lies behind it, so plans need not hide that.
+    """
     draft = kv_idx - first[b]
-    return (draft < 0) | seen[b, torch.clamp(draft, min=0)]
+    return ((draft < 0) | seen[b, torch.clamp(draft, min=0)]) & (kv_idx <= q_idx)

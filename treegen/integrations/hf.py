@@ -71,7 +71,10 @@ class HFModel:
         """Gives the model its attention function, and sets it to evaluation."""
         from transformers import AttentionInterface
 
-        AttentionInterface.register(NAME, torch.compiler.disable(attend) if self._compiles else attend)
+        function: Callable[..., Any] = attend
+        if self._compiles:
+            function = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
+        AttentionInterface.register(NAME, function)
         self.model.set_attn_implementation(NAME)
         self.model.eval()
 

@@ -55,7 +55,8 @@ def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: 
         StrategyError: The strategy makes plans that need launches of their own.
         PlanError: No plan has room.
     """
-    room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens))
+    causal = form.scoring is not None and form.scoring.causal
+    room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
     choice = choices.choose(problem) if wanted.automatic else wanted.choose(problem)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)

@@ -41,11 +41,13 @@ class ItemRoom(NamedTuple):
     """The room of work items.
 
     tile: their kernel config. page_size: tokens of a page. reserve: tokens that a request may gain until the next plan.
+    causal: whether the kernel's mask hides the tokens behind each row, so that items need not.
     """
 
     tile: KernelConfig
     page_size: int
     reserve: int
+    causal: bool = False
 
 
 class _Items(NamedTuple):

@@ -249,7 +249,7 @@ def _row_positions(requests: RunningRequests) -> Ints:
     found = np.zeros(requests.most_queries, np.int32)
     for row in requests.seats[0][requests.seats[0] >= 0].tolist():
         for query, place in enumerate(requests.query_rows(row)):
-            found[place] = max(requests.seen(row, query) - 1, 0)
+            found[place] = requests.seen(row, query) - 1  # -1, where it sees nothing
     return frozen(found)
 
 

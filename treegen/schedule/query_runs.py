@@ -7,6 +7,9 @@ rows:
     piece    tokens 0 ................................... own        own + 1        own + 2
     entries  [ page .... page ) [ page ........ length - 2 )        [ length - 2 ]  [ length - 1 ]
 
+Kernels with a mask that hides all tokens behind a row (`Scoring.causal`) have one entry in place of the last three. It
+has all three rows.
+
 An entry begins at a page, and where the plan cuts the piece it also ends at a page. All other places count from the
 request's present length, so that they stay right while the request grows.
 """
@@ -47,7 +50,7 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     assert requests is not None
     assert requests.queries is not None
     arranged = arrange(plan, problem, Frame((room.tile,), 1))
-    arranged = arranged._replace(runs=joined_runs(arranged.runs, tree))
+    arranged = arranged._replace(runs=joined_runs(arranged.runs, tree, requests.queries if room.causal else None))
     entries, most_tokens, least = _entries(plan, arranged, tree, requests, room)
     (tile0, run0), (tile_room, run_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
     nothing = np.zeros(len(tile0), np.int64)
@@ -72,14 +75,36 @@ class OwnTokens(NamedTuple):
     token: Longs
 
 
-def joined_runs(runs: Runs, tree: Tree) -> Runs:
-    """Joins consecutive runs of one node that the same rows see."""
+def several_rows(tree: Tree, queries: Ints) -> Bools:
+    """Says which nodes are the last pieces of requests of several rows. queries: query rows of each request."""
+    several = np.zeros(len(tree.tokens), np.bool_)
+    several[tree.row_node[offsets(queries)[:-1]]] = queries > 1
+    return several
+
+
+def joined_runs(runs: Runs, tree: Tree, queries: Ints | None = None) -> Runs:
+    """Joins consecutive runs of one node that the same rows see.
+
+    Args:
+        runs: The runs of all items.
+        tree: A tree by request.
+        queries: Query rows of each request, where the kernel's mask hides what is behind a row. All runs of the last
+            piece of a request with several rows are then joined, if they begin before the rows' own tokens. The first
+            one has all rows of the item that see any of them. None where runs have to hide it.
+    """
     start, length, lo, hi = runs.table.T
-    node = tree.kv.start.searchsorted(start, "right")
-    begins = np.ones(len(start), np.bool_)
-    begins[1:] = (start[1:] != start[:-1] + length[:-1]) | (node[1:] != node[:-1])
+    node = tree.kv.start.searchsorted(start, "right") - 1
+    apart = np.ones(len(start), np.bool_)
+    apart[1:] = (start[1:] != start[:-1] + length[:-1]) | (node[1:] != node[:-1])
+    apart[runs.indptr[:-1]] = True
+    begins = apart.copy()
     begins[1:] |= (lo[1:] != lo[:-1]) | (hi[1:] != hi[:-1])
-    begins[runs.indptr[:-1]] = True
+    if queries is not None:
+        own = tree.kv.start + tree.tokens  # where the own tokens of a node's rows begin
+        own[tree.row_node[offsets(queries)[:-1]]] -= queries
+        begin = start[apart][apart.cumsum() - 1]
+        inside = (begin >= own[node]) & (begin > tree.kv.start[node])
+        begins &= apart | inside | ~several_rows(tree, queries)[node]
     first = begins.nonzero()[0]
     table = runs.table[first]
     table[:, 1] = np.add.reduceat(length, first) if len(first) else 0
@@ -89,8 +114,7 @@ def joined_runs(runs: Runs, tree: Tree) -> Runs:
 def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: Longs) -> OwnTokens:
     """Finds the own tokens of runs. queries: query rows of each request. node: the node of each run."""
     items, runs = arranged.items, arranged.runs
-    several = np.zeros(len(tree.tokens), np.bool_)
-    several[tree.row_node[offsets(queries)[:-1]]] = queries > 1
+    several = several_rows(tree, queries)
     rows, row0 = row_table_of(plan, tree)
     row = (row0[items.group] + items.begin).repeat(runs.counts) + runs.table[:, 2]
     return OwnTokens(several[node], tree.row_sees[rows[row]].astype(np.int64) - 1)

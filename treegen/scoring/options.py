@@ -155,6 +155,15 @@ class Scoring:
         return self.code is not None and self.code.positions
 
     @property
+    def causal(self) -> bool:
+        """Whether the mask hides tokens behind a row's own position: it has the part `& (kv_idx <= q_idx)`."""
+        if self.mask is None:
+            return False
+        from treegen.scoring.triton_code import is_causal
+
+        return is_causal(self.mask)
+
+    @property
     def guarded(self) -> bool:
         """Whether kernels have to protect rows from values: in isolated mode, where scores may hide tokens."""
         return self.isolated and (self.mask is not None or self.options.score_mod is not None)

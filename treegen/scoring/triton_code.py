@@ -15,6 +15,7 @@ import sympy
 from treegen.ir.keys import ScoreCode
 from treegen.scoring.expressions import QUERY, SCORE, TOKEN, computed
 
+LESS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
 _OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "whole_div": "//", "whole_mod": "%",
     "and": "&", "or": "|", "xor": "^", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
@@ -98,13 +99,30 @@ def score_code(score: sympy.Basic | None, mask: sympy.Basic | None, captured: tu
 
 
 def _seen_below(mask: sympy.Basic | None) -> sympy.Basic | None:
-    """Returns the position below which a mask like `(kv_idx < prefix[b]) | ...` is true for a row; None for others."""
-    for part in mask.args if isinstance(mask, sympy.Or) else ():
-        if isinstance(part, sympy.StrictLessThan | sympy.StrictGreaterThan):
-            rest = part.lts - part.gts - TOKEN  # the part says: kv_idx + rest < 0
-            if not rest.has(SCORE, TOKEN):
-                return -rest
-    return None
+    """Returns the position below which a mask is true for a row; None where none is known.
+
+    `(kv_idx < prefix[b]) | ...` is true below `prefix[b]`, and `... & (kv_idx <= q_idx)` at most below `q_idx + 1`.
+    """
+    bounds = []
+    for part in mask.args if isinstance(mask, sympy.And) else (mask,):
+        of_part = (_bound(each) for each in (part.args if isinstance(part, sympy.Or) else (part,)))
+        bound = next((each for each in of_part if each is not None), None)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    return sympy.Min(*bounds)
+
+
+def _bound(relation: sympy.Basic | None) -> sympy.Basic | None:
+    """Returns x for a relation `kv_idx < x`, in any of its forms; None for others."""
+    if not isinstance(relation, LESS):
+        return None
+    rest = relation.lts - relation.gts - TOKEN  # it says: kv_idx + rest < 0, or <= 0
+    if rest.has(SCORE, TOKEN):
+        return None
+    if isinstance(relation, sympy.StrictLessThan | sympy.StrictGreaterThan):
+        return -rest
+    return 1 - rest if rest.is_integer else None
 
 
 def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
@@ -116,3 +134,11 @@ def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
             yield expression
         else:
             yield from _ahead(list(expression.args))
+
+
+def is_causal(mask: sympy.Basic) -> bool:
+    """Says whether a mask has the part `& (kv_idx <= q_idx)`, so that no row sees tokens behind its own position."""
+    parts = mask.args if isinstance(mask, sympy.And) else (mask,)
+    return any(
+        isinstance(part, sympy.LessThan | sympy.GreaterThan) and part.lts - part.gts == TOKEN - QUERY for part in parts
+    )
