@@ -92,6 +92,11 @@ class Topology:
                 levels, node = levels + (1 << doubling), above[above > 0]
         return levels
 
+    @cached_property
+    def unique_tokens(self) -> int:
+        """The tokens that some row sees, each counted once."""
+        return int(np.add.reduce(self.spans.lengths))
+
     @property
     def nodes_in_preorder(self) -> Ints:
         """Node indices in depth-first order."""
