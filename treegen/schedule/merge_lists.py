@@ -155,10 +155,15 @@ def merge_lists(row: Longs | Ints, slot: Longs, round: Longs, empty_rows: Longs,
     )
 
 
-def single_round_merges(row: Longs | Ints, slot: Longs, empty_rows: Longs | None = None) -> Merges:
-    """Makes `merge_lists` of one round, in which each row has one merge, and that is final."""
+def single_round_merges(
+    row: Longs | Ints, slot: Longs, empty_rows: Longs | None = None, lengths: Longs | None = None
+) -> Merges:
+    """Makes `merge_lists` of one round, in which each row has one merge, and that is final.
+
+    lengths: the partials of each row, where the caller knows them.
+    """
     if empty_rows is None or not len(empty_rows):
-        lengths = np.bincount(row)
+        lengths = np.bincount(row) if lengths is None else lengths
         rows = lengths.nonzero()[0]
     else:
         lengths = np.bincount(row, minlength=largest(empty_rows) + 1)
