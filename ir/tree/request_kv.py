@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, frozen, largest, offsets, ramp, stacked
+from treegen.ir.arrays import Bools, Ints, frozen, offsets, stable_order, stacked
 
 _NO_RANGES = frozen(np.empty((4, 0)))
 
@@ -121,7 +121,7 @@ class RequestKV:
         if len(levels) == 1:
             return levels[0]
         ranges = np.concatenate(levels[::-1], axis=1)
-        return frozen(ranges.take(ranges[0].argsort(kind="stable"), 1))
+        return frozen(ranges.take(stable_order(ranges[0], len(seat)), 1))
 
     def __reduce__(self) -> tuple[Callable[..., RequestKV], tuple[Any, ...]]:
         return _unpickled, tuple(getattr(self, field.name) for field in fields(self))

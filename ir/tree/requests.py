@@ -27,6 +27,7 @@ from treegen.ir.arrays import (
     offsets,
     positive_int,
     ramp,
+    stable_order,
     stacked,
 )
 from treegen.ir.errors import TreeError
@@ -145,13 +146,14 @@ def of_requests(
     sharing = (above >= 0).nonzero()[0]
     owners, parts = above.take(sharing), shared.take(sharing)
     flat = largest(above.take(owners)) < 0 if len(owners) else True  # nearly always: owners share with no request
-    order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared)
+    order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared // page_size)
     place = np.empty(requests, np.int64)
     place[order] = ramp(requests)
 
     # From here on requests are in depth-first order. A key is a place to branch off: a request, and a number of tokens.
-    keys, sharer = (place.take(owners) << half) + parts, place.take(sharing)
-    by_key = keys.argsort(kind="stable")
+    owned, sharer = place.take(owners), place.take(sharing)
+    keys = (owned << half) + parts
+    by_key = keys.argsort(kind="stable") if flat else _by_pairs(owned, parts // page_size, requests)
     keys, sharer = keys.take(by_key), sharer.take(by_key)
     new = np.empty(len(keys), np.bool_)
     new[:1] = True
@@ -265,17 +267,24 @@ def _depth_first_of_flat(requests: int, sharing: Longs, owners: Longs, parts: In
     return keys.argsort(kind="stable")
 
 
-def _depth_first(above: Ints | Longs, shared: Ints | Longs) -> Longs:
+def _depth_first(above: Ints | Longs, pages: Ints | Longs) -> Longs:
     """Returns requests in depth-first order: each one before its sharers, and of these the one that shares most first.
 
-    If a request's nodes are neighbours, nodes are then in depth-first order, too.
+    If a request's nodes are neighbours, nodes are then in depth-first order, too. pages: those that each one shares.
     """
-    by_parts = (-shared.astype(np.int64)).argsort(kind="stable")
+    most = largest(pages)
+    by_parts = stable_order(most - pages, most + 1)
     place = np.empty(len(above) + 1, np.int64)
     place[by_parts], place[-1] = ramp(len(above)), -1  # -1, for no request, stays -1
     order = np.empty(len(above), np.int64)
     order[depth_first(frozen(place.take(above.take(by_parts))))] = by_parts
     return order
+
+
+def _by_pairs(owner: Longs, pages: Ints | Longs, requests: int) -> Longs:
+    """Returns the order that sorts places to branch off by owner, then by pages, and leaves equal ones as they are."""
+    by_pages = stable_order(pages, largest(pages) + 1)
+    return by_pages.take(stable_order(owner.take(by_pages), requests))
 
 
 def _last_sharers(place: Longs, sharing: Longs, owners: Longs) -> Longs:

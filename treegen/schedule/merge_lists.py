@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, Longs, frozen, largest, offsets, ragged_ranges
+from treegen.ir.arrays import Bools, Ints, Longs, frozen, largest, offsets, ragged_ranges, stable_order
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 
@@ -170,8 +170,7 @@ def single_round_merges(
         merged = lengths > 0
         merged[empty_rows] = True
         rows = merged.nonzero()[0]
-    # Keys of 16 bits are sorted by radix.
-    order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
+    order = stable_order(row, len(lengths))
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
 
 
