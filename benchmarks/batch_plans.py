@@ -52,9 +52,10 @@ class PackedOnly:
         self._room, self._places = form.room, RequestTables.of(form.room)
         self._seats = np.full((2, form.room.seats), -1, np.int32)
 
-    def load(self, made: Any) -> None:
+    def load(self, made: Any, requests: Any) -> None:
         """Packs a plan."""
         self._places.write(made, self._room, np.empty(self._places.copied, np.int32))
+        self.seat(requests)
 
     def seat(self, requests: Any) -> None:
         """Takes rows and epochs."""

@@ -112,9 +112,8 @@ class BatchKernel(ExplainedKernel):
         with phase("plan"):
             problem = Problem(batch.tree(shared=shares()), self._shape, self._target)
             planned = plan_batch(problem, strategy or self._options.strategy, self.choices, self.form)
-        self.program.load(planned.schedule)
-        self._seat(batch, rows)
-        self._planned = planned
+        self.program.load(planned.schedule, batch.rows_and_epochs)
+        self._rows, self._planned = rows, planned
         self.replanning.note_plan(batch, planned)
 
     def prepare(self, batch: LiveBatch) -> bool:
