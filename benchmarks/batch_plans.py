@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from replan import flashinfer_wrapper
 
 import treegen
+from replan import flashinfer_wrapper
 from treegen import LiveBatch, PageTable, Shape
 from treegen.backends.batch_form import BatchForm
 from treegen.ir.request_tables import RequestTables
@@ -68,8 +68,9 @@ class PackedOnly:
 def kernel_of(shape: Shape, requests: int, tokens: int) -> BatchKernel:
     """Makes a kernel for a batch of this size. Its page table, which nothing reads here, has one row for all."""
     device = "cuda" if ON_GPU else "cpu"
-    table, numbers = ((torch.zeros(size, dtype=torch.int32, device=device)) for size in ((1, -(-tokens // 16)), requests))
-    pages = PageTable(table, numbers, 1 << 16, torch.zeros_like(numbers))
+    table = torch.zeros(1, -(-tokens // PAGE_SIZE), dtype=torch.int32, device=device)
+    lengths, rows = torch.zeros(2, requests, dtype=torch.int32, device=device)
+    pages = PageTable(table, lengths, 1 << 16, rows)
     kernel = treegen.compile_batch(shape, pages, max_tokens=tokens, target=None if ON_GPU else target_from("h200"))
     if not ON_GPU:
         kernel._program = PackedOnly(kernel.form)  # type: ignore[assignment]
@@ -167,10 +168,11 @@ def loop(kernel: BatchKernel, batch: Batch, steps: int) -> str:
         for call in (kernel.prepare, kernel.refresh):
             begin = time.perf_counter_ns()
             (plans if call(batch.live) else others).append((time.perf_counter_ns() - begin) / 1e3)
-    median = statistics.median(plans)
+    median, of_others = statistics.median(plans), statistics.median(others)
     return (
-        f"loop of {steps} steps, {len(batch.live)} requests: {len(plans)} plans, median {median:.0f}, most {max(plans):.0f} "
-        f"({max(plans) / median:.1f} medians); other calls: median {statistics.median(others):.1f}, most {max(others):.0f}"
+        f"loop of {steps} steps, {len(batch.live)} requests: {len(plans)} plans, median {median:.0f}, "
+        f"most {max(plans):.0f} ({max(plans) / median:.1f} medians); "
+        f"other calls: median {of_others:.1f}, most {max(others):.0f}"
     )
 
 
@@ -184,24 +186,26 @@ def flashinfer_us(shape: Shape, batch: Batch) -> str:
     indices = torch.arange(int(indptr[-1]), dtype=torch.int32, device="cuda")
     last = torch.full((len(counts),), PAGE_SIZE, dtype=torch.int32)
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE
-    return f"{median_us(lambda: wrapper.plan(indptr, indices, last, *heads, q_data_type=torch.bfloat16), repeats=20):.0f}"
+    plan = partial(wrapper.plan, indptr, indices, last, *heads, q_data_type=torch.bfloat16)
+    return f"{median_us(plan, repeats=20):.0f}"
 
 
 def tables(shape: Shape, steps: int) -> Iterator[str]:
     """Yields the lines of all tables."""
-    summary = [f"{'groups of 8':>12} {'plan 1k':>8} {'100k':>6} {'flashinfer 1k':>14} {'100k':>6} {'choose 1k':>10} {'100k':>6}"]
+    heads = "plan 1k", "100k", "flashinfer 1k", "100k", "choose 1k", "100k"
+    summary = [f"{'groups of 8':>12}" + "".join(f"{head:>15}" for head in heads)]
     for requests in SIZES:
-        found = {}
+        cells: list[str] = []
         for kind in ("groups", "unshared", "branches"):
+            found = []
             for tokens in LENGTHS:
                 kernel, batch = kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)
                 plan, choose = plan_us(kernel, batch)
-                found[kind, tokens] = plan, choose, flashinfer_us(shape, batch) if kind == "groups" else "-"
-                strategy = kernel.choice and kernel.choice.strategy
-                yield f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, choose {choose:5.0f}, by {strategy}"
-        (plan, choose, other), (longer, of_longer, other_longer) = (found["groups", tokens] for tokens in LENGTHS)
-        cells = f"{plan:8.0f} {longer:6.0f} {other:>14} {other_longer:>6} {choose:10.0f} {of_longer:6.0f}"
-        summary.append(f"{requests:12} {cells}")
+                found.append((f"{plan:.0f}", flashinfer_us(shape, batch) if kind == "groups" else "", f"{choose:.0f}"))
+                how = "" if kernel.choice is None else f", by {kernel.choice.strategy}"
+                yield f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, choose {choose:5.0f}{how}"
+            cells = cells or [cell for column in zip(*found, strict=True) for cell in column]
+        summary.append(f"{requests:12}" + "".join(f"{cell:>15}" for cell in cells))
     kernel, batch = kernel_of(shape, 256, 20_000), Batch("groups", 256, 8_000)
     kernel.prepare(batch.live)
     summary.append(f"seat among 256: {', '.join(f'{name} {us:.0f}' for name, us in seat_us(kernel, batch).items())}")

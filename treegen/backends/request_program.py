@@ -22,8 +22,8 @@ class RequestProgram:
     """Launches for running batches on one device, whose grids and addresses never change.
 
     `load` takes a plan and the running requests, `seat` these alone, each by a copy on the current stream that is not
-    waited for. `step` reads the page table and lengths, once before the attention calls of a decode step. `bind` is TritonProgram.bind,
-    for these calls.
+    waited for. `step` reads the page table and lengths, once before the attention calls of a decode step. `bind` is
+    TritonProgram.bind, for these calls.
 
     form: the sizes and options that the program is made for. tables: the tables on the device, by their names in
     RequestTables. seats: int32 `[2, seats]` on the device, the row of the batch in each seat and its epoch.

@@ -109,8 +109,10 @@ class Replanning:
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
         """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
+        if self._room.chunk:
+            return False
         grown = (batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)
-        return not self._room.chunk and has_outgrown(grown, seen.tokens - batch.shared_tokens, len(batch))
+        return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
@@ -127,7 +129,7 @@ class Replanning:
         return self._late_plan.cost(batch)
 
 
-def has_outgrown(grown: Ints, own: Ints, requests: int) -> bool:
+def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
     """Says whether a plan is out of date because requests have grown.
 
     One has grown by GROWN tokens, or an eighth of them by half of what was their own: a plan for short tails of
@@ -135,10 +137,11 @@ def has_outgrown(grown: Ints, own: Ints, requests: int) -> bool:
 
     Args:
         grown: Tokens that each request has gained since the plan.
-        own: Tokens of each that it shared with no other one at the plan.
+        tokens: Tokens of each at the plan.
+        shared: Those of them that it shares with others.
         requests: The number of running requests.
     """
     most = largest(grown) if len(grown) else 0
     if not _LEAST_GROWN <= most < GROWN:
         return most >= GROWN
-    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, own // 2))) >= requests
+    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, (tokens - shared) // 2))) >= requests

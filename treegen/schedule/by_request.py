@@ -148,7 +148,7 @@ def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
 
 def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs | Ints]:
     """Makes an entry of each segment, and the most tokens that it can have until the next plan."""
-    node, start, stop, lo, hi = segments
+    node, _, stop, lo, hi = segments
     place = node.astype(np.int64)
     owner, first, end = requests.of_nodes.take(place, 1)
     opened, to_end, begin = end == 0, stop == tree.tokens.take(place), 0
