@@ -144,7 +144,7 @@ def of_requests(
         return _of_nothing(page_size)
     half, one = number(_HALF), number(1)
     sharing = (above >= 0).nonzero()[0]
-    owners, parts = above.take(sharing), shared.take(sharing)
+    owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing)
     flat = largest(above.take(owners)) < 0 if len(owners) else True  # nearly always: owners share with no request
     order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared // page_size)
     place = np.empty(requests, np.int64)
@@ -187,10 +187,9 @@ def of_requests(
     if slots.item(-1) > INT32_MAX:
         raise TreeError("seq_lens", slots.item(-1), "total exceeds 2^31 - 1 tokens", "split the batch")
     slot[:] = slots[:-1]
-    of_nodes.setflags(False)
     row_node = tail.take(place)
     of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, above, shared, length)
-    return _made(page_size, of_nodes, of_rows, slots.item(-1), largest(pieces) if flat else None)
+    return _made(page_size, frozen(of_nodes), of_rows, slots.item(-1), largest(pieces) if flat else None)
 
 
 def _made(page_size: int, of_nodes: Ints, of_rows: Ints, tokens: int, levels: int | None) -> Made:

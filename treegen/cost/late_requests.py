@@ -80,7 +80,9 @@ class PlannedRequests:
         owner, _, _, further, end = self._made.seats[4:]
         claiming = (owner >= 0).nonzero()[0]
         of_seats = offsets(claims)
-        return claiming.compress(of_seats.take(end.take(claiming)) > of_seats.take(further.take(claiming) - 1))
+        has: Bools = of_seats.take(end.take(claiming)) > of_seats.take(further.take(claiming) - 1)
+        seats: Longs = claiming[has]
+        return seats
 
 
 class LatePlan:
