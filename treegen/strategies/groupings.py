@@ -183,14 +183,14 @@ def _even_cohorts(num_rows: int, rows: int) -> tuple[_Cohorts, Longs, Longs]:
 
 def _fragments_of_spans(tree: Tree, cut: Ints) -> Longs:
     """Returns `fragments_of` for the node of each span. cut: in depth-first order."""
-    spans, lo, hi = tree.topology.spans, tree.topology.rank_lo.take(cut), tree.topology.rank_hi.take(cut)
-    above = tree.parent.take(cut)
-    seen_above = tree.topology.rank_hi.take(above) - tree.topology.rank_lo.take(above)
+    topology, node = tree.topology, tree.topology.spans.node
+    lo, hi, above = topology.rank_lo.take(cut), topology.rank_hi.take(cut), tree.parent.take(cut)
+    seen_above = topology.rank_hi.take(above) - topology.rank_lo.take(above)
     # Usually no cut node is below another one, and more rows see the node above it. Rows then tell what is below it.
     if np.count_nonzero(hi[:-1] > lo[1:]) or np.count_nonzero((hi == lo) | (seen_above == hi - lo)):
-        return fragments_of(tree, cut)[spans.node]
-    number = lo.searchsorted(spans.lo, "right")
-    below: Longs = np.where((number > 0) & (spans.hi <= hi.take(number - 1)), number, 0)
+        return fragments_of(tree, cut)[node]
+    number = lo.searchsorted(topology.rank_lo.take(node), "right")
+    below: Longs = np.where((number > 0) & (topology.rank_hi.take(node) <= hi.take(number - 1)), number, 0)
     return below
 
 
