@@ -10,6 +10,8 @@ Times are medians in microseconds, on one core:
   `from_page_table` and `from_block_table`, the way from the page table to the arena by the best weighed policy
   (`arena`), TreeAttentionWrapper.plan (`wrapper`), and FlashInfer's own plan for its decode kernel (`flashinfer`, where
   that can be imported and there is a GPU).
+
+Plans for running batches are timed by batch_plans.py.
 """
 
 from __future__ import annotations

@@ -210,6 +210,14 @@ def largest(values: npt.NDArray[Any]) -> int:
     return most
 
 
+def stable_order(numbers: npt.NDArray[Any], end: int) -> Longs:
+    """Returns the order that sorts numbers of 0 to `end` - 1, and leaves equal ones as they are.
+
+    Numbers of 16 bits are sorted by radix, in a third of the time.
+    """
+    return (numbers.astype(np.uint16) if end <= 1 << 16 else numbers).argsort(kind="stable")
+
+
 def stacked(*parts: npt.NDArray[Any] | int) -> Ints:
     """Returns a read-only table [columns, length] of these columns; a number stands for a column of it.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 import treegen.ir.seat_checks as seat_checks
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, positive_int, ramp
+from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
 from treegen.ir.errors import TreeError
 from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle
 from treegen.ir.tree import Tree
@@ -101,7 +101,7 @@ class LiveBatch:
             number[seats], number[-1] = ramp(len(seats)), -1
             above = number.take(above)
         made = tokens, above, sharing, frozen(seats), epoch, self.page_size
-        several = np.count_nonzero(rows > 1) > 0
+        several = len(rows) > 0 and largest(rows) > 1
         parts, topology, requests = of_queries(frozen(rows), *made) if several else of_requests(*made)
         return Tree(*parts, topology, requests)
 
@@ -243,7 +243,7 @@ class LiveBatch:
         """
         chosen = self.seats if seats is None else seat_checks.running_seats(seats, self.row)
         longer = self.tokens.take(chosen) + seat_checks.one_for_each("tokens", tokens, len(chosen)).astype(np.int64)
-        if longer.max(initial=0) > INT32_MAX:
+        if len(longer) and largest(longer) > INT32_MAX:
             seat = int(chosen[longer.argmax()])
             raise TreeError("tokens", tokens, f"makes seat {seat} longer than 2^31 - 1 tokens", "give fewer")
         self.tokens[chosen] = longer

@@ -112,7 +112,7 @@ class RequestTables(NamedTuple):
     """The places of the tables of a kernel for running batches, in int32 words of one array.
 
         ┌───────────────────┬────────────┬───────────────────────┬──────────────┬───────────────┬──────────────────┐
-        │ items of the plan │ lone items │ entries, seats, ...,  │ merge_indptr │ merge_indptr  │ rows, merge_rows │
+        │ items of the plan │ lone items │ running, entries, ...,│ merge_indptr │ merge_indptr  │ rows, merge_rows │
         │                   │            │ claims, merge_partials│ of the plan  │ of lone items │ ..., packed_runs │
         └───────────────────┴────────────┴───────────────────────┴──────────────┴───────────────┴──────────────────┘
         ▲                   ▲                                                   ▲
@@ -124,6 +124,7 @@ class RequestTables(NamedTuple):
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
+    running: the row of the batch in each seat, -1 for none, and its epoch; the host also writes it without a plan.
     read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
     each request has one row. counts: the number of rows that the plan merges. lone_partials: the lone items' lists of
     partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts, by seat)
@@ -133,6 +134,7 @@ class RequestTables(NamedTuple):
     items: int
     planned: int
     alone: int
+    running: int
     entries: int
     entry_indptr: int
     read_rows: int
@@ -168,6 +170,7 @@ class RequestTables(NamedTuple):
             places = {"items": 0, "planned": 0, "alone": room.items * width}
         end = _aligned((room.items + room.lone_items) * width)
         words = {
+            "running": 2 * room.seats,
             "entries": room.entries * len(ENTRY_FIELDS),
             "entry_indptr": room.items + 1,
             "read_rows": room.rows,
@@ -225,6 +228,13 @@ class RequestTables(NamedTuple):
         items = head[self.planned :][: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
         items[len(schedule.items) :] = 0
         items[:, -1] = -1  # rows are listed
+
+    def write_running(self, requests: Ints, room: RequestRoom, words: Ints) -> None:
+        """Writes rows and epochs by seat, `[2, seats]`, into the words from `running` on."""
+        lines = words[: 2 * room.seats].reshape(2, room.seats)
+        count = min(requests.shape[1], room.seats)
+        lines[:, count:] = -1
+        lines[:, :count] = requests[:, :count]
 
     def _write_queries(self, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
         """Writes the tables of query rows."""

@@ -114,9 +114,9 @@ class Schedule:
     @property
     def num_partials(self) -> int:
         """Partial slots of the partial buffer."""
-        return 1 + max(
-            (largest(slots) for slots in (self.merge_partials, self.epilogue_partials) if len(slots)), default=-1
-        )
+        merged = largest(self.merge_partials) if len(self.merge_partials) else -1
+        final = largest(self.epilogue_partials) if len(self.epilogue_partials) else -1
+        return 1 + max(merged, final)
 
     @property
     def num_rounds(self) -> int:

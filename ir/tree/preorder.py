@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, ramp
+from treegen.ir.arrays import Ints, Longs, offsets, ramp, stable_order
 from treegen.ir.errors import TreeError
 
 
@@ -85,9 +85,11 @@ def path_sum(ancestors: list[Longs], values: npt.NDArray[Any]) -> Longs:
 
 def _earlier_siblings(parent: Ints, subtree: Longs) -> Longs:
     """Returns for each node the nodes in the subtrees of its siblings of lower index; roots are siblings."""
-    order = np.argsort(parent, kind="stable")
-    before = np.cumsum(subtree[order]) - subtree[order]
-    family = np.searchsorted(parent[order], parent[order])
+    above = parent + 1
+    order = stable_order(above, len(parent) + 1)
+    sizes = subtree.take(order)
+    before, families = np.cumsum(sizes) - sizes, np.bincount(above)
+    families = families[families > 0]
     result = np.empty(len(parent), np.int64)
-    result[order] = before - before[family]
+    result[order] = before - before.take(offsets(families)[:-1]).repeat(families)
     return result

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, frozen, largest, offsets, ramp, stacked
+from treegen.ir.arrays import Bools, Ints, frozen, offsets, stable_order, stacked
 
 _NO_RANGES = frozen(np.empty((4, 0)))
 
@@ -37,24 +37,50 @@ class RequestKV:
     Attributes:
         page_size: Tokens of a page.
         of_nodes: `[3, nodes]`; owner, first, and the position where the node ends, 0 where it is open.
-        seat: `[requests]`; the seat of each request.
-        epoch: `[requests]`; the epoch of its seat.
-        shared_with: `[requests]`; the seat that it shares its first tokens with, -1 for none. That seat shares fewer
-            tokens itself.
-        shared_tokens: `[requests]`; the number of these tokens, a multiple of page_size.
-        length: `[requests]`; its tokens as far as the host knows.
+        of_requests: `[5, requests]`; seat, epoch, above, shared_tokens and length, which are properties as well.
         queries: `[requests]`; its rows, which are its last tokens; each sees itself and all tokens before it. None
             where each request has one row, and row i is request i.
     """
 
     page_size: int
     of_nodes: Ints
-    seat: Ints
-    epoch: Ints
-    shared_with: Ints
-    shared_tokens: Ints
-    length: Ints
+    of_requests: Ints
     queries: Ints | None = None
+
+    @property
+    def seat(self) -> Ints:
+        """The seat of each request."""
+        column: Ints = self.of_requests[0]
+        return column
+
+    @property
+    def epoch(self) -> Ints:
+        """The epoch of each request's seat."""
+        column: Ints = self.of_requests[1]
+        return column
+
+    @property
+    def above(self) -> Ints:
+        """The request that each one shares its first tokens with, -1 for none. It shares fewer tokens itself."""
+        column: Ints = self.of_requests[2]
+        return column
+
+    @property
+    def shared_with(self) -> Ints:
+        """The seat of the request `above`, -1 for none."""
+        return frozen(np.where(self.above >= 0, self.seat.take(self.above), -1))
+
+    @property
+    def shared_tokens(self) -> Ints:
+        """The number of tokens that each request shares with the one above, a multiple of page_size."""
+        column: Ints = self.of_requests[3]
+        return column
+
+    @property
+    def length(self) -> Ints:
+        """The tokens of each request, as far as the host knows."""
+        column: Ints = self.of_requests[4]
+        return column
 
     @property
     def owner(self) -> Ints:
@@ -82,23 +108,20 @@ class RequestKV:
 
     def shared_ranges(self) -> Ints:
         """Returns the same as a table [4, ranges]: the request, and the columns of Claims; by request and page."""
-        row = (self.shared_with >= 0).nonzero()[0]
+        seat, _, above, shared, _ = self.of_requests
+        row = (above >= 0).nonzero()[0]
         if not len(row):
             return _NO_RANGES
-        owner, end = self.shared_with.take(row), self.shared_tokens.take(row)
-        place = np.empty(largest(self.seat) + 1, np.int64)
-        place[self.seat] = ramp(len(self.seat))
-        levels = []
+        owner, end, levels = above.take(row), shared.take(row), []
         while len(row):  # once per level of sharing
-            above = place.take(owner)
-            first = self.shared_tokens.take(above)
-            levels.append(stacked(row, owner, first // self.page_size, end // self.page_size))
+            first = shared.take(owner)
+            levels.append(stacked(row, seat.take(owner), first // self.page_size, end // self.page_size))
             further = first.nonzero()[0]
-            row, end, owner = row.take(further), first.take(further), self.shared_with.take(above.take(further))
+            row, end, owner = row.take(further), first.take(further), above.take(owner.take(further))
         if len(levels) == 1:
             return levels[0]
         ranges = np.concatenate(levels[::-1], axis=1)
-        return frozen(ranges.take(ranges[0].argsort(kind="stable"), 1))
+        return frozen(ranges.take(stable_order(ranges[0], len(seat)), 1))
 
     def __reduce__(self) -> tuple[Callable[..., RequestKV], tuple[Any, ...]]:
         return _unpickled, tuple(getattr(self, field.name) for field in fields(self))

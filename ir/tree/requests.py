@@ -27,6 +27,7 @@ from treegen.ir.arrays import (
     offsets,
     positive_int,
     ramp,
+    stable_order,
     stacked,
 )
 from treegen.ir.errors import TreeError
@@ -97,7 +98,7 @@ def shallow(requests: RequestKV, most: int) -> Made:
     indptr, owner, _, end = requests.claims()
     place = np.zeros(requests.seat.max(initial=-1) + 1, np.int64)
     place[requests.seat] = ramp(len(requests.seat))
-    above = np.where(requests.shared_with >= 0, place[requests.shared_with], -1)
+    above = requests.above.astype(np.int64)
     shared = requests.shared_tokens.astype(np.int64)
     deep = (indptr[1:] - indptr[:-1] > most).nonzero()[0]
     last = indptr[deep] + most - 1
@@ -141,65 +142,62 @@ def of_requests(
     requests = len(length)
     if not requests:
         return _of_nothing(page_size)
-    shares, half, one = above >= 0, number(_HALF), number(1)
-    sharing = shares.nonzero()[0]
+    half, one = number(_HALF), number(1)
+    sharing = (above >= 0).nonzero()[0]
     owners, parts = above.take(sharing).astype(np.int64), shared.take(sharing)
-    flat = not np.count_nonzero(shares.take(owners))  # nearly always: owners share with no request
-    order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared)
+    flat = largest(above.take(owners)) < 0 if len(owners) else True  # nearly always: owners share with no request
+    order = _depth_first_of_flat(requests, sharing, owners, parts) if flat else _depth_first(above, shared // page_size)
     place = np.empty(requests, np.int64)
     place[order] = ramp(requests)
 
     # From here on requests are in depth-first order. A key is a place to branch off: a request, and a number of tokens.
-    keys, sharer = (place.take(owners) << half) + parts, place.take(sharing)
-    by_key = keys.argsort(kind="stable")
+    owned, sharer = place.take(owners), place.take(sharing)
+    keys = (owned << half) + parts
+    by_key = keys.argsort(kind="stable") if flat else _by_pairs(owned, parts // page_size, requests)
     keys, sharer = keys.take(by_key), sharer.take(by_key)
-    new = np.ones(len(keys), bool)
+    new = np.empty(len(keys), np.bool_)
+    new[:1] = True
     np.not_equal(keys[1:], keys[:-1], out=new[1:])
     cuts = keys.compress(new)
-    cut = cuts >> half
+    cut, tokens_of_cut = cuts >> half, cuts & number((1 << _HALF) - 1)
     pieces = np.bincount(cut, minlength=requests) + one
-    owner, begin = ramp(requests).repeat(pieces), offsets(pieces)
-    nodes, tail, begin = len(owner), begin[1:] - one, begin[:-1]
+    request, begin = ramp(requests).repeat(pieces), offsets(pieces)
+    tail, begin = begin[1:] - one, begin[:-1]
     # Before the piece that ends at a cut are those of all earlier cuts, and the tails of all earlier requests.
     ending = cut + ramp(len(cut))
-    first = np.empty(nodes + 1, np.int64)
-    first[begin] = shared.take(order)
-    first[ending + one] = cuts & number((1 << _HALF) - 1)
-    ends = first[1:].copy()
-    ends[tail] = np.maximum(length.take(order), first.take(tail) + one)
-    first = first[:-1]
-    tokens = ends - first
-    ends[tail] = 0  # open
-
     last = sharer if flat else _last_sharers(place, sharing, owners).take(sharer)
-    parent, rank_hi = _hung(owner, begin, ending.take(new.cumsum() - one), sharer, last)
+
+    of_nodes = np.empty((11, len(request)), np.int32)
+    node, start, tokens, rank_lo, rank_hi, owner, first, end, parent, rank_own, slot = of_nodes
+    node[:], start[:], rank_lo[:] = int32_ramp(len(request)), 0, request
+    owner[:] = seat.take(order).take(request)
+    rank_own[:-1], rank_own[-1:] = rank_lo[1:], requests
+    np.subtract(node, 1, out=parent)
+    parent[begin] = -1
+    hung = ending.take(new.cumsum() - one)  # the piece that each sharer extends
+    parent[begin.take(sharer)] = hung
+    # Of several sharers of a piece the last one, or its last descendant, is the last request below it.
+    np.add(rank_lo, 1, out=rank_hi)
+    rank_hi[hung] = last + one
+    first[begin], first[ending + one] = shared.take(order), tokens_of_cut
+    end[ending], end[tail] = tokens_of_cut, np.maximum(length.take(order), first.take(tail) + number(1))
+    np.subtract(end, first, out=tokens)
+    end[tail] = 0  # open
     slots = offsets(tokens)
     if slots.item(-1) > INT32_MAX:
         raise TreeError("seq_lens", slots.item(-1), "total exceeds 2^31 - 1 tokens", "split the batch")
-    of_nodes = stacked(
-        ramp(nodes), 0, tokens, owner, rank_hi, seat.take(order).take(owner), first, ends, parent, slots[:-1]
-    )
-    shared_with = np.where(shares, seat.take(above), -1)
+    slot[:] = slots[:-1]
     row_node = tail.take(place)
-    of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, shared_with, shared, length)
-    topology = topology_of_nodes(of_nodes[8], of_nodes[:5], of_rows[2], levels=largest(pieces) if flat else None)
-    kv = KVRuns(frozen(int32_ramp(nodes + 1)), of_nodes[9], of_nodes[2])
-    made = TreeParts(of_nodes[8], of_nodes[2], of_rows[0], of_rows[1], kv)
-    return made, topology, RequestKV(page_size, of_nodes[5:8], *of_rows[3:])
+    of_rows = stacked(row_node, tokens.take(row_node), order, seat, epoch, above, shared, length)
+    return _made(page_size, frozen(of_nodes), of_rows, slots.item(-1), largest(pieces) if flat else None)
 
 
-def _hung(owner: Longs, begin: Longs, above: Longs, sharer: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """Returns the parents of nodes, and the end of the ranks below each node.
-
-    Each sharer extends the node `above`, in order. Of several sharers of a node the last one, or its `last` descendant,
-    is the last request below it.
-    """
-    parent = np.arange(-1, len(owner) - 1)
-    parent[begin] = -1
-    parent[begin.take(sharer)] = above
-    rank_hi = owner + number(1)
-    rank_hi[above] = last + number(1)
-    return parent, rank_hi
+def _made(page_size: int, of_nodes: Ints, of_rows: Ints, tokens: int, levels: int | None) -> Made:
+    """Makes a tree of its columns by node and by row. tokens, levels: of all nodes; None if not known."""
+    parent, slot, length = of_nodes[8], of_nodes[10], of_nodes[2]
+    topology = topology_of_nodes(of_nodes[:5], parent, of_nodes[9], of_rows[2], tokens, levels)
+    parts = TreeParts(parent, length, of_rows[0], of_rows[1], KVRuns(frozen(int32_ramp(len(slot) + 1)), slot, length))
+    return parts, topology, RequestKV(page_size, of_nodes[5:8], of_rows[3:])
 
 
 def _of_nothing(page_size: int) -> Made:
@@ -207,7 +205,7 @@ def _of_nothing(page_size: int) -> Made:
     root, none = np.zeros(1, np.int64), frozen(np.empty(0))
     parts = TreeParts(frozen(root - 1), frozen(root), none, none, KVRuns.contiguous(root))
     topology = derive_ranked(*parts[:4], Ranks(frozen(np.zeros(2)), none, True))
-    return parts, topology, RequestKV(page_size, stacked(parts.parent, 0, 1), *(none,) * 5)
+    return parts, topology, RequestKV(page_size, stacked(parts.parent, 0, 1), none.reshape(5, 0))
 
 
 def _one_each(argument: str, values: IntsLike, requests: int, low: int = 0, high: int = INT32_MAX) -> Ints:
@@ -268,17 +266,24 @@ def _depth_first_of_flat(requests: int, sharing: Longs, owners: Longs, parts: In
     return keys.argsort(kind="stable")
 
 
-def _depth_first(above: Ints | Longs, shared: Ints | Longs) -> Longs:
+def _depth_first(above: Ints | Longs, pages: Ints | Longs) -> Longs:
     """Returns requests in depth-first order: each one before its sharers, and of these the one that shares most first.
 
-    If a request's nodes are neighbours, nodes are then in depth-first order, too.
+    If a request's nodes are neighbours, nodes are then in depth-first order, too. pages: those that each one shares.
     """
-    by_parts = (-shared.astype(np.int64)).argsort(kind="stable")
+    most = largest(pages)
+    by_parts = stable_order(most - pages, most + 1)
     place = np.empty(len(above) + 1, np.int64)
     place[by_parts], place[-1] = ramp(len(above)), -1  # -1, for no request, stays -1
     order = np.empty(len(above), np.int64)
     order[depth_first(frozen(place.take(above.take(by_parts))))] = by_parts
     return order
+
+
+def _by_pairs(owner: Longs, pages: Ints | Longs, requests: int) -> Longs:
+    """Returns the order that sorts places to branch off by owner, then by pages, and leaves equal ones as they are."""
+    by_pages = stable_order(pages, largest(pages) + 1)
+    return by_pages.take(stable_order(owner.take(by_pages), requests))
 
 
 def _last_sharers(place: Longs, sharing: Longs, owners: Longs) -> Longs:

@@ -92,6 +92,11 @@ class Topology:
                 levels, node = levels + (1 << doubling), above[above > 0]
         return levels
 
+    @cached_property
+    def unique_tokens(self) -> int:
+        """The tokens that some row sees, each counted once."""
+        return int(np.add.reduce(self.spans.lengths))
+
     @property
     def nodes_in_preorder(self) -> Ints:
         """Node indices in depth-first order."""
@@ -152,25 +157,28 @@ def derive_ranked(parent: Ints, tokens: Ints, row_node: Ints, row_sees: Ints, ra
     )
 
 
-def topology_of_nodes(parent: Ints, table: Ints, row_of_rank: Ints, levels: int | None = None) -> Topology:
+def topology_of_nodes(
+    table: Ints, parent: Ints, rank_own: Ints, row_of_rank: Ints, unique_tokens: int, levels: int | None
+) -> Topology:
     """Returns the topology of a tree whose nodes are numbered in depth-first order, and are one span each.
 
-    Each leaf has a row. table: the columns of spans. levels: Topology.levels, if the caller knows them.
+    Each leaf has a row. table: the columns of spans. levels: Topology.levels, None if the caller does not know them.
     """
     number, _, tokens, rank_lo, rank_hi = table
-    rank_own = np.empty_like(rank_lo)
-    rank_own[:-1], rank_own[-1:] = rank_lo[1:], len(row_of_rank)
     made = {
         "parent": parent,
         "tokens": tokens,
         "preorder": number,
         "row_of_rank": row_of_rank,
         "rank_lo": rank_lo,
-        "rank_own": frozen(rank_own),
+        "rank_own": rank_own,
         "rank_hi": rank_hi,
         "spans": Spans(table),
+        "unique_tokens": unique_tokens,
     }
-    return unchecked(Topology, made if levels is None else {**made, "levels": levels})
+    if levels is not None:
+        made["levels"] = levels
+    return unchecked(Topology, made)
 
 
 def ranks_of(row_place: Ints | Longs, tokens: Ints, row_node: Ints, row_sees: Ints) -> Ranks:

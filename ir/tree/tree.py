@@ -496,7 +496,7 @@ class Tree(Drawn):
     @property
     def unique_tokens(self) -> int:
         """The tokens that at least one row sees, each counted once (DeFT's N_tree)."""
-        return int(self.topology.spans.lengths.sum())
+        return self.topology.unique_tokens
 
     @property
     def path_tokens(self) -> int:

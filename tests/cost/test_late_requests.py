@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import LatePlan, PlannedRequests
+from treegen.cost.late_requests import LatePlan, PlannedRequests, TokenRates
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.target.targets import target_from
 
@@ -28,8 +28,9 @@ def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: i
 def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
     assert kernel.planned is not None
-    problem, _, _, schedule = kernel.planned
-    return LatePlan(schedule, kernel.form.room, kernel.form.tile, problem).cost(batch).late_us
+    (tree, shape, target), _, _, schedule = kernel.planned
+    rates = TokenRates.of(kernel.form.tile, shape, target)
+    return LatePlan(schedule, tree.unique_tokens, kernel.form.room, rates).cost(batch).late_us
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:

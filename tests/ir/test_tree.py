@@ -31,6 +31,7 @@ from support.forests import (
     visible_slots,
 )
 from treegen import KVRuns, Tree
+from treegen.ir.arrays import stable_order
 from treegen.ir.errors import TreeError
 from treegen.ir.tree import tree_drawing, tree_text
 
@@ -631,3 +632,9 @@ def test_paths_are_walked_up() -> None:
         [0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
     ]
     assert ranked_rows(tree) == [1, 0]
+
+
+@pytest.mark.parametrize("end", [1, 300, 1 << 16, (1 << 16) + 1, 1 << 31])
+def test_small_numbers_are_sorted_by_radix_as_others_are(end: int) -> None:
+    numbers = np.random.default_rng(0).integers(max(0, end - 50), end, 500)
+    assert np.array_equal(stable_order(numbers, end), numbers.argsort(kind="stable"))

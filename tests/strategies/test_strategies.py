@@ -30,6 +30,7 @@ from support.h200 import H200
 from treegen import Shape, Tree, strategies
 from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
+from treegen.ir.arrays import frozen
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.groups import Group, Segment
 from treegen.ir.plan import Plan
@@ -37,6 +38,7 @@ from treegen.ir.schedule import Schedule
 from treegen.ir.verify import verify, verify_schedule
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, groupings, strategy_from, strategy_names
+from treegen.strategies.cohort import nodes_below
 from treegen.strategies.passes import SplitContext, TrimRows
 from treegen.strategies.registry import policy_specs
 from treegen.strategies.strategy import OnPass
@@ -227,6 +229,20 @@ def test_passes_keep_the_law_on_groups_of_several_intervals(
     assert int(split.read_tokens.sum()) == int(plan.read_tokens.sum())
     for group in trimmed.groups:
         assert {row for segment in group.segments for row in range(*segment.seen)} == set(range(group.num_rows))
+
+
+@examples(300)
+@given(tree=forests(20, 30, salt=451), rows=st.integers(1, 12), seed=st.integers(0, 2**16))
+def test_a_span_belongs_to_the_nearest_cut_node_above_it(tree: Tree, rows: int, seed: int) -> None:
+    """By the rows that see nodes, and by walking up from each node, where cut nodes lie below one another."""
+    below = np.flatnonzero((tree.parent >= 0) & (np.random.default_rng(seed).random(len(tree.parent)) < 0.2))
+    for cut in (nodes_below(tree, rows), frozen(below)):
+        cut = cut[tree.topology.preorder[cut].argsort()]
+        found = groupings._fragments_of_spans(tree, cut) if len(cut) else np.zeros(len(tree.topology.spans))
+        for node, fragment in zip(tree.topology.spans.node.tolist(), found.tolist(), strict=True):
+            while node >= 0 and node not in cut:
+                node = int(tree.parent[node])
+            assert fragment == (cut.tolist().index(node) + 1 if node >= 0 else 0)
 
 
 @examples(120)

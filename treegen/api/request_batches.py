@@ -255,7 +255,7 @@ class RequestBatches:
         if not self._planned or not all(map(np.array_equal, known[:-1], self._planned[:-1])):
             return True
         _, _, shared, tokens = self._planned
-        return has_outgrown(abs(known[-1] - tokens), tokens - shared, len(self._live))
+        return has_outgrown(abs(known[-1] - tokens), tokens, shared, len(self._live))
 
     def _known(self) -> tuple[Ints, ...]:
         """Returns what plans depend on: epochs of running requests, sharing, and lengths."""

@@ -17,6 +17,9 @@ from treegen.ir.shape import Shape
 from treegen.ir.work_items import ITEM_FIELDS, RUN_FIELDS
 from treegen.scoring.options import Scoring
 
+NO_REQUESTS = frozen(np.empty((2, 0)))
+"""Rows and epochs of no seats."""
+
 
 class BatchForm(NamedTuple):
     """The sizes and options of a program for running batches, which never change.

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from treegen.backends.batch_form import BatchForm, empty_schedule, no_plan
+from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import on_device
 from treegen.backends.launch_tables import LaunchTables, staging_of
 from treegen.backends.step_launches import counters_of, step_launches
@@ -21,9 +21,9 @@ from treegen.ir.request_tables import RequestTables
 class RequestProgram:
     """Launches for running batches on one device, whose grids and addresses never change.
 
-    `load` takes a plan and `seat` the running requests, by copies on the current stream that are not waited for. `step`
-    reads the page table and lengths, once before the attention calls of a decode step. `bind` is TritonProgram.bind,
-    for these calls.
+    `load` takes a plan and the running requests, `seat` these alone, each by a copy on the current stream that is not
+    waited for. `step` reads the page table and lengths, once before the attention calls of a decode step. `bind` is
+    TritonProgram.bind, for these calls.
 
     form: the sizes and options that the program is made for. tables: the tables on the device, by their names in
     RequestTables. seats: int32 `[2, seats]` on the device, the row of the batch in each seat and its epoch.
@@ -35,7 +35,8 @@ class RequestProgram:
         device = form.pages.table.device
         table = torch.zeros(self._places.words, dtype=torch.int32, device=device)
         self._head = table[: self._places.copied]
-        self.seats = torch.full((2, room.seats), -1, dtype=torch.int32, device=device)
+        self._running = table[self._places.running :][: 2 * room.seats]
+        self.seats = self._running.view(2, room.seats)
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -57,23 +58,21 @@ class RequestProgram:
         self._step = step_launches(form, at, self.seats, self._attention.capability)
         at["merge_rows"][: room.merges].fill_(SURPLUS_MERGE)  # so that nothing is merged before the first step
         self._bound: list[Any] | None = None
-        self.load(None)
+        self.load(None, NO_REQUESTS)
 
-    def load(self, made: RequestSchedule | None) -> None:
-        """Takes a plan for the next steps. With None each request is walked alone."""
-        head = staging_of(self._head)
+    def load(self, made: RequestSchedule | None, requests: Ints) -> None:
+        """Takes a plan for the next steps, and the running requests as `seat` does. With None each is walked alone."""
+        head, room = staging_of(self._head), self.form.room
         words: Ints = head.numpy()
-        self._places.write(made or no_plan(self.form.room), self.form.room, words)
+        self._places.write(made or no_plan(room), room, words)
+        self._places.write_running(requests, room, words[self._places.running :])
         self._head.copy_(head, non_blocking=True)
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[2, seats]`: the row of the batch in each seat (-1 for none) and the epoch."""
-        seats = staging_of(self.seats)
-        words: Ints = seats.numpy()
-        count = min(requests.shape[1], words.shape[1])
-        words[:, count:] = -1
-        words[:, :count] = requests[:, :count]
-        self.seats.copy_(seats, non_blocking=True)
+        running = staging_of(self._running)
+        self._places.write_running(requests, self.form.room, running.numpy())
+        self._running.copy_(running, non_blocking=True)
 
     def step(self) -> None:
         """Launches the step kernels."""

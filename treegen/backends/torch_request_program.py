@@ -23,9 +23,10 @@ class TorchRequestProgram:
         self._program: TorchProgram | None = None
         self.counters = torch.zeros(6, dtype=torch.int64)
 
-    def load(self, made: RequestSchedule | None) -> None:
+    def load(self, made: RequestSchedule | None, requests: Ints) -> None:
         """See RequestProgram."""
         self._made = made or no_plan(self._form.room)
+        self.seat(requests)
 
     def seat(self, requests: Ints) -> None:
         """See RequestProgram."""

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, offsets
+from treegen.ir.arrays import Bools, Longs, largest, offsets
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, facts_of
-from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import tile_work
 
@@ -28,6 +26,23 @@ class LateCost(NamedTuple):
     layer_us: float
 
 
+class TokenRates(NamedTuple):
+    """Microseconds per token of a kernel for running batches.
+
+    token_us: to read its keys and values, where all SMs read. lone_token_us: of a thread block that is alone on its SM.
+    """
+
+    token_us: float
+    lone_token_us: float
+
+    @classmethod
+    def of(cls, tile: KernelConfig, shape: Shape, target: Target) -> TokenRates:
+        """Returns the rates of launches in one kernel config."""
+        facts, (flops, _) = facts_of(target), tile_work(tile, shape)
+        lone_tile_us = float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts)))
+        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / tile.tokens)
+
+
 class PlannedRequests:
     """The requests that a plan serves together.
 
@@ -36,11 +51,7 @@ class PlannedRequests:
     """
 
     def __init__(self, made: RequestSchedule) -> None:
-        self._epoch, self._claimed = made.epoch, made.claims[:, 0]
-        self._rows = None if made.queries is None else made.queries.rows
-        owner, _, _, first, end = made.seats[4:]
-        self._claiming = (owner >= 0).nonzero()[0]
-        self._claims = np.stack([end.take(self._claiming), first.take(self._claiming) - 1])
+        self._made, self._epoch, self._claimed = made, made.epoch, made.claims[:, 0]
 
     def walked_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone.
@@ -53,15 +64,25 @@ class PlannedRequests:
         both = min(len(runs), len(self._epoch))
         np.equal(batch.epoch[:both], self._epoch[:both], out=known[:both])
         known[: len(runs)] &= runs
-        if len(self._claimed):
-            upto_end, upto_first = offsets(~known.take(self._claimed)).take(self._claims)
-            known[self._claiming.compress(upto_end > upto_first)] = False
-        if self._rows is not None or np.count_nonzero(batch.rows > 1):
+        gone = ~known.take(self._claimed)
+        if np.count_nonzero(gone):
+            known[self._claiming_one_of(gone)] = False
+        queries = self._made.queries
+        if queries is not None or largest(batch.rows) > 1:
             planned = np.ones(len(known), np.int32)
-            if self._rows is not None:
-                planned[: len(self._rows)] = self._rows
+            if queries is not None:
+                planned[: len(queries.rows)] = queries.rows
             known[: len(runs)] &= batch.rows == planned[: len(runs)]
         return runs & ~known[: len(runs)]
+
+    def _claiming_one_of(self, claims: Bools) -> Longs:
+        """Returns the seats that have one of these claims."""
+        owner, _, _, further, end = self._made.seats[4:]
+        claiming = (owner >= 0).nonzero()[0]
+        of_seats = offsets(claims)
+        has: Bools = of_seats.take(end.take(claiming)) > of_seats.take(further.take(claiming) - 1)
+        seats: Longs = claiming[has]
+        return seats
 
 
 class LatePlan:
@@ -69,17 +90,14 @@ class LatePlan:
 
     Args:
         made: The plan's schedule.
+        tokens: The tokens of the plan's tree, each counted once.
         room: The sizes of the kernel's tables.
-        tile: The kernel config of all launches.
-        planned: The tree, shape and target of the plan.
+        rates: The time that tokens take.
     """
 
-    def __init__(self, made: RequestSchedule, room: RequestRoom, tile: KernelConfig, planned: Problem) -> None:
-        tree, shape, target = planned
-        self._requests, self._room = PlannedRequests(made), room
-        self._token_us = shape.kv_token_bytes / facts_of(target)["memory_bytes_per_us"]
-        self._lone_token_us = _lone_token_us(tile, shape, target)
-        self._layer_us = tree.unique_tokens * self._token_us
+    def __init__(self, made: RequestSchedule, tokens: int, room: RequestRoom, rates: TokenRates) -> None:
+        self._requests, self._room, self._rates = PlannedRequests(made), room, rates
+        self._layer_us = tokens * rates.token_us
 
     def cost(self, batch: LiveBatch) -> LateCost:
         """Estimates the cost for a layer while the plan serves `batch`.
@@ -88,20 +106,15 @@ class LatePlan:
         reads all of its tokens by itself. The longest of them may also take longer than the rest of the layer; that
         depends on how many there are for each lone item.
         """
-        alone = self._requests.walked_alone(batch)
-        tokens = batch.tokens.compress(alone)
-        if not len(tokens):
+        alone = self._requests.walked_alone(batch).nonzero()[0]
+        if not len(alone):
             return LateCost(0.0, self._layer_us)
-        rows = batch.rows.compress(alone).astype(np.int64)
-        again = int(batch.shared_tokens.compress(alone).sum()) + int(np.dot(rows - 1, tokens))
-        share = int(rows.sum()) / self._room.lone_items  # of a query row for each lone item
+        tokens, rows = batch.tokens.take(alone), batch.rows.take(alone)
+        again, queries = int(np.add.reduce(batch.shared_tokens.take(alone), dtype=np.int64)), len(rows)
+        if largest(rows) > 1:
+            again += int(np.dot(rows - np.int64(1), tokens))
+            queries = int(np.add.reduce(rows, dtype=np.int64))
+        share = queries / self._room.lone_items  # of a query row for each lone item
         part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
-        longest_us = int(tokens.max()) * part * self._lone_token_us
-        return LateCost(again * self._token_us + max(longest_us - self._layer_us, 0.0), self._layer_us)
-
-
-@lru_cache(64)
-def _lone_token_us(tile: KernelConfig, shape: Shape, target: Target) -> float:
-    """Returns the microseconds per token of a thread block that is alone on its SM."""
-    flops, _ = tile_work(tile, shape)
-    return float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts_of(target)))) / tile.tokens
+        longest_us = largest(tokens) * part * self._rates.lone_token_us
+        return LateCost(again * self._rates.token_us + max(longest_us - self._layer_us, 0.0), self._layer_us)

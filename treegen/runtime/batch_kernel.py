@@ -12,6 +12,7 @@ from treegen.backends.devices import backend_for
 from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram
 from treegen.backends.torch_request_program import TorchRequestProgram
+from treegen.cost.late_requests import TokenRates
 from treegen.environment import shares
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.live_batch import LiveBatch
@@ -75,7 +76,7 @@ class BatchKernel(ExplainedKernel):
         self._backend = backend_for(pages.table.device, options.backend)
         self.form = form_for(shape, pages, target, options, most_tokens, most_rows)
         self.choices = BatchChoices(self.form.tile, self.form.room.items)
-        self.replanning = Replanning(self.form.room, self.form.tile)
+        self.replanning = Replanning(self.form.room, TokenRates.of(self.form.tile, shape, target))
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
@@ -111,9 +112,8 @@ class BatchKernel(ExplainedKernel):
         with phase("plan"):
             problem = Problem(batch.tree(shared=shares()), self._shape, self._target)
             planned = plan_batch(problem, strategy or self._options.strategy, self.choices, self.form)
-        self.program.load(planned.schedule)
-        self._seat(batch, rows)
-        self._planned = planned
+        self.program.load(planned.schedule, batch.rows_and_epochs)
+        self._rows, self._planned = rows, planned
         self.replanning.note_plan(batch, planned)
 
     def prepare(self, batch: LiveBatch) -> bool:

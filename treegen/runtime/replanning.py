@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import LateCost, LatePlan
-from treegen.ir.arrays import Ints
-from treegen.ir.kernel_config import KernelConfig
+from treegen.cost.late_requests import LateCost, LatePlan, TokenRates
+from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
 from treegen.runtime.batch_plans import BatchPlan
@@ -42,11 +41,10 @@ _USUAL_LAYERS = 32
 
 
 class _PlannedBatch(NamedTuple):
-    """A batch at its last plan: its counters of changes and moves, and the number, epochs and tokens of requests."""
+    """A batch at its last plan: its counter of changes, and the number, epochs and tokens of requests."""
 
     batch: LiveBatch
     changes: int
-    moves: int
     requests: int
     epoch: Ints
     tokens: Ints
@@ -55,29 +53,29 @@ class _PlannedBatch(NamedTuple):
 class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
-    room, tile: the room and the kernel config of the kernel. plans: plans so far. layers: calls of the last step with
-    calls. calls: calls since then.
+    room: the room of the kernel's tables. rates: the time that tokens take. plans: plans so far. layers: calls of the
+    last step with calls. calls: calls since then.
     """
 
-    def __init__(self, room: RequestRoom, tile: KernelConfig) -> None:
-        self._room, self._tile = room, tile
+    def __init__(self, room: RequestRoom, rates: TokenRates) -> None:
+        self._room, self._rates = room, rates
         self._seen: _PlannedBatch | None = None
+        self._moves = 0  # the batch's counter when the kernel took the seats
         self._late_plan: LatePlan | None = None
+        self._late: tuple[tuple[int, int], LateCost] | None = None  # of this step, with counters of the batch
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
 
     def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch."""
         self.plans, self._late_us = self.plans + 1, 0.0
-        self._late_plan = LatePlan(planned.schedule, self._room, self._tile, planned.problem)
-        self._seen = _PlannedBatch(
-            batch, batch.changes, batch.moves, len(batch), batch.epoch.copy(), batch.tokens.copy()
-        )
+        self._late_plan = LatePlan(planned.schedule, planned.problem.tree.unique_tokens, self._room, self._rates)
+        self._late, self._moves = None, batch.moves
+        self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
 
     def note_seats(self, batch: LiveBatch) -> None:
         """Notes that the kernel knows the present seats of the batch."""
-        if self._seen is not None:
-            self._seen = self._seen._replace(moves=batch.moves)
+        self._moves = batch.moves
 
     def note_step(self) -> None:
         """Notes the beginning of a step, and takes the calls of the last one as its layers."""
@@ -89,11 +87,13 @@ class Replanning:
 
     def has_moved(self, batch: LiveBatch) -> bool:
         """Says whether requests came, ended or changed rows since the kernel took the seats."""
-        return self._seen is None or self._seen.moves != batch.moves
+        return self._seen is None or self._moves != batch.moves
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether walking requests alone would cost the layers of this step more than a plan."""
-        return self._late(batch).late_us * self.layers > 2 * _PLAN_US
+        cost = self._late_cost(batch)
+        self._late = (batch.changes, batch.moves), cost  # for `refresh`, after the launch of the same step
+        return cost.late_us * self.layers > 2 * _PLAN_US
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -109,22 +109,27 @@ class Replanning:
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
         """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
+        if self._room.chunk:
+            return False
         grown = (batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)
-        return not self._room.chunk and has_outgrown(grown, seen.tokens - batch.shared_tokens, len(batch))
+        return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
-        cost = self._late(batch)
+        at, cost = self._late or (None, None)
+        self._late = None
+        if cost is None or at != (batch.changes, batch.moves):
+            cost = self._late_cost(batch)
         self._late_us += cost.late_us + _ALONE_US
         return cost.layer_us * self.layers > 1.5 * _PLAN_US or self._late_us * self.layers > _PLAN_US
 
-    def _late(self, batch: LiveBatch) -> LateCost:
+    def _late_cost(self, batch: LiveBatch) -> LateCost:
         """Estimates the cost of serving the batch with the present plan."""
         assert self._late_plan is not None
         return self._late_plan.cost(batch)
 
 
-def has_outgrown(grown: Ints, own: Ints, requests: int) -> bool:
+def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
     """Says whether a plan is out of date because requests have grown.
 
     One has grown by GROWN tokens, or an eighth of them by half of what was their own: a plan for short tails of
@@ -132,10 +137,11 @@ def has_outgrown(grown: Ints, own: Ints, requests: int) -> bool:
 
     Args:
         grown: Tokens that each request has gained since the plan.
-        own: Tokens of each that it shared with no other one at the plan.
+        tokens: Tokens of each at the plan.
+        shared: Those of them that it shares with others.
         requests: The number of running requests.
     """
-    most = int(grown.max(initial=0))
+    most = largest(grown) if len(grown) else 0
     if not _LEAST_GROWN <= most < GROWN:
         return most >= GROWN
-    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, own // 2))) >= requests
+    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, (tokens - shared) // 2))) >= requests

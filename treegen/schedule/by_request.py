@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, largest, number, offsets, ragged_ranges, ramp
+from treegen.ir.arrays import Ints, Longs, frozen, int32_ramp, largest, number, offsets, ragged_ranges, ramp
 from treegen.ir.errors import InputError
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
@@ -127,34 +127,36 @@ def _items(plan: Plan, tree: Tree, first_row: Longs, height: int) -> _Items:
     """
     group, row0, segments = ramp(len(plan)), first_row, plan.segments
     rows: Ints | Longs = plan.group_rows
-    indptr: Ints | Longs = plan.segment_indptr
+    indptr = plan.segment_indptr.astype(np.int64)
     counts = indptr[1:] - indptr[:-1]
     filled = np.count_nonzero(counts) == np.count_nonzero(rows) == len(rows)
     if not filled or (len(rows) and largest(rows) > height):
-        runs = Runs.of_table(indptr.astype(np.int64), segments.take(_AS_RUNS, 0).T)
+        runs = Runs.of_table(indptr, segments.take(_AS_RUNS, 0).T)
         cut, runs = cut_rows(plan, runs, np.array([[height]]), whole=False)
         group, row0, rows = cut.group, first_row.take(cut.group) + cut.begin, cut.rows
         indptr, segments, counts = runs.indptr, runs.table.T.take(_AS_SEGMENTS, 0), runs.counts
     first = indptr[:-1]
-    tokens = np.add.reduceat(segments[2] - segments[1], first, dtype=np.int64)
+    read = offsets(segments[2] - segments[1]).take(indptr)
+    tokens = read[1:] - read[:-1]
     node, start = segments[:2].take(first, 1)
     # First tokens and numbers of tokens have 31 bits each.
     key = tree.kv.start.take(node) + start - (tokens << number(32))
     order = key.argsort(kind="stable")
     counts = counts.take(order)
     places = offsets(counts)
-    read = ragged_ranges(first.take(order), counts, places)
-    return _Items(group.take(order), row0.take(order), rows.take(order), places, segments.take(read, 1))
+    segments = segments.take(ragged_ranges(first.take(order), counts, places), 1)
+    return _Items(group.take(order), row0.take(order), rows.take(order), places, segments)
 
 
 def _entries(segments: Ints, tree: Tree, requests: RequestKV, room: ItemRoom) -> tuple[Ints, Longs | Ints]:
     """Makes an entry of each segment, and the most tokens that it can have until the next plan."""
-    node, start, stop, lo, hi = segments
-    owner, first, end = requests.of_nodes.take(node, 1)
-    opened, to_end, begin = end == 0, stop == tree.tokens.take(node), 0
+    node, _, stop, lo, hi = segments
+    place = node.astype(np.int64)
+    owner, first, end = requests.of_nodes.take(place, 1)
+    opened, to_end, begin = end == 0, stop == tree.tokens.take(place), 0
     if np.count_nonzero(to_end) < len(to_end):
         unit = max(room.tile.tokens, room.page_size)
-        begin, cut = start & -unit, stop & -unit
+        begin, cut = segments[1:3] & -unit
         opened &= to_end
         stop, end = np.where(to_end, stop, cut), np.where(to_end, end, first + cut)
         first += begin
@@ -197,11 +199,12 @@ def _merges(items: _Items, row_table: Ints, num_rows: int) -> tuple[Longs | int,
         return -1, no_merges(ramp(0), 1)
     ends = offsets(rows)
     row = row_table.take(ragged_ranges(items.row0, rows, ends))
-    partial0, partial = ends[:-1], np.maximum.reduceat(np.bincount(row).take(row), ends[:-1]) > 1
-    if np.count_nonzero(partial) < len(partial):
-        row = row.compress(partial.repeat(rows))
-        partial0 = np.where(partial, offsets(rows * partial)[:-1], -1)
-    return partial0, single_round_merges(row, ramp(len(row)))
+    partials, partial0 = np.bincount(row), ends[:-1]
+    partial = np.maximum.reduceat(partials.take(row), partial0) > 1
+    if np.count_nonzero(partial) == len(partial):
+        return partial0, single_round_merges(row, ramp(len(row)), lengths=partials)
+    row = row[partial.repeat(rows)]
+    return np.where(partial, offsets(rows * partial)[:-1], -1), single_round_merges(row, ramp(len(row)))
 
 
 def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: Ints | Longs) -> tuple[Ints, Ints]:
@@ -214,19 +217,24 @@ def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: In
         merged: The request of each merged row, likewise.
     """
     seat, ranges = requests.seat, requests.shared_ranges()
-    rows = len(seat)
-    known = UNKNOWN.repeat(rows + 1).reshape(-1, rows + 1)  # the last column is for seats without a request
+    rows, one = len(seat), np.int32(1)
+    gaps = rows and (largest(seat) >= rows or np.count_nonzero(seat != int32_ramp(rows)) > 0)
+    width = rows + 1 if gaps else rows  # the last column is for seats without a request
+    known = UNKNOWN.repeat(width).reshape(len(UNKNOWN), width)
     epoch, most, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
     epoch[:], most[:] = requests.epoch, requests.length + number(reserve)
-    place[listed[::-1]], merge[merged[::-1]] = ramp(len(listed))[::-1], ramp(len(merged))[::-1]
+    place[listed[::-1]], merge[merged[::-1]] = int32_ramp(len(listed))[::-1], int32_ramp(len(merged))[::-1]
     if ranges.size:
-        claiming, first = ranges[0].astype(np.int64), ramp(ranges.shape[1])
-        end, new = first + number(1), claiming[1:] != claiming[:-1]
+        claiming, first = ranges[0].astype(np.int64), int32_ramp(ranges.shape[1])
+        end, new, of_first = first + one, claiming[1:] != claiming[:-1], ranges[1:]
         if np.count_nonzero(new) < len(new):  # some requests have pages of several others
-            first = np.append(True, new).nonzero()[0]
-            claiming, end = claiming.take(first), np.append(first[1:], len(claiming))
-        owner[claiming], first_page[claiming], end_page[claiming] = ranges[1:].take(first, 1)
-        claim0[claiming], claim1[claiming] = first + number(1), end
-    row_of = np.full(largest(seat) + 1 if rows else 0, rows)
-    row_of[seat] = ramp(rows)
-    return frozen(known.take(row_of, 1)), frozen(ranges[1:].T)
+            begin = np.append(True, new).nonzero()[0]
+            claiming, first, of_first = claiming.take(begin), int32_ramp(len(end)).take(begin), of_first.take(begin, 1)
+            end = np.append(first[1:], np.int32(len(end)))
+        owner[claiming], first_page[claiming], end_page[claiming] = of_first
+        claim0[claiming], claim1[claiming] = first + one, end
+    if gaps:
+        row_of = np.full(largest(seat) + 1, rows)
+        row_of[seat] = ramp(rows)
+        known = known.take(row_of, 1)
+    return frozen(known), frozen(ranges[1:].T)

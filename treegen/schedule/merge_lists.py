@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, Longs, frozen, largest, offsets, ragged_ranges
+from treegen.ir.arrays import Bools, Ints, Longs, frozen, largest, offsets, ragged_ranges, stable_order
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 
@@ -155,18 +155,22 @@ def merge_lists(row: Longs | Ints, slot: Longs, round: Longs, empty_rows: Longs,
     )
 
 
-def single_round_merges(row: Longs | Ints, slot: Longs, empty_rows: Longs | None = None) -> Merges:
-    """Makes `merge_lists` of one round, in which each row has one merge, and that is final."""
+def single_round_merges(
+    row: Longs | Ints, slot: Longs, empty_rows: Longs | None = None, lengths: Longs | None = None
+) -> Merges:
+    """Makes `merge_lists` of one round, in which each row has one merge, and that is final.
+
+    lengths: the partials of each row, where the caller knows them.
+    """
     if empty_rows is None or not len(empty_rows):
-        lengths = np.bincount(row)
+        lengths = np.bincount(row) if lengths is None else lengths
         rows = lengths.nonzero()[0]
     else:
         lengths = np.bincount(row, minlength=largest(empty_rows) + 1)
         merged = lengths > 0
         merged[empty_rows] = True
         rows = merged.nonzero()[0]
-    # Keys of 16 bits are sorted by radix.
-    order = (row.astype(np.uint16) if len(lengths) <= 1 << 16 else row).argsort(kind="stable")
+    order = stable_order(row, len(lengths))
     return Merges(frozen(rows), frozen(offsets(lengths[rows])), frozen(slot[order]), frozen(np.array([0, len(rows)])))
 
 

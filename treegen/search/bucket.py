@@ -41,18 +41,16 @@ def batch_bucket(tree: Tree) -> str:
 
 
 def _text(rows: int, levels: str, tokens: str, sharing: str, private: str) -> str:
-    parts = {"rows": _power(rows), "levels": levels, "tokens": tokens, "sharing": sharing, "private": private}
-    return ", ".join(f"{name} {value}" for name, value in parts.items())
+    return f"rows {_power(rows)}, levels {levels}, tokens {tokens}, sharing {sharing}, private {private}"
 
 
 def _figures(tree: Tree) -> tuple[int, int, float, float]:
     """Returns levels, unique tokens, path tokens over unique tokens, and private tokens per row, at least 1 if any."""
-    topology = tree.topology
-    spans = topology.spans
-    lengths, seen_by = spans.lengths, (spans.hi - spans.lo).astype(np.int64)
-    tokens = int(np.add.reduce(lengths))
+    topology, (_, start, stop, lo, hi) = tree.topology, tree.topology.spans.table
+    tokens = topology.unique_tokens
+    lengths, seen_by = (stop - start).astype(np.int64), (hi - lo).astype(np.int64)
     sharing = int(np.dot(lengths, seen_by)) / tokens if tokens else 0.0
-    private = int(np.dot(lengths, seen_by == 1)) / tree.num_rows if tree.num_rows else 0.0
+    private = int(np.add.reduce(lengths[seen_by == 1])) / tree.num_rows if tree.num_rows else 0.0
     return topology.levels, tokens, sharing, max(private, 1.0) if private else 0.0
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp, stacked
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ragged, ragged_ranges, ramp, stable_order, stacked
 from treegen.ir.plan import Plan
 from treegen.ir.tree import Tree
 
@@ -110,7 +110,7 @@ def by_cohort(tree: Tree, rows: int, cut: Ints | None = None, borders: Longs | N
     first, pairs, cohorts = _cohorts_of(tree, rows, cut, borders)
     # Pairs of a span and a cohort that reads it are listed span by span, and sorted by cohorts here.
     of = ragged_ranges(first, pairs)
-    span = ramp(len(pairs)).repeat(pairs).take(of.argsort(kind="stable"))
+    span = ramp(len(pairs)).repeat(pairs).take(stable_order(of, len(cohorts.row_lo)))
     counts = np.bincount(of, minlength=len(cohorts.row_lo))
     if np.count_nonzero(counts) < len(counts):
         alive = counts.nonzero()[0]
@@ -158,7 +158,7 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
     own = base.searchsorted(lo, "right") - 1
     if cut is not None and len(cut):
         cut = cut[topology.preorder[cut].argsort()]
-        below = fragments_of(tree, cut)[spans.node]
+        below = _fragments_of_spans(tree, cut)
         own = np.where(below > 0, len(base) - 1 + below, own)
         base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
     counts = -((base - end) // rows)
@@ -179,6 +179,19 @@ def _even_cohorts(num_rows: int, rows: int) -> tuple[_Cohorts, Longs, Longs]:
     """
     row_lo, rank = np.arange(0, num_rows, rows), np.arange(num_rows + 1)
     return _Cohorts.of(row_lo, np.minimum(row_lo + rows, num_rows)), rank // rows, -(-rank // rows)
+
+
+def _fragments_of_spans(tree: Tree, cut: Ints) -> Longs:
+    """Returns `fragments_of` for the node of each span. cut: in depth-first order."""
+    topology, node = tree.topology, tree.topology.spans.node
+    lo, hi, above = topology.rank_lo.take(cut), topology.rank_hi.take(cut), tree.parent.take(cut)
+    seen_above = topology.rank_hi.take(above) - topology.rank_lo.take(above)
+    # Usually no cut node is below another one, and more rows see the node above it. Rows then tell what is below it.
+    if np.count_nonzero(hi[:-1] > lo[1:]) or np.count_nonzero((hi == lo) | (seen_above == hi - lo)):
+        return fragments_of(tree, cut)[node]
+    number = lo.searchsorted(topology.rank_lo.take(node), "right")
+    below: Longs = np.where((number > 0) & (topology.rank_hi.take(node) <= hi.take(number - 1)), number, 0)
+    return below
 
 
 def fragments_of(tree: Tree, cut: Ints) -> Longs:

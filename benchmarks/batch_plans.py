@@ -1,0 +1,230 @@
+"""Host time of plans for running batches, beside FlashInfer's plan for the same numbers of requests and pages.
+
+    python benchmarks/batch_plans.py [--heads 32:8] [--steps 1200]
+
+Microseconds on one core, medians. On a GPU they include the copies to it, which are not waited for; on the CPU, where
+plans are not copied, they include packing a plan for the copy. Batches have 64 to 4,096 requests of up to 1,000 and up
+to 100,000 tokens in pages of 16: groups of 8 that share half of their tokens, requests that share nothing, and requests
+that branch off one another.
+
+- plan: `BatchKernel.update` after one request ended and another one came.
+- choose: a policy for a batch whose bucket is new to the kernel.
+- seat: of a request that is added, forked or finished: the call of LiveBatch, and `BatchKernel.seat`.
+- loop: steps in which requests come, grow and end, with `prepare` before each and `refresh` after it. Plans are the
+  calls that planned; the largest is compared with their median.
+
+The last table is a summary of groups of 8. flashinfer is its decode wrapper's `plan`, where that can be imported and
+there is a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import treegen
+from replan import flashinfer_wrapper
+from treegen import LiveBatch, PageTable, Shape
+from treegen.backends.batch_form import BatchForm
+from treegen.ir.request_tables import RequestTables
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.search.batch_choices import BatchChoices
+from treegen.target.problem import Problem
+from treegen.target.targets import target_from
+
+PAGE_SIZE, GROUP = 16, 8
+SIZES, LENGTHS = (64, 256, 1024, 4096), (1_000, 100_000)
+ON_GPU = torch.cuda.is_available()
+
+
+class PackedOnly:
+    """A program that packs plans as on a GPU, and runs nothing."""
+
+    def __init__(self, form: BatchForm) -> None:
+        self._room, self._places = form.room, RequestTables.of(form.room)
+        self._seats = np.full((2, form.room.seats), -1, np.int32)
+
+    def load(self, made: Any, requests: Any) -> None:
+        """Packs a plan."""
+        self._places.write(made, self._room, np.empty(self._places.copied, np.int32))
+        self.seat(requests)
+
+    def seat(self, requests: Any) -> None:
+        """Takes rows and epochs."""
+        self._seats[:, : requests.shape[1]] = requests
+
+    def step(self) -> None:
+        """Does nothing."""
+
+
+def kernel_of(shape: Shape, requests: int, tokens: int) -> BatchKernel:
+    """Makes a kernel for a batch of this size. Its page table, which nothing reads here, has one row for all."""
+    device = "cuda" if ON_GPU else "cpu"
+    table = torch.zeros(1, -(-tokens // PAGE_SIZE), dtype=torch.int32, device=device)
+    lengths, rows = torch.zeros(2, requests, dtype=torch.int32, device=device)
+    pages = PageTable(table, lengths, 1 << 16, rows)
+    kernel = treegen.compile_batch(shape, pages, max_tokens=tokens, target=None if ON_GPU else target_from("h200"))
+    if not ON_GPU:
+        kernel._program = PackedOnly(kernel.form)  # type: ignore[assignment]
+    return kernel
+
+
+class Batch:
+    """A LiveBatch in which requests are replaced by others like them. kind: groups, unshared or branches."""
+
+    def __init__(self, kind: str, requests: int, tokens: int) -> None:
+        self.live, self.kind, self._tokens = LiveBatch(PAGE_SIZE, max_seats=requests), kind, tokens
+        self._random = np.random.default_rng(0)
+        for _ in range(requests):
+            self.arrive()
+
+    def arrive(self) -> int:
+        """Adds a request, and returns its seat."""
+        live, most, random = self.live, self._tokens, self._random
+        half = most // 2 // PAGE_SIZE * PAGE_SIZE
+        if self.kind == "unshared":
+            return live.add(int(random.integers(most // 4, most)))
+        tokens, owner = half + int(random.integers(1, half)), None
+        if self.kind == "groups" and len(live) % GROUP:
+            owner, shared = int(live.seats[-1]), half
+        elif self.kind == "branches" and len(live) and random.random() < 0.7:
+            owner = int(random.choice(live.seats))
+            shared = int(random.integers(live.tokens[owner] + 1)) // PAGE_SIZE * PAGE_SIZE
+            tokens = min(shared + int(random.integers(1, most // 4)), most)
+        return live.add(tokens, owner, 0 if owner is None else shared)
+
+    def replace(self) -> None:
+        """Ends one request, and adds another one that shares with the same one."""
+        live = self.live
+        sharing = (live.shared_with >= 0).nonzero()[0]
+        seat = int(self._random.choice(sharing if len(sharing) else live.seats))
+        tokens, owner, shared = (int(column[seat]) for column in (live.tokens, live.shared_with, live.shared_tokens))
+        live.finish(seat)
+        live.add(tokens, owner if owner >= 0 else None, shared)
+
+
+def median_us(call: Callable[[], object], before: Callable[[], object] = lambda: None, repeats: int = 60) -> float:
+    """Returns the median time of a call. `before` is called before each, untimed, and then the GPU is waited for."""
+    times = []
+    for _ in range(repeats):
+        before()
+        if ON_GPU:
+            torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - begin)
+    return statistics.median(times[3:]) / 1e3
+
+
+def plan_us(kernel: BatchKernel, batch: Batch) -> tuple[float, float]:
+    """Returns the times of a plan, and of a choice for a bucket that is new."""
+    live, form = batch.live, kernel.form
+    plan = median_us(lambda: kernel.update(live), batch.replace)
+    problem = Problem(live.tree(), form.shape, target_from("h200"))
+    choose = median_us(lambda: BatchChoices(form.tile, form.room.items).choose(problem))
+    return plan, choose
+
+
+def seat_us(kernel: BatchKernel, batch: Batch) -> dict[str, float]:
+    """Returns the times of one request more or less."""
+    live, seats = batch.live, [int(batch.live.seats[-1])]
+    live.finish(seats[0])
+    owner, times = int(live.seats[0]), {}
+    shared = int(live.tokens[owner]) // 2
+
+    def called(call: Callable[[], int | None]) -> None:
+        seats.append(call() or 0)
+        kernel.seat(live)
+
+    def finish() -> None:
+        live.finish(seats[-1])
+
+    for name, new in (("add", partial(live.add, shared + 9, owner, shared)), ("fork", partial(live.fork, owner))):
+        seats.append(new())
+        times[name] = median_us(partial(called, new), finish)
+        finish()
+    times["finish"] = median_us(lambda: called(finish), lambda: seats.append(live.fork(owner)))
+    batch.arrive()
+    return times
+
+
+def loop(kernel: BatchKernel, batch: Batch, steps: int) -> str:
+    """Runs a server's loop, and describes its times."""
+    plans, others = [], []
+    for step in range(steps):
+        batch.live.grow()
+        if step % 4 == 0:
+            batch.replace()
+        kernel.step()
+        kernel.replanning.calls = 32
+        for call in (kernel.prepare, kernel.refresh):
+            begin = time.perf_counter_ns()
+            (plans if call(batch.live) else others).append((time.perf_counter_ns() - begin) / 1e3)
+    median, of_others = statistics.median(plans), statistics.median(others)
+    return (
+        f"loop of {steps} steps, {len(batch.live)} requests: {len(plans)} plans, median {median:.0f}, "
+        f"most {max(plans):.0f} ({max(plans) / median:.1f} medians); "
+        f"other calls: median {of_others:.1f}, most {max(others):.0f}"
+    )
+
+
+def flashinfer_us(shape: Shape, batch: Batch) -> str:
+    """Returns the time of FlashInfer's plan for the same lengths, as text."""
+    wrapper = flashinfer_wrapper()
+    if wrapper is None:
+        return "-"
+    counts = -(-batch.live.tokens[batch.live.seats] // PAGE_SIZE)
+    indptr = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    indices = torch.arange(int(indptr[-1]), dtype=torch.int32, device="cuda")
+    last = torch.full((len(counts),), PAGE_SIZE, dtype=torch.int32)
+    heads = shape.num_qo_heads, shape.num_kv_heads, shape.head_dim, PAGE_SIZE
+    plan = partial(wrapper.plan, indptr, indices, last, *heads, q_data_type=torch.bfloat16)
+    return f"{median_us(plan, repeats=20):.0f}"
+
+
+def tables(shape: Shape, steps: int) -> Iterator[str]:
+    """Yields the lines of all tables."""
+    heads = "plan 1k", "100k", "flashinfer 1k", "100k", "choose 1k", "100k"
+    summary = [f"{'groups of 8':>12}" + "".join(f"{head:>15}" for head in heads)]
+    for requests in SIZES:
+        cells: list[str] = []
+        for kind in ("groups", "unshared", "branches"):
+            found = []
+            for tokens in LENGTHS:
+                kernel, batch = kernel_of(shape, requests, tokens), Batch(kind, requests, tokens)
+                plan, choose = plan_us(kernel, batch)
+                found.append((f"{plan:.0f}", flashinfer_us(shape, batch) if kind == "groups" else "", f"{choose:.0f}"))
+                how = "" if kernel.choice is None else f", by {kernel.choice.strategy}"
+                yield f"{requests:5} requests of {tokens:6}, {kind:8}: plan {plan:5.0f}, choose {choose:5.0f}{how}"
+            cells = cells or [cell for column in zip(*found, strict=True) for cell in column]
+        summary.append(f"{requests:12}" + "".join(f"{cell:>15}" for cell in cells))
+    kernel, batch = kernel_of(shape, 256, 20_000), Batch("groups", 256, 8_000)
+    kernel.prepare(batch.live)
+    summary.append(f"seat among 256: {', '.join(f'{name} {us:.0f}' for name, us in seat_us(kernel, batch).items())}")
+    yield from (*summary, loop(kernel, batch, steps))
+
+
+def main() -> None:
+    """Prints a line per batch, and a short table last."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--heads", default="32:8", help="query heads:KV heads (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1200, help="steps of the loop (default: %(default)s)")
+    chosen = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    shape = Shape(*map(int, chosen.heads.split(":")), 128, dtype="bf16", page_size=PAGE_SIZE)
+    for line in tables(shape, chosen.steps):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
