@@ -120,6 +120,20 @@ def test_another_strategy_and_other_colours_redraw(visit: Visits) -> None:
     assert words(tab) != told
 
 
+def test_groups_have_the_colours_of_the_tree(visit: Visits) -> None:
+    tab = opened(visit, explained("deft-node"))
+    tab.select_option("#timeline-colours", "group")
+    canvas = tab.locator("#timeline canvas")
+    for _ in range(3):
+        canvas.click(position={"x": 500, "y": 100})
+    canvas.hover(position={"x": 500, "y": 100})
+    group = int(tab.inner_text("#tip dt:text-is('group') + dd"))
+    context = "document.querySelector('#timeline canvas').getContext('2d')"
+    pixel = tab.evaluate(f"[...{context}.getImageData(500, 100, 1, 1).data].slice(0, 3)")
+    colour = tab.evaluate(f"d3.rgb(shapes.colours().fill(groupColour(page.strategy, {group}))).formatHex()")
+    assert pixel == [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_panel_fits_the_screen(visit: Visits, width: int) -> None:
     tab = opened(visit, explained("deft-flatten", measured=True), width=width)
