@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -102,6 +103,15 @@ def test_legends_of_drawings_end_where_there_is_no_room() -> None:
     drawing = explain(Tree.parse("1,2,4,8,16/100,100,100,100,100"), ["cascade"]).to_svg()
     assert "more launches</text>" in drawing
     assert "more launches" not in explain(Tree.parse("1,2/100,100"), ["deft-node"]).to_svg()
+
+
+def test_drawings_give_drafts_even_widths() -> None:
+    drawing = ElementTree.fromstring(DRAFTS._repr_html_().partition("</div>")[2])
+    texts = [each.text for each in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[:5] == ["0", "4,096", "4,097", "4,098", "4,099"]
+    assert "rows downward, tokens to the right, in even widths" in texts
+    assert {f"n{node}, 1 token" for node in range(1, 7)} < set(texts)
+    assert "even widths" not in Tree.from_levels([1, 8], [100, 50])._repr_html_()
 
 
 class Refusing(Strategy):
