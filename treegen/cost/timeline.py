@@ -140,7 +140,7 @@ class Timeline:
     @property
     def idle_sms(self) -> int:
         """SMs without any thread block."""
-        return self.sms - len(np.unique(self.blocks.sm))
+        return self.sms - int(np.count_nonzero(np.bincount(self.blocks.sm)))
 
     def with_fewer_launches(self, most: int) -> Timeline:
         """Joins launches that follow one another, as many into each, until there are at most `most` of them."""
@@ -168,7 +168,8 @@ class Timeline:
         order = np.lexsort((blocks.start_us, blocks.sm, blocks.launch))
         sorted_blocks = blocks.at(order)
         place = sorted_blocks.launch * self.sms + sorted_blocks.sm
-        _, first, count = np.unique(place, return_index=True, return_counts=True)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        count = np.diff(first, append=len(place))
         joined = -(-len(place) // max(most - len(first), 1))
         within = np.arange(len(place)) - first.repeat(count)
         begin = np.flatnonzero(within % joined == 0)

@@ -156,9 +156,12 @@ def _classes(schedule: Schedule, predicted: Timeline, measured: Timeline | None)
         items = predicted.blocks.first_item[of_launch]
         lasting = (predicted.blocks.end_us - predicted.blocks.start_us)[of_launch]
         counts = _counts(schedule, merges=launch == "merge")
-        kind, kinds = _kinds(counts[items], "partials" if launch == "merge" else "")
         kind_of_item = np.full(len(counts), -1)
-        kind_of_item[items] = kind
+        kind_of_item[items] = 0
+        own_items = np.flatnonzero(kind_of_item == 0)  # each once: its blocks are many
+        kind_of_item[own_items], kinds = _kinds(counts[own_items], "partials" if launch == "merge" else "")
+        kind = kind_of_item[items]
+        sizes, sums = np.bincount(kind), np.bincount(kind, lasting)
         found = None
         if measured is not None and len(measured.launches) == len(alike):
             of_measured = alike[measured.blocks.launch] == number
@@ -166,9 +169,8 @@ def _classes(schedule: Schedule, predicted: Timeline, measured: Timeline | None)
             took = (measured.blocks.end_us - measured.blocks.start_us)[of_measured]
         for index, name in enumerate(kinds):
             own = None if found is None or not (found == index).any() else float(took[found == index].mean())
-            size = int((kind == index).sum())
-            mean = float(lasting[kind == index].mean())
-            yield WorkClass(f"{launch}: {name}", size, mean, own, launch == "merge")
+            mean = float(sums[index] / sizes[index])
+            yield WorkClass(f"{launch}: {name}", int(sizes[index]), mean, own, launch == "merge")
 
 
 def _alike(timeline: Timeline) -> tuple[list[str], Longs]:
@@ -191,11 +193,11 @@ def _counts(schedule: Schedule, *, merges: bool) -> Longs:
 
 def _kinds(counts: Longs, unit: str) -> tuple[Longs, list[str]]:
     """Returns the kind of each piece of work, and the kinds' names."""
-    pairs, kind = np.unique(counts, axis=0, return_inverse=True)
+    radix = int(counts[:, 1].max()) + 1
+    pairs, kind = np.unique(counts[:, 0] * radix + counts[:, 1], return_inverse=True)
     if len(pairs) <= _MOST_CLASSES:
-        tiles = [
-            f"{full} {unit}" if unit else f"{full} full + {packed} packed tiles" for full, packed in pairs.tolist()
-        ]
+        split = (divmod(pair, radix) for pair in pairs.tolist())
+        tiles = [f"{full} {unit}" if unit else f"{full} full + {packed} packed tiles" for full, packed in split]
         return kind.reshape(-1), tiles
     powers = np.floor(np.log2(np.maximum(counts.sum(1), 1))).astype(np.int64)
     found, kind = np.unique(powers, return_inverse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Longs, distinct, offsets
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -41,7 +41,7 @@ def group_marks(plan: Plan, tree: Tree) -> dict[str, Any]:
     lo, hi = (ranks.astype(np.int64) for ranks in (lo, hi))
     folding = fold(Boxes(above + plan.start[segment], above + plan.stop[segment], lo, hi), MOST_GROUP_MARKS)
     group = plan.segment_group[segment].astype(np.int64)
-    pairs = np.unique(folding.mark * max(len(plan), 1) + group)
+    pairs = distinct(folding.mark * max(len(plan), 1) + group)
     columns = {
         **folding.bounds._asdict(),
         "group": group[folding.first],
