@@ -16,7 +16,8 @@ function timelineDrawing(host, timelines, colourOf) {
   );
   const out = element("button", { type: "button", onclick: () => leave() }, "Zoom out");
   const whole = element("button", { type: "button", onclick: () => show([]) }, "Whole timeline");
-  host.append(element("div", { class: "controls" }, where, element("label", {}, "Colour by ", colouring), out, whole));
+  const choice = element("label", { class: "choice" }, "Colour by ", colouring);
+  host.append(element("div", { class: "controls" }, where, choice, out, whole));
   const { node: canvas, context, reset: clear } = shapes.canvas(host, "Thread blocks on SMs over time");
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-roledescription", "timeline");
