@@ -80,7 +80,8 @@ function groupTiles(host) {
     const heads = page.data.shape.num_qo_heads / page.data.shape.num_kv_heads;
     const drawn = own.slice(0, MOST).map((index) => workOf(strategy, index, heads));
     const widest = d3.max(drawn, (item) => item.capacity) || 1;
-    list.replaceChildren(...drawn.map((item) => itemElement(item, widest)));
+    const colour = groupColour(strategy, group.group);
+    list.replaceChildren(...drawn.map((item) => itemElement(item, widest, colour)));
     const left = own.length - drawn.length;
     const unfused = strategy.kernel_configs.every((config) => config.mask === "dense");
     note.textContent = unfused
@@ -113,11 +114,12 @@ function groupTiles(host) {
   }
 
   // A strip as long as the item's tiles: the coloured part is filled, the hatched part is padding.
-  function itemElement(item, widest) {
+  function itemElement(item, widest, colour) {
     const filled = item.count ? (item.usedRows * item.tokens) / item.capacity : 0;
     const strip = element("div", { class: "tiles hatched" });
     strip.style.width = `${(100 * item.capacity) / widest}%`;
     const used = element("span", { class: "used" });
+    used.style.backgroundColor = `var(--fill${colour})`;
     used.style.width = `${(100 * item.tokens) / item.capacity}%`;
     used.style.height = `${100 * item.usedRows}%`;
     strip.append(used);

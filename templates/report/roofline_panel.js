@@ -97,7 +97,7 @@ page.panel({
         .attr("class", "faint")
         .attr("text-anchor", "end")
         .attr("x", width - margin.right)
-        .attr("y", y(peak / 1e6) - 7)
+        .attr("y", y(peak / 1e6) - 10)
         .text(width < 480 ? device.name : `${device.name}: ${rates}`);
       diamond(svg, x(best.x), y(best.y));
       const sorted = [...points].sort((a, b) => (a.index === page.selected) - (b.index === page.selected));
@@ -130,7 +130,7 @@ page.panel({
         .attr("class", "strong")
         .attr("text-anchor", "end")
         .attr("x", x - 12)
-        .attr("y", y - 5)
+        .attr("y", y + 4)
         .text("floor");
     }
 
