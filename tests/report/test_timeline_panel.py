@@ -38,6 +38,7 @@ def test_words_and_tables_are_those_of_the_json(visit: Visits) -> None:
         assert f"ends at {timeline['total_us']:.1f} us; tail {timeline['tail_us']:.1f} us" in text
         assert f"the busiest SM works {timeline['imbalance']:.2f} times the mean" in text
     assert "the usual kernels take 50.0 us, those that record 2.0 % more" in words(tab)[1]
+    assert tab.inner_text("#roofline .words").endswith("Measured: 50.0 us.")  # by the usual kernels
     assert cells(tab, 0)[0] == ["launch", "predicted", "measured"]
     assert [row[0] for row in cells(tab, 0)[1:]] == [launch.name for launch in found.predicted.launches]
     classes = cells(tab, 1)[1:]

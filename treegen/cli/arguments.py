@@ -45,7 +45,7 @@ HtmlOption = Annotated[
     typer.Option(metavar="FILE", help="Write a page that draws this, one file that needs no network."),
 ]
 SvgOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree, with groups of the plan in colour.")
+    Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree, with groups of the plan in colour, and of its timeline.")
 ]
 FamilyOption = Annotated[
     str | None,
