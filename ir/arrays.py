@@ -241,6 +241,13 @@ def offsets(lengths: npt.NDArray[Any]) -> Longs:
     return result
 
 
+def distinct(values: Longs) -> Longs:
+    """Returns each of these numbers of at least 0 once, sorted; np.unique takes ten times as long for millions."""
+    ordered = np.sort(values)
+    found: Longs = ordered[np.diff(ordered, prepend=-1) > 0]
+    return found
+
+
 def ragged(lengths: npt.NDArray[Any]) -> tuple[Longs, Longs]:
     """Returns the owner and the position of each entry of ragged rows of these lengths, in order."""
     return ramp(len(lengths)).repeat(lengths), positions(offsets(lengths), lengths)

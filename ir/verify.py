@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, offsets, ragged, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, distinct, offsets, ragged, ragged_ranges
 from treegen.ir.errors import PlanError
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -45,7 +45,7 @@ def verify(plan: Plan, tree: Tree) -> None:
     # Token coordinates are counted over all nodes, so that one sorted list of cuts serves the whole forest.
     begin, end = base[node] + start, base[node] + stop
     span_begin, span_end = base[spans.node] + spans.start, base[spans.node] + spans.stop
-    cuts = np.unique(np.concatenate([begin, end, span_begin, span_end]))
+    cuts = distinct(np.concatenate([begin, end, span_begin, span_end]))
 
     def on_runs(first: Longs, last: Longs) -> tuple[Longs, Longs]:
         from_run, to_run = np.searchsorted(cuts, first), np.searchsorted(cuts, last)
@@ -68,9 +68,11 @@ def verify(plan: Plan, tree: Tree) -> None:
     _report(plan, group[rectangle], hi[rectangle] > must_hi[run], "sees pairs that are invisible")
     gap = (lo[rectangle] > expected) | (last & (hi[rectangle] < must_hi[run]))
     _report(plan, group[rectangle], gap, "leaves visible pairs beside it that no group sees")
-    uncovered = np.setdiff1d(span_run, run)
+    covered = np.zeros(len(cuts), bool)
+    covered[run] = True
+    uncovered = span_run[~covered[span_run]]
     if len(uncovered):
-        place = int(cuts[uncovered[0]])
+        place = int(cuts[uncovered.min()])
         owner = int(np.searchsorted(base, place, side="right")) - 1
         raise PlanError(
             f"plan {plan.strategy}", f"node {owner} token {place - base[owner]}", "is seen in no group", "add it"

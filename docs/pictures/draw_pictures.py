@@ -33,6 +33,7 @@ def main(folder: Path = FOLDER) -> None:
         tab = browser.new_page(viewport={"width": 1120, "height": 1130}, color_scheme="light")
         tab.goto(page.as_uri())
         tab.screenshot(path=folder / "report_page.png")
+        tab.set_viewport_size({"width": 1120, "height": 1800})  # higher than every panel, which is not scrolled then
         tab.select_option("#strategy", label="deft-flatten(block=128)")
         tab.click("#plan .group:has-text('masked') >> nth=0")
         for panel in PANELS:

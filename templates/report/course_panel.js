@@ -68,8 +68,8 @@ page.panel({
 // A fact as a chart of one line.
 const courseFact = ({ name, unit, values }) => ({ title: name, unit, lines: [{ name: "", values }] });
 
-// The class of a name's line; names beyond the colours have dashed ones.
-const courseLine = (index) => `course-line line${index % 8}${index < 8 ? "" : " dashed"}`;
+// The classes of a name's line: a colour, and dashes that neighbours do not have.
+const courseLine = (index) => `course-line line${index % 8} dash${index % 3}`;
 
 function courseLegend(names) {
   const items = names.map((name, index) => {
@@ -80,10 +80,26 @@ function courseLegend(names) {
   return page.element("ul", { class: "swatches" }, ...items);
 }
 
-// A tick of an axis, in decimal units.
+// A tick of an axis.
 function courseTick(value, unit) {
-  if (unit === "bytes") return `${d3.format("~s")(value)}B`;
+  if (unit === "bytes") return page.format.bytes(value).replace(".0 ", " ");
   return `${d3.format(",~g")(value)}${{ us: " us", ms: " ms", ratio: "x" }[unit] || ""}`;
+}
+
+// The ticks of a scale of values, which is logarithmic if wide. Bytes have round numbers of their binary unit.
+function courseTicks(scale, [least, most], unit, wide) {
+  if (unit === "bytes" && wide) {
+    const step = Math.max(1, Math.ceil(Math.log2(most / least) / 5));
+    const first = Math.ceil(Math.log2(least));
+    return d3.range(first, Math.log2(most), step).map((power) => 2 ** power);
+  }
+  if (unit === "bytes") {
+    const binary = 1024 ** Math.floor(Math.log2(Math.max(most, 1)) / 10);
+    return d3.ticks(0, most / binary, 4).map((number) => number * binary);
+  }
+  if (!wide) return scale.ticks(4);
+  const powers = scale.ticks().filter((value) => Number.isInteger(Math.round(1e6 * Math.log10(value)) / 1e6));
+  return powers.length > 1 ? powers : scale.ticks(4);
 }
 
 function courseText(value, unit) {
@@ -114,11 +130,13 @@ function courseChart(host, { title, unit, lines }, steps, names, choose) {
   const HEIGHT = 180;
   const MARGIN = { left: 64, right: 10, top: 8, bottom: 22 };
   const svg = d3.select(shapes.svg(0, HEIGHT, `${title}, by step`));
-  const figure = page.element("figure", { class: "curve" }, page.element("figcaption", {}, title), svg.node());
+  const caption = page.element("figcaption", {}, title);
+  const figure = page.element("figure", { class: "curve" }, caption, svg.node());
   host.append(figure);
   const values = lines.flatMap((line) => line.values).filter((value) => value > 0);
   const [least, most] = [d3.min(values) || 0, d3.max(values) || 1];
   const wide = most / least > 30;
+  if (wide) caption.append(page.element("span", { class: "scale" }, ", logarithmic"));
   let x = d3.scaleLinear();
   const y = wide
     ? d3.scaleLog([least, most], [HEIGHT - MARGIN.bottom, MARGIN.top])
@@ -130,8 +148,7 @@ function courseChart(host, { title, unit, lines }, steps, names, choose) {
     const last = Math.max(steps[steps.length - 1], steps[0] + 1);
     x = d3.scaleLinear([steps[0], last], [MARGIN.left, width - MARGIN.right]);
     svg.attr("width", width).selectAll("*").remove();
-    const ticks = wide ? y.ticks(3).filter((value) => Number.isInteger(Math.log10(value))) : y.ticks(4);
-    for (const tick of ticks.length ? ticks : [least]) {
+    for (const tick of courseTicks(y, [least, most], unit, wide)) {
       svg.append("line").attr("class", "rule").attr("x1", MARGIN.left).attr("x2", width - MARGIN.right)
         .attr("y1", y(tick)).attr("y2", y(tick));
       svg.append("text").attr("class", "tick").attr("x", MARGIN.left - 6).attr("y", y(tick) + 4)
@@ -158,9 +175,22 @@ function courseChart(host, { title, unit, lines }, steps, names, choose) {
       .attr("cx", x(steps[index])).attr("cy", (line) => y(line.values[index]));
   }
 
+  // Chooses the step under the pointer, and names the line that is the nearest to it.
   svg.node().addEventListener("pointermove", (event) => {
-    const step = x.invert(event.clientX - svg.node().getBoundingClientRect().left);
-    choose(d3.minIndex(steps, (each) => Math.abs(each - step)));
+    const bounds = svg.node().getBoundingClientRect();
+    const step = x.invert(event.clientX - bounds.left);
+    const index = d3.minIndex(steps, (each) => Math.abs(each - step));
+    choose(index);
+    const shown = lines.filter((line) => visible(line.values[index]));
+    const near = d3.least(shown, (line) => Math.abs(y(line.values[index]) - (event.clientY - bounds.top)));
+    svg.selectAll(".course-line").classed("near", (_, place) => names.length > 1 && lines[place] === near);
+    if (!near) return page.hideTip();
+    const told = [[title, courseText(near.values[index], unit)], ["step", page.format.count(steps[index])]];
+    return page.showTip(near.name || title, told, event.clientX, event.clientY);
+  });
+  svg.node().addEventListener("pointerleave", () => {
+    svg.selectAll(".course-line").classed("near", false);
+    page.hideTip();
   });
   return { draw, point };
 }

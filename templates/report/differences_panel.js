@@ -22,7 +22,10 @@ page.panel({
         lines: (mark) => [...readLines(strategy, mark), ...differenceLines(mark)],
       });
     });
-    host.append(words);
+    const { shape, target } = data;
+    const heads = `${shape.num_qo_heads} query heads over ${shape.num_kv_heads} KV heads`;
+    const conditions = `${heads}, head dim ${shape.head_dim}, ${shape.dtype}. Target ${target}.`;
+    host.append(words, element("p", { class: "note" }, `Attention of one layer: ${conditions}`));
     return () => draws.forEach((draw) => draw());
 
     function headingOf(strategy) {

@@ -6,8 +6,8 @@
 function groupMatrix(host) {
   const label = "Rows of the group downward, tokens that it reads to the right; hatched where a row does not see them";
   const { node: canvas, context, reset } = shapes.canvas(host, label);
-  const LEFT = 46;
   const TOP = 22;
+  let edge = 46;
   let scales = null;
 
   canvas.addEventListener("pointermove", (event) => {
@@ -33,7 +33,8 @@ function groupMatrix(host) {
     const { width, height } = reset(Math.min(240, Math.max(80, TOP + 8 * rows)));
     const paint = shapes.colours();
     const tokens = tokensOf(group);
-    const x = d3.scaleLinear([0, Math.max(tokens, 1)], [LEFT, width - 2]);
+    edge = rowMargin(context, rows);
+    const x = d3.scaleLinear([0, Math.max(tokens, 1)], [edge, width - 2]);
     const y = d3.scaleLinear([0, Math.max(rows, 1)], [TOP, height - 2]);
     const hidden = shapes.hatch(context, paint.faint, paint.paper);
     const bounds = [];
@@ -58,9 +59,9 @@ function groupMatrix(host) {
       if (wide > context.measureText(name).width + 8) context.fillText(name, left + 4, TOP + 9);
     }
     scales = {
-      at: (place) => (place < LEFT ? null : group.segments[d3.bisectLeft(bounds, place)]),
+      at: (place) => (place < edge ? null : group.segments[d3.bisectLeft(bounds, place)]),
     };
-    shapes.edges(context, x, y, { width, height, left: LEFT, top: TOP, paint });
+    shapes.edges(context, x, y, { width, height, left: edge, top: TOP, paint });
   };
 }
 
@@ -79,7 +80,8 @@ function groupTiles(host) {
     const heads = page.data.shape.num_qo_heads / page.data.shape.num_kv_heads;
     const drawn = own.slice(0, MOST).map((index) => workOf(strategy, index, heads));
     const widest = d3.max(drawn, (item) => item.capacity) || 1;
-    list.replaceChildren(...drawn.map((item) => itemElement(item, widest)));
+    const colour = groupColour(strategy, group.group);
+    list.replaceChildren(...drawn.map((item) => itemElement(item, widest, colour)));
     const left = own.length - drawn.length;
     const unfused = strategy.kernel_configs.every((config) => config.mask === "dense");
     note.textContent = unfused
@@ -112,11 +114,12 @@ function groupTiles(host) {
   }
 
   // A strip as long as the item's tiles: the coloured part is filled, the hatched part is padding.
-  function itemElement(item, widest) {
+  function itemElement(item, widest, colour) {
     const filled = item.count ? (item.usedRows * item.tokens) / item.capacity : 0;
     const strip = element("div", { class: "tiles hatched" });
     strip.style.width = `${(100 * item.capacity) / widest}%`;
     const used = element("span", { class: "used" });
+    used.style.backgroundColor = `var(--fill${colour})`;
     used.style.width = `${(100 * item.tokens) / item.capacity}%`;
     used.style.height = `${100 * item.usedRows}%`;
     strip.append(used);

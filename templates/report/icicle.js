@@ -8,19 +8,30 @@
 //             null colours marks by depth
 //   lines(i)  further [name, value] lines of a mark's tip
 //   marked(i) whether a mark is framed
+// Widths are tokens, or even (tokenScale).
 // Returns a function that draws it again.
 function icicle(host, drawing, options) {
   const { marks } = drawing;
   const MARGIN = { top: 24, left: 46, right: 4, bottom: 4 };
+  const TINY = 1; // pixels: nodes below it are counted in words
   const all = { x0: 0, x1: Math.max(drawing.tokens, 1), y0: 0, y1: Math.max(drawing.rows, 1) };
   const walk = walkOf(marks);
   const trail = page.element("span", { class: "where" });
   const back = page.element("button", { type: "button", onclick: () => leave() }, "Zoom out");
   const whole = page.element("button", { type: "button", onclick: () => reset() }, "Whole tree");
-  host.append(page.element("div", { class: "controls" }, trail, back, whole));
+  const widths = page.element(
+    "select",
+    { class: "widths", onchange: () => draw() },
+    page.element("option", { value: "tokens" }, "tokens"),
+    page.element("option", { value: "even" }, "even"),
+  );
+  const choice = page.element("label", { class: "choice" }, "Widths ", widths);
+  host.append(page.element("div", { class: "controls" }, trail, choice, back, whole));
   const { node: canvas, context, reset: clear } = shapes.canvas(host, options.label);
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-roledescription", "tree drawing");
+  const unseen = page.element("p", { class: "note unseen", hidden: true });
+  host.append(unseen);
   let view = { ...all };
   let stack = []; // the marks that were enlarged, the last one now
   let focus = -1;
@@ -36,7 +47,9 @@ function icicle(host, drawing, options) {
 
   function draw() {
     size = clear(heightOf());
-    x = d3.scaleLinear([view.x0, view.x1], [MARGIN.left, size.width - MARGIN.right]);
+    MARGIN.left = rowMargin(context, drawing.rows);
+    const across = [MARGIN.left, size.width - MARGIN.right];
+    x = tokenScale(marks, [view.x0, view.x1], across, widths.value === "even");
     y = d3.scaleLinear([view.y0, view.y1], [MARGIN.top, size.height - MARGIN.bottom]);
     const paint = shapes.colours();
     const folded = shapes.hatch(context, paint.faint, null);
@@ -58,7 +71,7 @@ function icicle(host, drawing, options) {
     if (layer) groupLabels(layer, paint);
     if (focus >= 0) frame(focus, paint.accent, 3);
     context.restore();
-    shapes.edges(context, x, y, { ...size, left: MARGIN.left, top: MARGIN.top, paint });
+    shapes.edges(context, x, y, { ...size, left: MARGIN.left, top: MARGIN.top, paint, xTicks: x.marks(90) });
     write();
   }
 
@@ -72,18 +85,20 @@ function icicle(host, drawing, options) {
     }
   }
 
-  // The box of a mark in pixels; null outside of the view. Boxes are at least half a pixel, so nothing disappears.
+  // The box of a mark in pixels; null outside of the view. Boxes are at least a pixel, so nothing disappears.
   function boxOf(source, index) {
     const { start, stop, lo, hi } = source;
     if (stop[index] <= view.x0 || start[index] >= view.x1 || hi[index] <= view.y0 || lo[index] >= view.y1) return null;
-    const left = x(start[index]);
-    const top = y(lo[index]);
-    return {
-      left,
-      top,
-      width: Math.max(x(stop[index]) - left, 0.5),
-      height: Math.max(y(hi[index]) - top, 0.5),
-    };
+    const [left, width] = pixels(x(Math.max(start[index], view.x0)), x(Math.min(stop[index], view.x1)));
+    const [top, height] = pixels(y(Math.max(lo[index], view.y0)), y(Math.min(hi[index], view.y1)));
+    return { left, top, width, height };
+  }
+
+  // Whether a mark is in the view, but narrower or lower than a pixel.
+  function isTiny(index) {
+    const { start, stop, lo, hi } = marks;
+    if (stop[index] <= view.x0 || start[index] >= view.x1 || hi[index] <= view.y0 || lo[index] >= view.y1) return false;
+    return x(stop[index]) - x(start[index]) < TINY || y(hi[index]) - y(lo[index]) < TINY;
   }
 
   function outlines(paint) {
@@ -155,6 +170,18 @@ function icicle(host, drawing, options) {
     const scope = `tokens ${page.format.count(Math.round(view.x0))} to ${page.format.count(Math.round(view.x1))}`;
     trail.textContent = `${zoomed}; ${scope}`;
     back.disabled = whole.disabled = stack.length === 0;
+    const tiny = nodesWhere(marks, isTiny);
+    const what = `${page.format.counted(tiny, "node")} ${tiny === 1 ? "is" : "are"} smaller than a pixel here`;
+    const remedy = widths.value === "even" ? "enlarge a node" : "enlarge a node, or choose even widths";
+    unseen.textContent = `${what}: ${remedy}.`;
+    unseen.hidden = tiny === 0;
+  }
+
+  // The number of nodes that lie, in part, in the same pixel as a place.
+  function nodesAround({ left, top }) {
+    const [x0, x1, y0, y1] = [x.invert(left), x.invert(left + TINY), y.invert(top), y.invert(top + TINY)];
+    const { start, stop, lo, hi } = marks;
+    return nodesWhere(marks, (index) => start[index] < x1 && stop[index] > x0 && lo[index] < y1 && hi[index] > y0);
   }
 
   function enlarge(index) {
@@ -203,6 +230,7 @@ function icicle(host, drawing, options) {
       ...(options.lines ? options.lines(mark) : []),
       ...(layer && box >= 0 ? layer.lines(box) : []),
     ];
+    if (isTiny(mark)) lines.push(["in this pixel", page.format.counted(nodesAround(boxOf(marks, mark)), "node")]);
     const number = marks.nodes[mark];
     const title = number === 1 ? `node ${marks.node[mark]}` : `${page.format.count(number)} nodes, folded`;
     page.showTip(title, lines, left, top);

@@ -48,7 +48,7 @@ page.panel({
         : "every row is finished by one item, so nothing is merged";
       facts.textContent =
         `${shown.summary}: ${format.counted(counts.groups, "group")}, ${format.counted(counts.segments, "segment")}, ` +
-        `${format.counted(counts.items, "work item")} (${format.count(counts.partial_items)} partial); ${merged}.` +
+        `${itemsText()}; ${merged}.` +
         (left ? ` The list has ${listText()}.` : "");
       detail.hidden = list.hidden = shown.groups.length === 0;
       const most = d3.max(shown.groups, tokensOf) || 1;
@@ -64,6 +64,12 @@ page.panel({
         }),
       );
       list.scrollTop = 0;
+    }
+
+    function itemsText() {
+      const { counts, estimate } = shown;
+      const text = `${format.counted(counts.items, "work item")} (${format.count(counts.partial_items)} partial)`;
+      return estimate.items > counts.items ? `${text}, ${format.count(estimate.items)} over all heads` : text;
     }
 
     function listText() {
@@ -97,10 +103,14 @@ page.panel({
       const rows = group.rows.slice(0, 6).map(([lo, hi]) => (hi - lo === 1 ? `${lo}` : `${lo} to ${hi - 1}`));
       const more = group.rows.length > 6 ? ` and ${format.counted(group.rows.length - 6, "more interval")}` : "";
       const nodes = new Set(group.segments.map((segment) => segment.node)).size;
+      const seen = d3.sum(group.segments, ({ start, stop, seen: [lo, hi] }) => (stop - start) * (hi - lo));
+      const hidden = format.percent(1 - seen / Math.max(rowsOf(group) * tokensOf(group), 1));
       const masks =
-        group.mask === "none" ? "every row sees all of it" : `a mask (${group.mask}) hides tokens from rows`;
+        group.mask === "none" ? "every row sees all of it" : `a mask (${group.mask}) hides ${hidden} of that from rows`;
+      const one = rowsOf(group) === 1;
       return (
-        `Rows ${rows.join(", ")}${more} read ${format.counted(tokensOf(group), "token")} ` +
+        `${one ? "Row" : "Rows"} ${rows.join(", ")}${more} ${one ? "reads" : "read"} ` +
+        `${format.counted(tokensOf(group), "token")} ` +
         `of ${format.counted(nodes, "node")}; ${masks}. ${mergeText(group)}`
       );
     }
@@ -141,7 +151,7 @@ function repeatedReads(strategy) {
   const lines = top.map((index) => {
     const name = marks.nodes[index] === 1 ? `node ${marks.node[index]}` : `${format.count(marks.nodes[index])} nodes`;
     const often = page.format.fixed(strategy.reads.times[index], 2);
-    const read = `${name}, ${format.count(marks.tokens[index])} tokens, ${often} times`;
+    const read = `${name}, ${format.counted(marks.tokens[index], "token")}, ${often} times`;
     const bar = stackedBar([{ value: extra(index), colour: 5, hatched: true }], most);
     const amount = element("span", {}, `+${format.bytes(extra(index))}`);
     return element("li", {}, element("span", {}, read), element("div", { class: "measure" }, bar, amount));

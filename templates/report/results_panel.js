@@ -6,8 +6,10 @@ page.panel({
   name: "results",
   title: "Results",
   lead:
-    "Each line is a case. Its marks are the providers' times as multiples of the floor, the least time that memory " +
-    "or arithmetic allows: further left is better, 1 is the floor. Select a title to sort.",
+    "Each line is a case. Its marks are the providers' times as multiples of the floor: the time to move unique KV, " +
+    "queries and results once at the copy rate of the device, or the time for the arithmetic, whichever is longer. " +
+    "Further left is better. Reading is a little faster than copying, so a time may be below 1. Select a title to " +
+    "sort.",
   shows: (data) => Boolean(data.results),
   draw: (host) => {
     const { element } = page;
@@ -115,12 +117,15 @@ function resultTable({ cases, figures, providers }, state, sorted) {
       ...providers.map((name) => [name, resultText(valueOf(each, name), figure.unit, over(each, name))]),
     ]);
     const floor = figure.over_floor ? [element("td", {}, each.floor_us.toFixed(1))] : [];
-    const name = element("th", { scope: "row", title: each.facts }, each.name);
+    const name = element("th", { scope: "row", title: each.facts }, ...breakable(each.name));
     return element("tr", {}, name, element("td", {}, each.heads), ...floor, element("td", {}, strip), ...cells);
   });
   return element("table", { class: "weighed results" },
     element("thead", {}, element("tr", {}, ...header)), element("tbody", {}, ...rows));
 }
+
+// A name that may break after commas and slashes.
+const breakable = (name) => name.split(/(?<=[,/])/).flatMap((part) => [part, page.element("wbr")]);
 
 function resultText(value, unit, over) {
   if (value === null) return "-";

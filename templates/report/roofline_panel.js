@@ -28,7 +28,7 @@ page.panel({
 
     function draw() {
       const shown = page.strategy;
-      const measured = shown.timeline && shown.timeline.measured ? shown.timeline.measured.total_us : null;
+      const measured = shown.timeline && shown.timeline.measured ? shown.timeline.measured.plain_us : null;
       const rows = [
         { name: "floor by memory", us: floor.memory_us, colour: 2 },
         { name: "floor by arithmetic", us: floor.arithmetic_us, colour: 4 },
@@ -97,7 +97,7 @@ page.panel({
         .attr("class", "faint")
         .attr("text-anchor", "end")
         .attr("x", width - margin.right)
-        .attr("y", y(peak / 1e6) - 7)
+        .attr("y", y(peak / 1e6) - 10)
         .text(width < 480 ? device.name : `${device.name}: ${rates}`);
       diamond(svg, x(best.x), y(best.y));
       const sorted = [...points].sort((a, b) => (a.index === page.selected) - (b.index === page.selected));
@@ -128,8 +128,9 @@ page.panel({
       svg
         .append("text")
         .attr("class", "strong")
-        .attr("x", x + 12)
-        .attr("y", y + 5)
+        .attr("text-anchor", "end")
+        .attr("x", x - 12)
+        .attr("y", y + 4)
         .text("floor");
     }
 

@@ -7,7 +7,8 @@ page.panel({
   lead:
     "auto weighs a fixed list of policies by their estimated times: ways to divide rows into cohorts, " +
     "each with work items of several sizes, which fill the device for a number of waves. Lower is better; = means " +
-    "that there are enough items without a split.",
+    "that there are enough items without a split. These estimates are made without a plan; the other panels count " +
+    "finished plans, whose times differ a little.",
   shows: (data) => Boolean(data.search),
   draw: (host) => {
     const { data, element, format } = page;
@@ -46,7 +47,8 @@ page.panel({
     function weighedTable() {
       const least = d3.min(search.time_us.flat());
       const shade = d3.scaleLog([least, least * 4], [0, 55]).clamp(true);
-      const titles = search.waves.map((waves) => (waves === null ? "no split" : `${waves} waves`));
+      const named = (waves) => `${waves} ${waves === 1 ? "wave" : "waves"}`;
+      const titles = search.waves.map((waves) => (waves === null ? "no split" : named(waves)));
       const head = element(
         "tr",
         {},

@@ -72,14 +72,14 @@ const shapes = (() => {
     return scale.ticks(Math.max(2, Math.floor(pixels / gap))).filter(Number.isInteger);
   }
 
-  // Axes of a canvas along its upper and left edges, with whole numbers.
-  function edges(context, x, y, { width, height, left, top, paint, xName, yName }) {
+  // Axes of a canvas along its upper and left edges, with whole numbers. xTicks: those of the upper one.
+  function edges(context, x, y, { width, height, left, top, paint, xTicks }) {
     context.fillStyle = paint.faint;
     context.strokeStyle = paint.line;
     context.lineWidth = 1;
     context.beginPath();
     context.textAlign = "center";
-    for (const tick of ticks(x, width - left, 90)) {
+    for (const tick of xTicks || ticks(x, width - left, 90)) {
       const place = x(tick);
       context.moveTo(place, top - 5);
       context.lineTo(place, top);
@@ -96,7 +96,7 @@ const shapes = (() => {
     }
     context.stroke();
     context.textAlign = "left";
-    context.fillText(yName || "row", 2, top - 12);
+    context.fillText("row", 2, top - 12);
   }
 
   function svg(width, height, label) {

@@ -78,7 +78,7 @@ page.panel({
         format.counted(each.counts.groups, "group"),
         format.counted(estimate.items, "item"),
         format.counted(estimate.launches, "launch").replace(/launchs$/, "launches"),
-        `${format.percent(estimate.padding_waste)} padding`,
+        `${format.percent(estimate.padding_waste)} padding or masked`,
       ];
       const best = index === data.best_strategy ? element("span", { class: "badge" }, "auto's choice") : null;
       return element(

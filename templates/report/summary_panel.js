@@ -69,7 +69,7 @@ page.panel({
     function leftOutLines() {
       const lines = [];
       for (const line of data.left_out || []) {
-        if (line.startsWith(" ")) lines[lines.length - 1].push(line.trim().split(": ")[0]);
+        if (line.startsWith(" ")) lines[lines.length - 1].push(line.trim().replace(/: (.*)/, " ($1)"));
         else lines.push([`${line[0].toUpperCase()}${line.slice(1)}`]);
       }
       return lines.map(([reason, ...names]) => `${reason} ${names.join(", ")}.`);

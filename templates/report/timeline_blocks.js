@@ -9,15 +9,16 @@ function blockLanes({ blocks, launches }) {
   return lanes;
 }
 
-// The box of a block in pixels; null outside of the scales x and y. Boxes are at least half a pixel wide.
+// The box of a block in pixels; null outside of the scales x and y. Boxes have at least a pixel.
 function blockBox({ timeline, y, lanes }, index, x) {
   const { launch, sm, start_us: start, end_us: end, slot } = timeline.blocks;
   const [t0, t1] = x.domain();
   const [s0, s1] = y.domain();
   if (end[index] < t0 || start[index] > t1 || sm[index] < s0 || sm[index] >= s1) return null;
-  const height = (y(1) - y(0)) / lanes[launch[index]];
-  const left = x(start[index]);
-  return { left, top: y(sm[index]) + slot[index] * height, width: Math.max(x(end[index]) - left, 0.5), height };
+  const lane = sm[index] + slot[index] / lanes[launch[index]];
+  const [left, width] = pixels(x(start[index]), x(end[index]));
+  const [top, height] = pixels(y(lane), y(lane + 1 / lanes[launch[index]]));
+  return { left, top, width, height };
 }
 
 function blockName(blocks, index) {

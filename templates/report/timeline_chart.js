@@ -2,8 +2,9 @@
 
 // Timelines on one canvas, one below the other, which can be enlarged and walked by keyboard.
 // timelines(): the timelines to draw, {name, sms, total_us, tail_us, launches, blocks}.
+// colourOf(group): the number of a group's colour.
 // Returns {draw, reset}: reset forgets what is enlarged.
-function timelineDrawing(host, timelines) {
+function timelineDrawing(host, timelines, colourOf) {
   const { element, format } = page;
   const MARGIN = { left: 54, right: 8, top: 22, bottom: 24 };
   const where = element("span", { class: "where" });
@@ -15,7 +16,8 @@ function timelineDrawing(host, timelines) {
   );
   const out = element("button", { type: "button", onclick: () => leave() }, "Zoom out");
   const whole = element("button", { type: "button", onclick: () => show([]) }, "Whole timeline");
-  host.append(element("div", { class: "controls" }, where, element("label", {}, "Colour by ", colouring), out, whole));
+  const choice = element("label", { class: "choice" }, "Colour by ", colouring);
+  host.append(element("div", { class: "controls" }, where, choice, out, whole));
   const { node: canvas, context, reset: clear } = shapes.canvas(host, "Thread blocks on SMs over time");
   canvas.setAttribute("role", "application");
   canvas.setAttribute("aria-roledescription", "timeline");
@@ -103,7 +105,7 @@ function timelineDrawing(host, timelines) {
     if (!box) return;
     const { blocks } = part.timeline;
     const merges = blocks.group[index] < 0;
-    const number = colouring.value === "group" ? (merges ? 7 : blocks.group[index]) : blocks.launch[index];
+    const number = colouring.value === "group" ? (merges ? 7 : colourOf(blocks.group[index])) : blocks.launch[index];
     const gap = box.height > 3 ? 0.5 : 0;
     const side = box.width > 4 ? 0.5 : 0;
     context.fillStyle = paint.fill(number);
@@ -147,8 +149,8 @@ function timelineDrawing(host, timelines) {
     out.disabled = whole.disabled = stack.length === 0;
     const launches = shown.length ? shown[0].launches : [];
     const named = launches.map(({ name }, index) => ({ name, colour: index % 8, hatched: name === "merge" }));
-    const grouped = [{ name: "one colour for each group of rows", colour: 0 }];
-    legend.replaceChildren(swatches(colouring.value === "group" ? grouped : named));
+    const grouped = page.element("p", { class: "note" }, "Colours are those of the groups on the tree.");
+    legend.replaceChildren(colouring.value === "group" ? grouped : swatches(named));
   }
 
   function tell({ timeline }, index, left, top) {

@@ -15,7 +15,11 @@ page.panel({
     const drawing = element("div");
     const tables = element("div");
     host.append(words, drawing, tables);
-    const drawn = timelineDrawing(drawing, () => timelinesOf(page.strategy));
+    const drawn = timelineDrawing(
+      drawing,
+      () => timelinesOf(page.strategy),
+      (group) => groupColour(page.strategy, group),
+    );
     let shown = null;
     return () => {
       if (shown !== page.strategy) {

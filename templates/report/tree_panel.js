@@ -29,6 +29,11 @@ page.panel({
         const nodes = format.count(d3.sum(folded));
         parts.push(`Too small to draw: ${nodes} nodes, folded into ${format.count(folded.length)} hatched boxes.`);
       }
+      const without = data.tree ? data.tree.nodes - nodesWhere(marks, () => true) : 0;
+      if (without > 0) {
+        const have = without === 1 ? "node has" : "nodes have";
+        parts.push(`${format.count(without)} ${have} no token that a row sees, and so no box.`);
+      }
       if (hidden)
         parts.push(`${format.counted(hidden, "token")} that no row sees ${hidden === 1 ? "is" : "are"} left out.`);
       return parts.join(" ");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,20 @@ def test_pointing_at_a_chart_chooses_a_step(tab: Any) -> None:
     chart.scroll_into_view_if_needed()
     chart.hover(position={"x": 66, "y": 60})
     assert tab.input_value("#course-step") == "0"
+
+
+def test_the_nearest_line_is_named(tab: Any) -> None:
+    chart = tab.locator("#course .curve svg").first
+    chart.scroll_into_view_if_needed()
+    course = course_object(WORKLOAD, NAMES, SHAPE, layers=2)["charts"][0]
+    lines = {line["name"]: line["values"][0] for line in course["lines"]}
+    for y, name in ((4, max(lines, key=lambda each: lines[each])), (150, min(lines, key=lambda each: lines[each]))):
+        chart.hover(position={"x": 66, "y": y})
+        assert lines[tab.inner_text("#tip strong")] == lines[name]
+        assert chart.locator(".near").count() == 1
+    ticks = chart.locator("text.tick[text-anchor=end]").all_text_contents()
+    assert len(ticks) > 1
+    assert all(re.fullmatch(r"\d+(\.\d)? ([KMG]i)?B", tick) for tick in ticks)
 
 
 def test_totals_are_those_of_the_account(tab: Any) -> None:

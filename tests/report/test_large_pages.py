@@ -47,13 +47,21 @@ def answers(tab: Any) -> float:
     return float(np.median(tab.evaluate(ANSWERS)))
 
 
+def chain(nodes: int) -> Tree:
+    """A chain, with rows at its end, in its middle and near its root."""
+    parents, rows = list(range(-1, nodes - 1)), [(nodes - 1, 3), (nodes // 2, 1), (10, 0)]
+    return Tree.from_parents(parents, [3] * nodes, rows=rows)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("make", [random_tree, level_tree])
+@pytest.mark.parametrize("make", [random_tree, level_tree, chain])
 def test_ten_thousand_nodes_are_fluid(visit: Visits, make: Callable[[int], Tree]) -> None:
     page = explain(make(10_000), (*strategy_names(), "auto")).to_html()
     assert len(page) < 5_000_000
     tab = visit(page)
     assert tab.evaluate(DRAWN) < 2_000
+    assert answers(tab) < 100
+    tab.select_option("#tree .widths", "even")
     assert answers(tab) < 100
 
 

@@ -38,6 +38,7 @@ def test_words_and_tables_are_those_of_the_json(visit: Visits) -> None:
         assert f"ends at {timeline['total_us']:.1f} us; tail {timeline['tail_us']:.1f} us" in text
         assert f"the busiest SM works {timeline['imbalance']:.2f} times the mean" in text
     assert "the usual kernels take 50.0 us, those that record 2.0 % more" in words(tab)[1]
+    assert tab.inner_text("#roofline .words").endswith("Measured: 50.0 us.")  # by the usual kernels
     assert cells(tab, 0)[0] == ["launch", "predicted", "measured"]
     assert [row[0] for row in cells(tab, 0)[1:]] == [launch.name for launch in found.predicted.launches]
     classes = cells(tab, 1)[1:]
@@ -118,6 +119,20 @@ def test_another_strategy_and_other_colours_redraw(visit: Visits) -> None:
     tab.evaluate(f"page.select({1 - shown})")
     assert picture() != coloured
     assert words(tab) != told
+
+
+def test_groups_have_the_colours_of_the_tree(visit: Visits) -> None:
+    tab = opened(visit, explained("deft-node"))
+    tab.select_option("#timeline-colours", "group")
+    canvas = tab.locator("#timeline canvas")
+    for _ in range(3):
+        canvas.click(position={"x": 500, "y": 100})
+    canvas.hover(position={"x": 500, "y": 100})
+    group = int(tab.inner_text("#tip dt:text-is('group') + dd"))
+    context = "document.querySelector('#timeline canvas').getContext('2d')"
+    pixel = tab.evaluate(f"[...{context}.getImageData(500, 100, 1, 1).data].slice(0, 3)")
+    colour = tab.evaluate(f"d3.rgb(shapes.colours().fill(groupColour(page.strategy, {group}))).formatHex()")
+    assert pixel == [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
 
 
 @pytest.mark.parametrize("width", [390, 1280])

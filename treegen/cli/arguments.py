@@ -44,9 +44,7 @@ HtmlOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write a page that draws this, one file that needs no network."),
 ]
-SvgOption = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree, with groups of the plan in colour.")
-]
+SvgOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree and the timeline.")]
 FamilyOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...", help="Families or names of batches, with commas.", show_default="all batches"),

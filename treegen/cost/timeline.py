@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -140,7 +140,21 @@ class Timeline:
     @property
     def idle_sms(self) -> int:
         """SMs without any thread block."""
-        return self.sms - len(np.unique(self.blocks.sm))
+        return self.sms - int(np.count_nonzero(np.bincount(self.blocks.sm)))
+
+    def with_fewer_launches(self, most: int) -> Timeline:
+        """Joins launches that follow one another, as many into each, until there are at most `most` of them."""
+        count = len(self.launches)
+        if count <= most:
+            return self
+        each = -(-count // most)
+        launches = []
+        for first in range(0, count, each):
+            part = self.launches[first : first + each]
+            name = f"launches {first + 1} to {first + len(part)}" if len(part) > 1 else f"launch {first + 1}"
+            start_us, end_us = min(span.start_us for span in part), max(span.end_us for span in part)
+            launches.append(LaunchSpan(name, start_us, end_us))
+        return replace(self, launches=tuple(launches), blocks=self.blocks._replace(launch=self.blocks.launch // each))
 
     def folded(self, most: int) -> Timeline:
         """Joins neighbours on an SM, within a launch, into one span each, until there are at most `most` of them.
@@ -154,14 +168,15 @@ class Timeline:
         order = np.lexsort((blocks.start_us, blocks.sm, blocks.launch))
         sorted_blocks = blocks.at(order)
         place = sorted_blocks.launch * self.sms + sorted_blocks.sm
-        _, first, count = np.unique(place, return_index=True, return_counts=True)
+        first = np.flatnonzero(np.diff(place, prepend=-1))
+        count = np.diff(first, append=len(place))
         joined = -(-len(place) // max(most - len(first), 1))
         within = np.arange(len(place)) - first.repeat(count)
         begin = np.flatnonzero(within % joined == 0)
         added = {name: np.add.reduceat(getattr(sorted_blocks, name), begin) for name in ("items", "tokens", "kv_bytes")}
         ends = np.maximum.reduceat(sorted_blocks.end_us, begin)
         spans = sorted_blocks.at(begin)._replace(end_us=ends, **added)
-        return Timeline(self.sms, self.slots, self.total_us, self.launches, spans)
+        return replace(self, blocks=spans)
 
 
 class Recording(NamedTuple):

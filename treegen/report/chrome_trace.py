@@ -11,6 +11,8 @@ from treegen.report.explained_plan import ExplainedPlan
 
 MOST_BLOCKS_TRACED = 200_000
 """The most thread blocks of a timeline in a trace."""
+MOST_LAUNCHES_TRACED = 500
+"""The most launches of a timeline in a trace. In longer timelines, launches that follow one another share a process."""
 
 
 def chrome_trace(entries: Sequence[ExplainedPlan]) -> str:
@@ -30,7 +32,8 @@ def chrome_trace(entries: Sequence[ExplainedPlan]) -> str:
 
 def _events(timeline: Timeline, title: str, first: int) -> Iterator[dict[str, Any]]:
     """Yields the events of a timeline, whose launches are the processes from number `first` on."""
-    blocks = timeline.folded(MOST_BLOCKS_TRACED).blocks
+    timeline = timeline.with_fewer_launches(MOST_LAUNCHES_TRACED).folded(MOST_BLOCKS_TRACED)
+    blocks = timeline.blocks
     slots = blocks.slots()
     lanes = int(slots.max(initial=0)) + 1
     for number, launch in enumerate(timeline.launches):
@@ -44,7 +47,7 @@ def _events(timeline: Timeline, title: str, first: int) -> Iterator[dict[str, An
     for launch, sm, start, end, item, items, group, rows, tokens, kv_bytes, slot in zip(
         *columns, slots.tolist(), strict=True
     ):
-        what = "row" if timeline.launches[launch].name == "merge" else "item"
+        what = "row" if group < 0 else "item"
         yield {
             "ph": "X",
             "pid": first + launch,

@@ -83,8 +83,9 @@ def course_object(
         if on_progress:
             on_progress(1 / len(trees))
     others = f", the first of {len(workload.decodes)} decodings" if len(workload.decodes) > 1 else ""
+    shown = f"{len(steps)} of {steps[-1]:,} steps" if len(steps) < steps[-1] else f"{len(steps)} steps"
     return {
-        "words": f"{decode.name}{others}: {len(steps)} steps, {layers} layers, estimated times on {on_target.name}",
+        "words": f"{decode.name}{others}: {shown}, {layers} layers, estimated times on {on_target.name}",
         "steps": steps,
         "charts": [
             _chart("KV read", "bytes", made, found, lambda e: layers * e.kv_hbm_bytes),

@@ -9,7 +9,7 @@ from typing import Any
 
 from treegen.cost.estimate import CostModel
 from treegen.cost.ranks import Division, RanksCost, cost_of_ranks
-from treegen.ir.errors import ShapeError, StrategyError
+from treegen.ir.errors import PlanError, ShapeError, StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
@@ -178,8 +178,8 @@ def explain(
     """Plans a tree with every strategy, verifies the plans and accounts for them, without torch or a GPU.
 
     A strategy that chooses another one, as `auto` does, is replaced by its choice. Each plan is listed once. Of several
-    strategies, those are left out whose plans are too large for the tree (treegen.search.size), or that have no kernel
-    for the shape on the target.
+    strategies, those are left out whose plans are too large for the tree (treegen.search.size), that have no kernel for
+    the shape on the target, or that fail.
 
     Args:
         tree: The tree.
@@ -208,9 +208,8 @@ def explain(
     left_out = [f"  {name}: {size:,}" for name, size in sizes]
     if left_out:
         left_out.insert(0, f"left out, because their plans have more than {most_planned(tree):,} segments and rows:")
-    made, unfit = _planned_that_fit(kept, problem, best)
-    if unfit:
-        left_out += [f"left out, because they have no kernel for this shape on {on_target.name}:", *unfit]
+    made, failed = _planned_that_fit(kept, problem, best)
+    left_out += failed
     entries = []
     for choice, plan, schedule in made:
         now(f"accounting for {choice.strategy.name}")
@@ -237,17 +236,23 @@ def compared(explanation: Explanation) -> Explanation:
 
 
 def _planned_that_fit(choices: Sequence[Choice], problem: Problem, best: str) -> tuple[list[Planned], list[str]]:
-    """Plans with all choices, and returns lines about those that have no kernel config for the shape.
+    """Plans with all choices, and returns lines about those that fail: their names, below the reason.
 
-    Raises ShapeError if a single choice, or the best one, has none.
+    Raises TreegenError if a single choice, or the best one, fails.
     """
     made: list[Planned] = []
     unfit: list[str] = []
+    failed: list[str] = []
     for choice in choices:
         try:
             made += verified([choice], problem)
-        except ShapeError as error:
+        except (ShapeError, StrategyError, PlanError) as error:
             if len(choices) == 1 or str(choice.strategy) == best:
                 raise
-            unfit.append(f"  {choice.strategy.summary}: {error.argument} = {error.value} {error.reason}")
-    return made, unfit
+            line = f"  {choice.strategy.summary}: {error.argument} = {error.value} {error.reason}"
+            (unfit if isinstance(error, ShapeError) else failed).append(line)
+    if unfit:
+        unfit.insert(0, f"left out, because they have no kernel for this shape on {problem.target.name}:")
+    if failed:
+        failed.insert(0, "left out, because they cannot plan this tree:")
+    return made, [*unfit, *failed]

@@ -18,7 +18,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
 from treegen.report.estimate_text import account_lines, time_lines
-from treegen.report.page.group_marks import group_marks, merged_by, shown_groups
+from treegen.report.page.group_marks import distinct_configs, group_marks, merged_by, shown_groups
 from treegen.report.page.tree_marks import TreeMarks
 from treegen.report.ranking import Ranked, bound_text
 from treegen.report.timelines import PlanTimeline
@@ -102,7 +102,7 @@ def entry_json(entry: ExplainedPlan, groups: Sequence[int] | None = None) -> dic
         "name": entry.name,
         "options": entry.strategy.options,
         "groups": groups_json(entry.plan, groups),
-        "kernel_configs": [asdict(tile) for tile in entry.schedule.configs],
+        "kernel_configs": [asdict(tile) for tile in distinct_configs(entry.schedule)],
         "estimate": {**asdict(entry.estimate), "padding_waste": entry.estimate.padding_waste},
         "reason": entry.reason,
     }

@@ -199,6 +199,9 @@ def difference(
         TreegenError: A name is unknown, or a plan cannot be made.
     """
     explanation = explain(tree, (first, second), shape, target)
+    if explanation.left_out:  # one of the two: alone, it raises its reason
+        for strategy in (first, second):
+            explain(tree, (strategy,), shape, target)
     one, two = explanation.entries[0], explanation.entries[-1]  # equal strategies share one entry
     compared = compare(one.plan, two.plan, tree)
     return Difference(tree, explanation.shape, shape is None, explanation.target, (one, two), compared)

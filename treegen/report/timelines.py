@@ -17,7 +17,9 @@ from treegen.ir.schedule import Schedule
 from treegen.target.problem import Problem
 
 MOST_BLOCKS = 20_000
-"""The most thread blocks of a timeline in JSON."""
+"""The most thread blocks of a timeline in JSON, unless its launches and SMs are more."""
+MOST_LAUNCHES = 24
+"""The most launches of a timeline in JSON. In longer timelines, launches that follow one another share an entry."""
 _MOST_CLASSES = 6
 """The most classes of a launch that differ by exact numbers of tiles."""
 
@@ -27,6 +29,8 @@ Recorder: TypeAlias = Callable[[Plan, Problem], Recording | None]
 
 class WorkClass(NamedTuple):
     """Pieces of work that are alike: of one launch, and with as many tiles, or partials in a merge.
+
+    In timelines of more than MOST_LAUNCHES launches, all launches of one name count as one.
 
     Attributes:
         name: The launch and the numbers: `work items, 64x64 tiles: 12 full + 1 packed`.
@@ -122,7 +126,7 @@ def timeline_text(timeline: Timeline) -> str:
 
 def _timeline_object(timeline: Timeline, most_blocks: int) -> dict[str, Any]:
     """Returns a timeline for JSON forms. Times are in microseconds, rounded to nanoseconds."""
-    folded = timeline.folded(most_blocks)
+    folded = timeline.with_fewer_launches(MOST_LAUNCHES).folded(most_blocks)
     columns, slots = folded.blocks._asdict(), folded.blocks.slots()
     return {
         "sms": timeline.sms,
@@ -134,7 +138,7 @@ def _timeline_object(timeline: Timeline, most_blocks: int) -> dict[str, Any]:
         "all_blocks": len(timeline.blocks.sm),
         "launches": [
             {"name": each.name, "start_us": _rounded(each.start_us), "end_us": _rounded(each.end_us)}
-            for each in timeline.launches
+            for each in folded.launches
         ],
         "blocks": {**{name: column.round(3).tolist() for name, column in columns.items()}, "slot": slots.tolist()},
     }
@@ -146,24 +150,37 @@ def _rounded(microseconds: float) -> float:
 
 def _classes(schedule: Schedule, predicted: Timeline, measured: Timeline | None) -> Iterator[WorkClass]:
     """Yields the classes of all launches."""
-    for number, launch in enumerate(predicted.launches):
-        of_launch = predicted.blocks.launch == number
+    names, alike = _alike(predicted)
+    for number, launch in enumerate(names):
+        of_launch = alike[predicted.blocks.launch] == number
         items = predicted.blocks.first_item[of_launch]
         lasting = (predicted.blocks.end_us - predicted.blocks.start_us)[of_launch]
-        counts = _counts(schedule, merges=launch.name == "merge")
-        kind, names = _kinds(counts[items], "partials" if launch.name == "merge" else "")
+        counts = _counts(schedule, merges=launch == "merge")
         kind_of_item = np.full(len(counts), -1)
-        kind_of_item[items] = kind
+        kind_of_item[items] = 0
+        own_items = np.flatnonzero(kind_of_item == 0)  # each once: its blocks are many
+        kind_of_item[own_items], kinds = _kinds(counts[own_items], "partials" if launch == "merge" else "")
+        kind = kind_of_item[items]
+        sizes, sums = np.bincount(kind), np.bincount(kind, lasting)
         found = None
-        if measured is not None and number < len(measured.launches):
-            of_measured = measured.blocks.launch == number
+        if measured is not None and len(measured.launches) == len(alike):
+            of_measured = alike[measured.blocks.launch] == number
             found = kind_of_item[measured.blocks.first_item[of_measured]]
             took = (measured.blocks.end_us - measured.blocks.start_us)[of_measured]
-        for index, name in enumerate(names):
+        for index, name in enumerate(kinds):
             own = None if found is None or not (found == index).any() else float(took[found == index].mean())
-            size = int((kind == index).sum())
-            mean = float(lasting[kind == index].mean())
-            yield WorkClass(f"{launch.name}: {name}", size, mean, own, launch.name == "merge")
+            mean = float(sums[index] / sizes[index])
+            yield WorkClass(f"{launch}: {name}", int(sizes[index]), mean, own, launch == "merge")
+
+
+def _alike(timeline: Timeline) -> tuple[list[str], Longs]:
+    """Returns the names of launches whose work is compared, and the place of each launch among them."""
+    names = [launch.name for launch in timeline.launches]
+    if len(names) <= MOST_LAUNCHES:
+        return names, np.arange(len(names))
+    once = list(dict.fromkeys(names))
+    places = {name: place for place, name in enumerate(once)}
+    return once, np.array([places[name] for name in names])
 
 
 def _counts(schedule: Schedule, *, merges: bool) -> Longs:
@@ -176,11 +193,11 @@ def _counts(schedule: Schedule, *, merges: bool) -> Longs:
 
 def _kinds(counts: Longs, unit: str) -> tuple[Longs, list[str]]:
     """Returns the kind of each piece of work, and the kinds' names."""
-    pairs, kind = np.unique(counts, axis=0, return_inverse=True)
+    radix = int(counts[:, 1].max()) + 1
+    pairs, kind = np.unique(counts[:, 0] * radix + counts[:, 1], return_inverse=True)
     if len(pairs) <= _MOST_CLASSES:
-        tiles = [
-            f"{full} {unit}" if unit else f"{full} full + {packed} packed tiles" for full, packed in pairs.tolist()
-        ]
+        split = (divmod(pair, radix) for pair in pairs.tolist())
+        tiles = [f"{full} {unit}" if unit else f"{full} full + {packed} packed tiles" for full, packed in split]
         return kind.reshape(-1), tiles
     powers = np.floor(np.log2(np.maximum(counts.sum(1), 1))).astype(np.int64)
     found, kind = np.unique(powers, return_inverse=True)

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Longs, distinct, offsets
+from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
@@ -32,17 +33,19 @@ def group_marks(plan: Plan, tree: Tree) -> dict[str, Any]:
     - start, stop: tokens, counted from the root;
     - lo, hi: rows, in depth-first order;
     - group: the first group of the mark;
-    - count: the number of boxes that it stands for, 1 in plans that are not too large to draw;
-    - colour: a number below 7, which boxes of other groups that touch it rarely have; 7 for marks of several boxes.
+    - count: the number of groups that it stands for, 1 in plans that are not too large to draw;
+    - colour: a number below 7, which boxes of other groups that touch it rarely have; 7 for marks of several groups.
     """
     segment, lo, hi = plan.rank_intervals(plan.segment_group, plan.seen_lo, plan.seen_hi)
     above = tree.topology.prefix[plan.node[segment]].astype(np.int64)
     lo, hi = (ranks.astype(np.int64) for ranks in (lo, hi))
     folding = fold(Boxes(above + plan.start[segment], above + plan.stop[segment], lo, hi), MOST_GROUP_MARKS)
+    group = plan.segment_group[segment].astype(np.int64)
+    pairs = distinct(folding.mark * max(len(plan), 1) + group)
     columns = {
         **folding.bounds._asdict(),
-        "group": plan.segment_group[segment[folding.first]],
-        "count": folding.boxes,
+        "group": group[folding.first],
+        "count": np.bincount(pairs // max(len(plan), 1), minlength=len(folding.first)),
     }
     marks = {name: column.tolist() for name, column in columns.items()}
     return {**marks, "colour": _colours(marks)}
@@ -94,7 +97,7 @@ def items_object(schedule: Schedule, groups: list[int] | None = None) -> dict[st
     """Returns the work items of groups, for JSON forms: a column for each field, with an entry for each item.
 
     - group: its group;
-    - config: its kernel config;
+    - config: its kernel config, a place in `distinct_configs`;
     - rows: its rows;
     - full_tiles, packed_tiles: its tiles of KV;
     - tokens: the tokens that these hold;
@@ -105,10 +108,12 @@ def items_object(schedule: Schedule, groups: list[int] | None = None) -> dict[st
         groups: The groups; by default all.
     """
     config = np.repeat(np.arange(len(schedule.configs)), np.diff(schedule.config_indptr))
+    places = {tile: place for place, tile in enumerate(distinct_configs(schedule))}
+    of_config = np.array([places[tile] for tile in schedule.configs], np.int64)
     kept = slice(None) if groups is None else np.flatnonzero(np.isin(schedule.column("group"), groups))
     columns: dict[str, npt.NDArray[Any]] = {
         "group": schedule.column("group"),
-        "config": config,
+        "config": of_config[config],
         "rows": schedule.column("rows"),
         "full_tiles": schedule.column("tiles"),
         "packed_tiles": schedule.column("packed_tiles"),
@@ -116,6 +121,11 @@ def items_object(schedule: Schedule, groups: list[int] | None = None) -> dict[st
         "partial": schedule.column("partial0"),
     }
     return {name: column[kept].tolist() for name, column in columns.items()}
+
+
+def distinct_configs(schedule: Schedule) -> list[KernelConfig]:
+    """Returns the kernel configs of a schedule, each once: launches of several rounds may have the same one."""
+    return list(dict.fromkeys(schedule.configs))
 
 
 def _tokens(schedule: Schedule, config: Longs) -> Longs:

@@ -5,7 +5,8 @@
     charts.css, panels.css, results.css   the style of what panels are made of
     d3.min.js, d3.LICENSE                 the drawing library, unmodified
     page.js, shapes.js                    the frame's script, and what all panels draw with
-    marks.js, icicle.js, bars.js          drawings of trees, and bars
+    marks.js, icicle_scales.js, icicle.js drawings of trees
+    bars.js                               bars
     groups.js, group_drawings.js          groups on drawings of trees, and one by one
     NAME_panel.js                         a panel: it draws a part of the data
     timeline_blocks.js, timeline_chart.js what the panel `timeline` draws with
@@ -27,7 +28,10 @@ from typing import Any
 
 from treegen.ir.tree import Tree
 
-_SHARED = ("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle.js", "groups.js", "bars.js", "group_drawings.js")
+_SHARED = (
+    *("d3.min.js", "page.js", "shapes.js", "marks.js", "icicle_scales.js", "icicle.js"),
+    *("groups.js", "bars.js", "group_drawings.js"),
+)
 _PARTS = {"timeline": ("timeline_blocks.js", "timeline_chart.js")}
 """Further scripts of a panel, which come before it."""
 _STYLES = ("colours.css", "page.css", "charts.css", "panels.css", "results.css")

@@ -49,7 +49,7 @@ def timeline_svg(timeline: Mapping[str, Any], name: str, longest_us: float, widt
         f"<style>{style_text()}</style>",
         f"<rect class='tg-paper' width='{width}' height='{height}' fill='#ffffff'/>",
         f"<text class='tg-ink' x='4' y='14' fill='#16191d'>{html.escape(label)}</text>",
-        *_legend(timeline["launches"]),
+        *_legend(timeline["launches"], width),
         *_scales(sms, longest_us, across),
     ]
     blocks = timeline["blocks"]
@@ -68,10 +68,15 @@ def _placed(drawing: str, top: int) -> str:
     return drawing.replace("<svg ", f"<svg y='{top}' ", 1)
 
 
-def _legend(launches: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields a sample of each launch's colour, and its name."""
+def _legend(launches: list[Mapping[str, Any]], width: int) -> Iterator[str]:
+    """Yields a sample of each launch's colour, and its name; and how many launches there is no room for."""
     at = _LEFT
     for number, launch in enumerate(launches):
+        room = width - (0 if number == len(launches) - 1 else 100)
+        if at + 17 + 7 * len(launch["name"]) > room:
+            more = f"{len(launches) - number} more launches"
+            yield f"<text class='tg-ink' x='{at}' y='{_TOP - 10}' fill='#16191d'>{more}</text>"
+            return
         colour = number % len(LIGHT)
         yield f"<rect class='tg-{colour}' x='{at}' y='{_TOP - 20}' width='12' height='12' fill='{LIGHT[colour]}'/>"
         yield f"<text class='tg-ink' x='{at + 17}' y='{_TOP - 10}' fill='#16191d'>{html.escape(launch['name'])}</text>"

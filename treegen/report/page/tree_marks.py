@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Longs, distinct, offsets
 from treegen.ir.plan import Plan
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -79,7 +79,7 @@ class TreeMarks:
         """
         spans, nodes = self.tree.topology.spans, len(self.tree.parent)
         times = self._sums(_tokens_read(plan, self.tree)) / np.maximum(self._sums(spans.lengths), 1)
-        pairs = np.unique(plan.node.astype(np.int64) * max(len(plan), 1) + plan.segment_group)
+        pairs = distinct(plan.node.astype(np.int64) * max(len(plan), 1) + plan.segment_group)
         groups = np.bincount(pairs // max(len(plan), 1), minlength=nodes)[spans.node]
         # A folded mark counts the groups of each of its nodes; a node that is cut has the same ones in all its marks.
         counted = np.where(self.folding.boxes > 1, self._sums(groups * _begins_node(spans.node)), 0)

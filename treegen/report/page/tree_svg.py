@@ -10,12 +10,15 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from treegen.cost.figures import count_text
 
 LIGHT = ("#8cc0e4", "#f3c875", "#86cfb6", "#e3b3cf", "#f5ee9a", "#e9a17a", "#bfe3f7", "#c3c8ce")
 DARK = ("#1d6596", "#8f6511", "#14735a", "#85506f", "#6f6b22", "#8f4a20", "#3b6f8d", "#565e68")
 """Colours of fills, light and dark, as in templates/report/colours.css."""
 _LEFT, _TOP, _EDGE = 52, 40, 4
+_MOST_EVEN = 120  # ends of nodes in a drawing with even widths
 FONT = "font-family='system-ui, sans-serif' font-size='12'"
 LETTER = 6.6
 """The usual width of a letter of this font, in points."""
@@ -24,16 +27,17 @@ LETTER = 6.6
 def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None, width: int = 960) -> str:
     """Draws a tree as SVG: tokens to the right, rows downward, a box for each node.
 
+    Where most nodes would be narrower than a point, as drafts behind a long prompt, widths are even: all stretches
+    between neighbouring ends of nodes have the same one.
+
     Args:
         drawing: The tree's drawing (`treegen.report.page.tree_marks.TreeMarks.to_object`).
         groups: The marks of a plan's groups, which colour the boxes (`treegen.report.page.group_marks.group_marks`). By
             default colours are depths.
         width: The width in points.
     """
-    marks, rows = drawing["marks"], max(drawing["rows"], 1)
-    height = tree_height(drawing)
-    across = (width - _LEFT - _EDGE) / max(drawing["tokens"], 1)
-    down = (height - _TOP - _EDGE) / rows
+    marks, height = drawing["marks"], tree_height(drawing)
+    scales = _Scales(drawing, width, height)
     layer = groups or marks
     colours = groups["colour"] if groups else _depths(marks["parent"])
     lines = [
@@ -41,12 +45,12 @@ def tree_svg(drawing: Mapping[str, Any], groups: Mapping[str, Any] | None = None
         f"class='treegen' role='img' aria-label='{html.escape(_label(drawing))}' {FONT}>",
         f"<style>{style_text()}</style>",
         f"<rect class='tg-paper' width='{width}' height='{height}' fill='#ffffff'/>",
-        *_axes(drawing["tokens"], rows, across, down),
+        *_axes(scales, drawing["rows"]),
     ]
-    for index, box in _boxes(layer, across, down):
+    for index, box in _boxes(layer, scales):
         colour = colours[index] % len(LIGHT)
         lines.append(f"<rect class='tg-{colour}' {box.attributes} fill='{LIGHT[colour]}'/>")
-    for index, box in _boxes(marks, across, down):
+    for index, box in _boxes(marks, scales):
         if box.width > 2 and box.height > 2:
             lines.append(f"<rect class='tg-edge' {box.attributes} fill='none' stroke='#ffffff' stroke-width='1.5'/>")
         if text := _box_text(marks, index, box):
@@ -61,6 +65,28 @@ def tree_height(drawing: Mapping[str, Any]) -> int:
     return min(480, max(120, _TOP + 18 * rows)) + _EDGE
 
 
+class _Scales:
+    """Places of tokens and rows in points."""
+
+    def __init__(self, drawing: Mapping[str, Any], width: int, height: int) -> None:
+        tokens, rows = max(drawing["tokens"], 1), max(drawing["rows"], 1)
+        self.left = max(_LEFT, 16 + round(LETTER * len(f"{drawing['rows']:,}")))
+        self.down = (height - _TOP - _EDGE) / rows
+        across = (width - self.left - _EDGE) / tokens
+        start, stop = (np.array(drawing["marks"][name], np.int64) for name in ("start", "stop"))
+        ends = np.unique(np.concatenate([start, stop, [0, tokens]]))
+        narrow = (stop - start) * across < 1
+        self.even = bool(2 * narrow.sum() > len(narrow)) and len(ends) <= _MOST_EVEN
+        self._ends = ends if self.even else np.array([0, tokens])
+        self._places = np.linspace(self.left, width - _EDGE, len(self._ends))
+        step, self.last = -(-len(ends) // 12), tokens
+        self.ticks = ends[::step].tolist() if self.even else _ticks(drawing["tokens"], 10)
+
+    def x(self, token: float) -> float:
+        """The place of a token."""
+        return float(np.interp(token, self._ends, self._places))
+
+
 class _Box:
     """A box in points."""
 
@@ -73,11 +99,12 @@ class _Box:
         return f"x='{self.left:.2f}' y='{self.top:.2f}' width='{self.width:.2f}' height='{self.height:.2f}'"
 
 
-def _boxes(marks: Mapping[str, Any], across: float, down: float) -> Iterator[tuple[int, _Box]]:
+def _boxes(marks: Mapping[str, Any], scales: _Scales) -> Iterator[tuple[int, _Box]]:
     columns = (marks[name] for name in ("start", "stop", "lo", "hi"))
     for index, (start, stop, lo, hi) in enumerate(zip(*columns, strict=True)):
-        size = max((stop - start) * across, 0.5), max((hi - lo) * down, 0.5)
-        yield index, _Box(_LEFT + start * across, _TOP + lo * down, *size)
+        left = scales.x(start)
+        size = max(scales.x(stop) - left, 0.5), max((hi - lo) * scales.down, 0.5)
+        yield index, _Box(left, _TOP + lo * scales.down, *size)
 
 
 def _box_text(marks: Mapping[str, Any], index: int, box: _Box) -> str:
@@ -85,7 +112,8 @@ def _box_text(marks: Mapping[str, Any], index: int, box: _Box) -> str:
     if box.height < 14:
         return ""
     name = f"n{marks['node'][index]}" if marks["nodes"][index] == 1 else f"{marks['nodes'][index]:,} nodes"
-    for text in (f"{name}, {marks['tokens'][index]:,} tokens", name):
+    tokens = marks["tokens"][index]
+    for text in (f"{name}, {tokens:,} {'token' if tokens == 1 else 'tokens'}", name):
         if len(text) * LETTER + 8 < box.width:
             return text
     return ""
@@ -98,15 +126,17 @@ def _depths(parents: list[int]) -> list[int]:
     return depths
 
 
-def _axes(tokens: int, rows: int, across: float, down: float) -> Iterator[str]:
+def _axes(scales: _Scales, rows: int) -> Iterator[str]:
     """Yields the numbers of tokens along the upper edge, and of rows along the left one."""
-    for at in _ticks(tokens, 10):
-        place = f"x='{_LEFT + at * across:.1f}' y='{_TOP - 8}'"
-        yield f"<text class='tg-faint' {place} fill='#5a626d' text-anchor='middle'>{at:,}</text>"
-    for at in _ticks(rows, max(2, round(rows * down / 44))):
-        place = f"x='{_LEFT - 8}' y='{min(_TOP + at * down + 10, _TOP + rows * down):.1f}'"
+    for at in scales.ticks:
+        place = f"x='{scales.x(at):.1f}' y='{_TOP - 8}'"
+        anchor = "end" if at == scales.last else "middle"
+        yield f"<text class='tg-faint' {place} fill='#5a626d' text-anchor='{anchor}'>{at:,}</text>"
+    for at in _ticks(rows, max(2, round(rows * scales.down / 44))):
+        place = f"x='{scales.left - 8}' y='{min(_TOP + at * scales.down + 10, _TOP + rows * scales.down):.1f}'"
         yield f"<text class='tg-faint' {place} fill='#5a626d' text-anchor='end'>{at:,}</text>"
-    yield "<text class='tg-faint' x='4' y='14' fill='#5a626d'>rows downward, tokens to the right</text>"
+    even = ", in even widths" if scales.even else ""
+    yield f"<text class='tg-faint' x='4' y='14' fill='#5a626d'>rows downward, tokens to the right{even}</text>"
 
 
 def _ticks(most: int, wanted: int) -> list[int]:
