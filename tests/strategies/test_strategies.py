@@ -238,7 +238,7 @@ def test_a_span_belongs_to_the_nearest_cut_node_above_it(tree: Tree, rows: int, 
     below = np.flatnonzero((tree.parent >= 0) & (np.random.default_rng(seed).random(len(tree.parent)) < 0.2))
     for cut in (nodes_below(tree, rows), frozen(below)):
         cut = cut[tree.topology.preorder[cut].argsort()]
-        found = groupings._fragments_of_spans(tree, cut) if len(cut) else np.zeros(len(tree.topology.spans))
+        found = groupings.fragments_of_spans(tree, cut) if len(cut) else np.zeros(len(tree.topology.spans))
         for node, fragment in zip(tree.topology.spans.node.tolist(), found.tolist(), strict=True):
             while node >= 0 and node not in cut:
                 node = int(tree.parent[node])

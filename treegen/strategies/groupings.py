@@ -158,7 +158,7 @@ def _cohorts_of(tree: Tree, rows: int, cut: Ints | None, borders: Longs | None) 
     own = base.searchsorted(lo, "right") - 1
     if cut is not None and len(cut):
         cut = cut[topology.preorder[cut].argsort()]
-        below = _fragments_of_spans(tree, cut)
+        below = fragments_of_spans(tree, cut)
         own = np.where(below > 0, len(base) - 1 + below, own)
         base, end = np.append(base, topology.rank_lo[cut]), np.append(end, topology.rank_hi[cut])
     counts = -((base - end) // rows)
@@ -181,7 +181,7 @@ def _even_cohorts(num_rows: int, rows: int) -> tuple[_Cohorts, Longs, Longs]:
     return _Cohorts.of(row_lo, np.minimum(row_lo + rows, num_rows)), rank // rows, -(-rank // rows)
 
 
-def _fragments_of_spans(tree: Tree, cut: Ints) -> Longs:
+def fragments_of_spans(tree: Tree, cut: Ints) -> Longs:
     """Returns `fragments_of` for the node of each span. cut: in depth-first order."""
     topology, node = tree.topology, tree.topology.spans.node
     lo, hi, above = topology.rank_lo.take(cut), topology.rank_hi.take(cut), tree.parent.take(cut)
