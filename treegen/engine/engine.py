@@ -24,6 +24,7 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
+from treegen.engine.context_kernels import context_kernels
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
 from treegen.engine.engine_checks import (
     check_deterministic,
@@ -39,7 +40,7 @@ from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.led_controllers import led
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
-from treegen.engine.rank_checks import check_engines, check_parallel, check_prompts, check_step
+from treegen.engine.rank_checks import check_context, check_engines, check_parallel, check_prompts, check_step
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.errors import BranchError
@@ -53,7 +54,7 @@ class Engine:
         model: The model, for instance `treegen.integrations.hf.HFModel`.
         controller: Decides how branches grow.
         num_pages: Pages of the KV pool.
-        page_size: Tokens of a page, a power of two up to 128.
+        page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
@@ -103,14 +104,17 @@ class Engine:
             drafts, trees = controller.max_draft, controller.draft_trees
         check_sizes(controller, drafts, max_branches, max_rows)
         check_deterministic(deterministic, strategy, make_kernel)
+        check_context(parallel, trees, deterministic, make_kernel)
         self.model, self.controller, self.parallel = model, controller, parallel
         shape = replace(model.shape, page_size=page_size)
-        self.pool = KVPool(shape, model.layers, num_pages, model.device)
+        self.pool = KVPool(shape, model.layers, num_pages, model.device, None if parallel is None else parallel.shard)
         self.sequences = SequenceTree(self.pool, max_branches, PrefixCache(self.pool) if prefix_cache else None)
-        most = min(model.max_tokens, num_pages * page_size)
+        most = min(model.max_tokens, num_pages * self.pool.page_tokens)
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
         kernels = invariant_kernels if deterministic else tree_kernels(strategy)
+        if parallel is not None and self.pool.shard.size > 1:
+            kernels = context_kernels(parallel, strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
         sizes = StepSizes(most, max_rows, 1 + drafts, drafts if trees else 0)
         self.forward = Forward(

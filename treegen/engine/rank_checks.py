@@ -60,6 +60,28 @@ def check_engines(
     check_ranks(parallel, {**options, **of_parallel, **of_controller, **of_model})
 
 
+def check_context(parallel: Parallel | None, trees: bool, deterministic: bool, make_kernel: object) -> None:
+    """Raises InputError for what engines cannot do where ranks divide tokens.
+
+    Args:
+        parallel: The ranks.
+        trees: Whether drafts may be trees.
+        deterministic: Whether the bits of attention may not depend on other branches.
+        make_kernel: The maker of other kernels.
+    """
+    if parallel is None or parallel.shard.size == 1:
+        return
+    if trees:
+        reason = "are not served where ranks divide tokens: the KV of accepted drafts would move between ranks"
+        raise InputError("draft_trees", trees, reason, "propose chains of drafts, or divide heads instead")
+    if deterministic:
+        reason = "would merge partial results in another order on several ranks than on one"
+        raise InputError("deterministic", deterministic, reason, "divide heads instead, which keeps every bit")
+    if make_kernel is not None:
+        reason = "makes kernels that would see the tokens of one rank only"
+        raise InputError("make_kernel", type(make_kernel).__name__, reason, "leave it out, or divide heads instead")
+
+
 def check_ranks(parallel: Parallel | None, facts: Mapping[str, Any]) -> None:
     """Raises RankError unless all ranks have the same. Waits for the other ranks."""
     for group in () if parallel is None else parallel.groups:
