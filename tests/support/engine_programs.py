@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from support.ranks import TIMEOUT
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, tiny
+from treegen import cli
 from treegen.distributed import Parallel
 from treegen.distributed.agreement import check_agreement
 from treegen.engine import Beam, Engine, NGrams, Sample, Sampling, Search, Speculate, tree_kernels
@@ -86,6 +90,7 @@ def heads() -> None:
         Engine(model, controller, **SIZES)
     with pytest.raises(TreegenError, match="num_kv_heads = 1: are no multiple of the 2 ranks"):
         divide_heads(tiny("Llama", num_key_value_heads=1), mesh)
+    _run_command()
 
 
 def context() -> None:
@@ -112,9 +117,29 @@ def both() -> None:
     mesh = mesh_of("tp", "cp")
     parallel = Parallel.over(mesh, tensor="tp", context="cp")
     whole, model = divided("Mistral", mesh["tp"])
-    for controller in CONTROLLERS.values():
+    for name in ("samples", "beams", "drafts"):
+        controller = CONTROLLERS[name]
         assert tokens_of(model, controller(), parallel=parallel) == tokens_of(whole, controller())
     _follow_rank_0(model, parallel)
+
+
+def _run_command() -> None:
+    """Runs the command on two ranks, of which rank 0 prints."""
+    for option, divided in (("--tensor-parallel", "heads"), ("--context-parallel", "tokens")):
+        with redirect_stdout(io.StringIO()) as printed:
+            assert cli.main(["run", "40(6*3)", option, "--compare", "auto,query,sdpa", "--page-size", "4"]) == 0
+        lines = printed.getvalue().splitlines()
+        if dist.get_rank():
+            assert not lines
+            continue
+        assert lines[0] == f"40(6*3): 40 prompt tokens, model tiny, cpu, {divided} divided among 2 ranks"
+        rows = [re.split("  +", line) for line in lines[-2:]]
+        if divided == "heads":
+            assert [row[0] for row in rows] == ["query", "sdpa"]
+            assert rows[0][-4:] == rows[1][-4:]
+        else:
+            assert lines[1].startswith("sdpa: does not merge")
+            assert [(row[0], *row[-2:]) for row in rows] == [("auto", "-", "-"), ("query", "-", "-")]
 
 
 def _follow_rank_0(model: HFModel, parallel: Parallel) -> None:
