@@ -16,6 +16,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from support.paths import ROOT
 from support.ranks import TIMEOUT
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, tiny
@@ -121,6 +122,18 @@ def both() -> None:
         controller = CONTROLLERS[name]
         assert tokens_of(model, controller(), parallel=parallel) == tokens_of(whole, controller())
     _follow_rank_0(model, parallel)
+    _run_example()
+
+
+def _run_example() -> None:
+    """Runs the example of the page, whose process group is there already."""
+    page = (ROOT / "docs" / "engine.md").read_text("utf-8")
+    (example,) = re.findall(r"```python torchrun\n(.*?)```", page, re.DOTALL)
+    with redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
+        for name in ("init_process_group", "destroy_process_group"):
+            patch.setattr(dist, name, lambda: None)
+        exec(example, {})
+    assert printed.getvalue().count("[") == (0 if dist.get_rank() else 5)
 
 
 def _run_command() -> None:
