@@ -24,6 +24,7 @@ from treegen import cli
 from treegen.distributed import Parallel
 from treegen.distributed.agreement import check_agreement
 from treegen.engine import Beam, Engine, NGrams, Sample, Sampling, Search, Speculate, tree_kernels
+from treegen.engine.context_kernels import ContextSteps
 from treegen.engine.control import Controller
 from treegen.engine.step import Step
 from treegen.integrations import HFModel, divide_heads
@@ -109,8 +110,22 @@ def context() -> None:
         {"page_size": 16, "strategy": "cohort", "prefix_cache": False},
     ):  # fmt: skip
         assert tokens_of(model, CONTROLLERS["samples"](), parallel=parallel, **options) == expected, options
+    _read_shared_tokens_once(parallel)
     _follow_rank_0(model, parallel)
     _refuse(model, mesh)
+
+
+def _read_shared_tokens_once(parallel: Parallel) -> None:
+    """Plans of a rank serve all its rows: chunks of prompts, and branches that share them."""
+    sampler = Sample(4, SAMPLING, max_new_tokens=8)
+    engine = Engine(HFModel(tiny()), sampler, parallel=parallel, **SIZES | {"prefix_cache": False})
+    engine.run([[*range(1, 91)], [*range(1, 71), 5, 5]])
+    for step in (engine.forward.step, engine.forward.decoding):
+        for kernel in step.kernels.values():
+            assert isinstance(kernel, ContextSteps)
+            counted = kernel.kernel.local.counters()
+            assert counted["saved_bytes"] > 0
+            assert counted["planned"] > 0 == counted["new"] + counted["refuted"] + counted["outgrown"]
 
 
 def both() -> None:
@@ -215,8 +230,7 @@ class Failing:
 
 def failures() -> None:
     """A controller fails, then a model of rank 1, then rank 1 is killed: all ranks end, and pages are free."""
-    group, rank = dist.new_group(timeout=timedelta(seconds=3)), dist.get_rank()
-    model, parallel = HFModel(tiny()), Parallel(context=group)
+    model, rank, parallel = HFModel(tiny()), dist.get_rank(), Parallel(context=dist.group.WORLD)
 
     def score(prompt: list[int], continuations: list[list[int]]) -> list[float]:
         raise ArithmeticError("no score today")
@@ -235,11 +249,12 @@ def failures() -> None:
         if rank == 1:
             raise ArithmeticError("no logits today")
 
-    engine = Engine(Failing(model, 5, fail), CONTROLLERS["samples"](), parallel=parallel, **SIZES)
+    hasty = Parallel(context=dist.new_group(timeout=timedelta(seconds=5)))
+    engine = Engine(Failing(model, 5, fail), CONTROLLERS["samples"](), parallel=hasty, **SIZES)
     began = time.monotonic()
     with pytest.raises(ArithmeticError if rank == 1 else RuntimeError):
         engine.run(PROMPTS)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < TIMEOUT
     assert_free(engine)
     dist.barrier()
 
@@ -247,7 +262,6 @@ def failures() -> None:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    parallel = Parallel(context=dist.group.WORLD)
     engine = Engine(Failing(model, 5, kill), CONTROLLERS["samples"](), parallel=parallel, **SIZES)
     began = time.monotonic()
     with pytest.raises(RuntimeError):

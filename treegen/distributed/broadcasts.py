@@ -1,9 +1,9 @@
 """Broadcasts from the first rank to all others, over both groups of Parallel.
 
         cp 0     cp 1
-tp 0     a  ──▶   a      first among the ranks that divide tokens,
-         │        │
-tp 1     a        a      then among those that divide heads
+tp 0     a        b
+         │        │      first among the ranks that divide heads,
+tp 1     a        b      then among those that divide tokens: b becomes a
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def broadcast_tensor(tensor: torch.Tensor, parallel: Parallel) -> None:
     """Fills a contiguous tensor with that of the first rank, on the current stream; the host does not wait on a GPU."""
     import torch.distributed as dist
 
-    for group in reversed(parallel.groups):
+    for group in parallel.groups:
         dist.broadcast(tensor, dist.get_global_rank(group, 0), group=group)
 
 
@@ -53,7 +53,7 @@ def made_by_first(parallel: Parallel, name: str, make: Callable[[], Made]) -> Ma
             sent[0] = make()
         except Exception as cause:  # whatever it is, the other ranks end as well
             error, sent[1] = cause, f"{type(cause).__name__}: {cause}"
-    for group in reversed(parallel.groups):
+    for group in parallel.groups:
         dist.broadcast_object_list(sent, dist.get_global_rank(group, 0), group=group)
     if error is not None:
         raise error

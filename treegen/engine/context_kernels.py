@@ -36,6 +36,9 @@ class ContextSteps:
 
     It plans anew where branches come, end, fork or have other new tokens, and where growth makes a plan pay.
 
+    Attributes:
+        kernel: The kernel; its `local` is that of this rank's tokens.
+
     Args:
         step: The step.
         kind: The kind of attention layer.
@@ -49,7 +52,7 @@ class ContextSteps:
         strategy: str | Strategy,
     ) -> None:  # fmt: skip
         self._rows = RowRequests(step)
-        self._kernel = compile_batch(
+        self.kernel = compile_batch(
             step.pool.shape, self._rows.pages, parallel, max_tokens=step.max_tokens, positions=step.positions,
             strategy=strategy, **score_options(step, kind, sinks),
         )  # fmt: skip
@@ -57,23 +60,23 @@ class ContextSteps:
     @property
     def rows(self) -> int:
         """See StepKernel."""
-        return self._kernel.rows
+        return self.kernel.rows
 
     def prepare(self, batch: LiveBatch) -> None:
         """See StepKernel."""
         if self._rows.take(batch):
-            self._kernel.update(self._rows.batch)
+            self.kernel.update(self._rows.batch)
 
     def step(self) -> None:
         """See StepKernel."""
-        self._kernel.step()
+        self.kernel.step()
 
     def __call__(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *, out: torch.Tensor) -> None:
         """See StepKernel. All ranks call it."""
-        merged = self._kernel(q, k_cache, v_cache)
+        merged = self.kernel(q, k_cache, v_cache)
         assert isinstance(merged, torch.Tensor)
         out.copy_(merged)
 
     def refresh(self, batch: LiveBatch) -> None:
         """See StepKernel."""
-        self._kernel.refresh(self._rows.batch)
+        self.kernel.refresh(self._rows.batch)

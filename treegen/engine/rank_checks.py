@@ -32,7 +32,7 @@ def check_parallel(parallel: Parallel | None, model: object) -> None:
         raise InputError("parallel", type(parallel).__name__, "is not a Parallel", fix)
     ranks = 1 if parallel is None else parallel.tensor_place[1]
     if isinstance(model, DividedModel) and model.ranks != ranks:
-        reason = f"divides heads among {ranks} ranks, and the model is divided among {model.ranks}"
+        reason = f"has {ranks} ranks that divide heads, and the model is divided among {model.ranks}"
         fix = "give Parallel(tensor=group) with the ranks of the model"
         raise InputError("parallel", "None" if parallel is None else "Parallel", reason, fix)
 
@@ -76,7 +76,7 @@ def check_context(parallel: Parallel | None, trees: bool, deterministic: bool, m
         raise InputError("draft_trees", trees, reason, "propose chains of drafts, or divide heads instead")
     if deterministic:
         reason = "would merge partial results in another order on several ranks than on one"
-        raise InputError("deterministic", deterministic, reason, "divide heads instead, which keeps every bit")
+        raise InputError("deterministic", deterministic, reason, "divide heads instead")
     if make_kernel is not None:
         reason = "makes kernels that would see the tokens of one rank only"
         raise InputError("make_kernel", type(make_kernel).__name__, reason, "leave it out, or divide heads instead")
