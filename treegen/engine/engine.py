@@ -123,7 +123,6 @@ class Engine:
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
-        self._deciding: Controller = controller  # in a run; on several ranks as rank 0 decides
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
         """Decodes prompts until all their branches have ended.
@@ -146,17 +145,16 @@ class Engine:
         checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
-        self._deciding = led(self.controller, self.parallel)
+        controller = led(self.controller, self.parallel)
         self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
                 self._admit()
-                self._advance()
+                self._advance(controller)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
             self.sequences.clear()
-            self._deciding = self.controller
         return [sorted(results) for results in self._results]
 
     @property
@@ -182,10 +180,11 @@ class Engine:
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
-    def _advance(self) -> None:
+    def _advance(self, controller: Controller) -> None:
         """Takes one step of the model, and does what the controller decides."""
         with self.accounting.part("control"):
-            self._propose()
+            if isinstance(controller, Drafting):
+                self._propose(controller)
         with self.accounting.part("pages"):
             counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
             for number in preempted:
@@ -194,10 +193,10 @@ class Engine:
             check_step(self.parallel, counts, self.sequences)
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
-            if isinstance(self._deciding, Selecting):
-                frontier = run_ahead(self._deciding, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if isinstance(controller, Selecting):
+                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
-                growth = self._deciding.decide(frontier)
+                growth = controller.decide(frontier)
                 self._rest(frontier, growth)
                 self._grow(frontier.branches, growth)
 
@@ -209,11 +208,8 @@ class Engine:
         """
         self.forward.warm_up()
 
-    def _propose(self) -> None:
+    def _propose(self, controller: Drafting) -> None:
         """Appends drafts to branches that decode, where there are pages for all of them."""
-        controller = self._deciding
-        if not isinstance(controller, Drafting):
-            return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
         drafts = []
