@@ -126,6 +126,14 @@ def _read_shared_tokens_once(parallel: Parallel) -> None:
             counted = kernel.kernel.local.counters()
             assert counted["saved_bytes"] > 0
             assert counted["planned"] > 0 == counted["new"] + counted["refuted"] + counted["outgrown"]
+    model = HFModel(tiny(max_position_embeddings=1024, num_hidden_layers=1))
+    sizes = {"num_pages": 64, "page_size": 8, "max_rows": 300, "max_branches": 4}
+    engine = Engine(model, Sample(max_new_tokens=1), parallel=parallel, **sizes)
+    engine.run([[1, 2, 3] * 300])
+    (steps,) = engine.forward.step.kernels.values()
+    assert isinstance(steps, ContextSteps)
+    of_rows = sum(range(601, 901)) // 2 * engine.pool.shape.kv_token_bytes
+    assert steps.kernel.local.counters()["saved_bytes"] > 0.8 * of_rows
 
 
 def both() -> None:

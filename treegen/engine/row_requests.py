@@ -15,6 +15,9 @@ from treegen.backends.page_table import PageTable
 from treegen.engine.step import Step
 from treegen.ir.live_batch import LiveBatch
 
+_MOST_GROWN = 128
+"""Tokens by which rows of one branch may grow until what they share is told anew; up to then each reads them alone."""
+
 
 class RowRequests:
     """The query rows of one step after another.
@@ -34,6 +37,7 @@ class RowRequests:
         self.pages = PageTable(step.pages.table, self._places[1], pool.num_pages, table_rows=self._places[0])
         self.batch = LiveBatch(pool.page_size, max_seats=step.kernel_rows)
         self._planned = b""
+        self._told = np.zeros(0, np.int32)  # the tokens of the rows when what they share was told
 
     def take(self, batch: LiveBatch) -> bool:
         """Takes the rows of a step.
@@ -42,7 +46,8 @@ class RowRequests:
             batch: The branches as requests.
 
         Returns:
-            Whether a plan is needed: where branches came, ended, forked or have other new tokens than before.
+            Whether a plan is needed: where branches came, ended, forked or have other new tokens than before, and where
+            those with several new tokens, as chunks of prompts have them, have grown much.
         """
         lengths, new = self._step.host_lengths
         table_rows = np.flatnonzero(new)
@@ -64,7 +69,8 @@ class RowRequests:
         shared[ends - 1] = np.where(owner[ends - 1] >= 0, count(batch.shared_tokens[seats]), 0)
         state = (table_rows, counts, batch.epoch[seats], owner[ends - 1], shared[ends - 1])
         planned = b"".join(each.astype(np.int64).tobytes() for each in state)
-        if planned == self._planned:
+        same = planned == self._planned
+        if same and (total == len(table_rows) or (tokens - self._told).max() < _MOST_GROWN):
             self.batch.set_tokens(np.arange(total), tokens)
             return False
         while len(self.batch) < total:
@@ -72,5 +78,5 @@ class RowRequests:
         for seat in range(total, len(self.batch)):
             self.batch.finish(seat)
         self.batch.found(np.arange(total), self.batch.epoch[:total], tokens, owner, shared)
-        self._planned = planned
+        self._planned, self._told = planned, tokens
         return True
