@@ -66,6 +66,9 @@ def test_recorded_drafts_are_in_the_data_folder(data_dir: Path, capsys: pytest.C
         (["40(6*3)", "--compare", "fastest"], "fastest"),
         (["40(6*3)", "--model", "no/such/folder/here"], "cannot be loaded; name a folder"),
         (["40(6*3)", "--page-size", "3"], "power of two"),
+        (["40(6*3)", "--tensor-parallel"], "--tensor-parallel = True: needs several ranks: "),
+        (["40(6*3)", "--context-parallel"], "start it with torchrun --nproc-per-node 2 -m treegen run"),
+        (["40(6*3)", "--tensor-parallel", "--context-parallel"], "does not go with --tensor-parallel; give one"),
     ],
 )
 def test_what_is_refused(

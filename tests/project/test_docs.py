@@ -66,7 +66,9 @@ def having(language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", having("python"))
 def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In order, in one namespace. Blocks marked `cuda` need a GPU. A `text` block right after code shows its output."""
+    """In order, in one namespace. Blocks marked `cuda` need a GPU, and `torchrun` ranks: test_parallel_engine.py runs
+    these. A `text` block right after code shows its output.
+    """
     namespace: dict[str, object] = {}
     text, printed, end = PAGES[page], "", 0
     for block in blocks_of(text):
@@ -82,7 +84,7 @@ def test_the_code_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_blocks_are_marked_in_a_known_way() -> None:
     known = {"python", "python cuda", "sh", "text", "{toctree}", "{eval-rst}", "{include} ../CONTRIBUTING.md",
-             "{include} ../CHANGELOG.md"}  # fmt: skip
+             "{include} ../CHANGELOG.md", "python torchrun"}  # fmt: skip
     assert {block.language for text in PAGES.values() for block in blocks_of(text)} <= known
     assert [page for page, text in PAGES.items() if text.count("```") != 2 * len(list(blocks_of(text)))] == []
 

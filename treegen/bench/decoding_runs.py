@@ -14,6 +14,7 @@ from treegen.bench.decoding_kernels import flashinfer_kernel, no_kernel
 from treegen.bench.decoding_sdpa import sdpa_kernel
 from treegen.bench.kv_reads import KVReads, StepFigures
 from treegen.bench.providers import UnavailableError
+from treegen.distributed import Parallel
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
@@ -41,11 +42,18 @@ class DecodingSettings:
         page_size: Tokens of a page.
         max_rows: The most tokens of a step.
         cuda_graphs: As in `Engine`.
+        parallel: As in `Engine`.
     """
 
     page_size: int = 16
     max_rows: int = 512
     cuda_graphs: bool | None = None
+    parallel: Parallel | None = None
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether ranks divide tokens. Then what each reads is not counted."""
+        return self.parallel is not None and self.parallel.shard.size > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class DecodingOutcome:
         path_bytes: The same if each query row read its own.
         course: Figures of some decoding steps, spread evenly.
         token_bytes: Bytes of a token's keys and values in a layer.
+        counts_reads: Whether the bytes that attention read were counted.
     """
 
     provider: str
@@ -81,6 +90,7 @@ class DecodingOutcome:
     path_bytes: int = 0
     course: tuple[StepFigures, ...] = ()
     token_bytes: int = 0
+    counts_reads: bool = True
 
     @property
     def step_ms(self) -> float:
@@ -151,8 +161,8 @@ class _ClockedAhead(_Clocked):
         self._selecting = controller
 
     def selects(self, branches: Sequence[Branch]) -> bool:
-        """See Selecting."""
-        return not self._missing and self._selecting.selects(branches)
+        """See Selecting. On all ranks: every prompt has begun, and `decide` was asked about the first ones' ends."""
+        return not self._engine.waiting and self._selecting.selects(branches)
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See Selecting."""
@@ -193,6 +203,18 @@ def synchronize(engine: Engine) -> None:
         torch.cuda.synchronize(engine.pool.device)
 
 
+def _engine(model: Model, case: DecodingCase, provider: str, settings: DecodingSettings, reads: KVReads) -> Engine:
+    """Makes the engine of a provider; `reads` notes its steps, unless ranks divide tokens."""
+    strategy = "auto" if provider in _PROVIDERS else provider
+    noted = reads.noting(_PROVIDERS.get(provider) or tree_kernels(strategy))
+    return Engine(
+        model, case.controller, num_pages=case.pages, page_size=settings.page_size, max_branches=case.branches,
+        max_rows=max(settings.max_rows, case.rows), strategy=strategy, prefix_cache=False,
+        make_kernel=None if settings.divides_tokens else noted, cuda_graphs=settings.cuda_graphs,
+        parallel=settings.parallel,
+    )  # fmt: skip
+
+
 def run_decoding(
     model: Model,
     case: DecodingCase,
@@ -212,13 +234,10 @@ def run_decoding(
     Raises:
         TreegenError: The decoding, the provider or a setting does not fit.
     """
-    strategy = "auto" if provider in _PROVIDERS else provider
+    if settings.divides_tokens and provider in _PROVIDERS:
+        return DecodingOutcome(provider, "does not merge what ranks have attended to, each to its own tokens")
     reads = KVReads()
-    engine = Engine(
-        model, case.controller, num_pages=case.pages, page_size=settings.page_size, max_branches=case.branches,
-        max_rows=max(settings.max_rows, case.rows), strategy=strategy, prefix_cache=False,
-        make_kernel=reads.noting(_PROVIDERS.get(provider) or tree_kernels(strategy)), cuda_graphs=settings.cuda_graphs,
-    )  # fmt: skip
+    engine = _engine(model, case, provider, settings, reads)
     if engine.forward.graphs is None and model.device.type == "cuda":
         engine.accounting.device = model.device
     try:
@@ -251,6 +270,7 @@ def run_decoding(
         path_bytes=read.paths * of_token,
         course=reads.course(_MOST_STEPS),
         token_bytes=of_token,
+        counts_reads=not settings.divides_tokens,
     )
 
 
@@ -267,6 +287,7 @@ def decoding_table(outcomes: Sequence[DecodingOutcome]) -> list[list[str]]:
         line = [found.provider, f"{found.seconds / found.tokens * 1e3:.3f}", f"{found.step_ms:.3f}", *shares]
         amounts = found.held_bytes, found.unshared_bytes, found.read_bytes, found.path_bytes
         line += [str(found.decoding_steps), *map(decimal_bytes, amounts)]
+        line[-2:] = line[-2:] if found.counts_reads else ["-", "-"]
         lines.append(line if bound is None else [*line, f"{found.seconds / bound.seconds:.2f}x"])
     return lines
 

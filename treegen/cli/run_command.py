@@ -14,6 +14,8 @@ from treegen.text_files import save_text
 from treegen.workloads.served_decodings import served_decoding
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from treegen.integrations.hf import HFModel
 
 
@@ -58,6 +60,12 @@ def run(
     eager: Annotated[
         bool, typer.Option("--eager", help="Capture no CUDA graphs, and wait after each part, to see its time.")
     ] = False,
+    tensor_parallel: Annotated[
+        bool, typer.Option("--tensor-parallel", help="Divide heads among the ranks that torchrun has started.")
+    ] = False,
+    context_parallel: Annotated[
+        bool, typer.Option("--context-parallel", help="Divide the tokens of KV among these ranks.")
+    ] = False,
     html: HtmlOption = None,
 ) -> None:  # fmt: skip
     """Decode a tree of sequences with a model, and show the time per token and the memory of KV.
@@ -68,16 +76,21 @@ def run(
     """
     from treegen.bench.decoding_cases import decoding_case
     from treegen.bench.decoding_runs import DecodingSettings, decoding_table, run_decoding
+    from treegen.bench.launched_ranks import launched_ranks
 
     decoding = served_decoding(workload, data).scaled(scale)
-    loaded = _loaded(model, decoding.most_tokens)
-    case = decoding_case(decoding, loaded.vocabulary, seed, page_size)
-    settings = DecodingSettings(page_size, max_rows, False if eager else None)
-    providers = [each.strip() for each in compare.split(",")]
-    with progress_bar(len(providers)) as on_done:
-        outcomes = [run_decoding(loaded, case, provider, settings, on_done) for provider in providers]
+    with launched_ranks(tensor_parallel, context_parallel) as ranks:
+        loaded = _loaded(model, decoding.most_tokens, ranks.mesh)
+        case = decoding_case(decoding, loaded.vocabulary, seed, page_size)
+        settings = DecodingSettings(page_size, max_rows, False if eager else None, ranks.parallel)
+        providers = [each.strip() for each in compare.split(",")]
+        with progress_bar(len(providers) if ranks.first else 0) as on_done:
+            outcomes = [run_decoding(loaded, case, provider, settings, on_done) for provider in providers]
+    if not ranks.first:
+        return
     prompts = f"{len(case.prompts)} prompts of up to " if len(case.prompts) > 1 else ""
-    words = f"{decoding.name}: {prompts}{max(map(len, case.prompts))} prompt tokens, model {model}, {loaded.device}"
+    where = f"model {model}, {loaded.device}{ranks.words}"
+    words = f"{decoding.name}: {prompts}{max(map(len, case.prompts))} prompt tokens, {where}"
     if html is not None:
         from treegen.bench.decoding_page import decoding_html
 
@@ -89,8 +102,14 @@ def run(
     print_table(decoding_table(outcomes))
 
 
-def _loaded(model: str, tokens: int) -> HFModel:
-    """Loads a model for sequences of up to this many tokens. Raises InputError where there is none."""
+def _loaded(model: str, tokens: int, mesh: DeviceMesh | None) -> HFModel:
+    """Loads a model for sequences of up to this many tokens. Raises InputError where there is none.
+
+    Args:
+        model: Its name or folder.
+        tokens: The most tokens of a sequence.
+        mesh: The ranks that divide its heads.
+    """
     import torch
 
     try:
@@ -98,13 +117,17 @@ def _loaded(model: str, tokens: int) -> HFModel:
     except ImportError as cause:
         raise InputError("model", model, "needs transformers", "pip install 'treegen[hf]'") from cause
     from treegen.integrations.hf import HFModel
+    from treegen.integrations.hf_parallel import divide_heads
     from treegen.integrations.random_models import RANDOM_MODELS, random_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if model in RANDOM_MODELS:
-        return HFModel(random_model(model, tokens, device))
-    try:
-        made: Any = transformers.AutoModelForCausalLM.from_pretrained(model)
-    except (OSError, ValueError) as cause:
-        raise InputError("model", model, "cannot be loaded", "name a folder or a model of Transformers") from cause
+        made: Any = random_model(model, tokens, device)
+    else:
+        try:
+            made = transformers.AutoModelForCausalLM.from_pretrained(model)
+        except (OSError, ValueError) as cause:
+            raise InputError("model", model, "cannot be loaded", "name a folder or a model of Transformers") from cause
+    if mesh is not None:
+        divide_heads(made, mesh)
     return HFModel(made.to(device))

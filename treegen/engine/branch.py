@@ -47,7 +47,7 @@ class Branch:
         return self.tokens[self.prompt :]
 
     def slot(self, token: int, page_size: int) -> int:
-        """Returns where the KV of a token is: `page * page_size + offset`."""
+        """Returns where the KV of a token is, `page * page_size + offset`, if this rank holds all tokens."""
         return self.pages[token // page_size] * page_size + token % page_size
 
 

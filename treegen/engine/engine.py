@@ -7,6 +7,8 @@ before younger ones. Where pages run out, the youngest branch is preempted: it k
 computed again later. A prompt takes over the pages that a running branch has for the same first tokens.
 
 Where the controller selects tokens on the device, the next step is launched before the host has read them.
+
+On several ranks each rank has such an engine, with the same branches. The controller of rank 0 decides for all.
 """
 
 from __future__ import annotations
@@ -17,26 +19,30 @@ from dataclasses import replace
 
 import torch
 
+from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
+from treegen.engine.context_kernels import context_kernels
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
 from treegen.engine.engine_checks import (
     check_deterministic,
     check_drafts,
     check_growth,
     check_resting,
+    check_sizes,
     check_tokens,
     checked_prompts,
 )
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.invariant_kernels import invariant_kernels
+from treegen.engine.led_controllers import led
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
+from treegen.engine.rank_checks import check_context, check_engines, check_parallel, check_prompts, check_step
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
-from treegen.ir.arrays import positive_int
 from treegen.ir.errors import BranchError
 from treegen.strategies import Strategy
 
@@ -48,7 +54,7 @@ class Engine:
         model: The model, for instance `treegen.integrations.hf.HFModel`.
         controller: Decides how branches grow.
         num_pages: Pages of the KV pool.
-        page_size: Tokens of a page, a power of two up to 128.
+        page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
@@ -62,9 +68,12 @@ class Engine:
             GPU. The first step of each number of rows takes longer; `warm_up` does that ahead.
         make_kernel: Makes the kernels of these steps in place of the strategy's, to compare them. Steps with chunks of
             prompts use the strategy's.
+        parallel: How attention is divided among ranks. All of them make an engine, with the same arguments, and call
+            its methods with the same prompts. The model has the rank's heads.
 
     Raises:
         TreegenError: A number is out of range, or the controller needs more branches than run at a time.
+        RankError: Ranks have other arguments or other models; all ranks raise it.
     """
 
     def __init__(
@@ -81,27 +90,31 @@ class Engine:
         prefix_cache: bool = True,
         cuda_graphs: bool | None = None,
         make_kernel: KernelMaker | None = None,
+        parallel: Parallel | None = None,
     ) -> None:
-        positive_int("max_branches", max_branches, BranchError)
-        positive_int("max_rows", max_rows, BranchError)
-        if controller.width > max_branches:
-            reason = f"of a prompt is more than max_branches = {max_branches}"
-            raise BranchError("controller.width", controller.width, reason, "raise max_branches")
+        check_parallel(parallel, model)
+        options = {
+            "num_pages": num_pages, "page_size": page_size, "max_branches": max_branches, "max_rows": max_rows,
+            "strategy": strategy, "deterministic": deterministic, "prefix_cache": prefix_cache,
+            "cuda_graphs": cuda_graphs,
+        }  # fmt: skip
+        check_engines(parallel, model, controller, options)
         drafts, trees = 0, False
         if isinstance(controller, Drafting):
             drafts, trees = controller.max_draft, controller.draft_trees
-        if max_rows < max_branches * (1 + drafts):
-            reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
-            raise BranchError("max_rows", max_rows, reason, "raise max_rows")
-        self.model, self.controller = model, controller
+        check_sizes(controller, drafts, max_branches, max_rows)
+        check_deterministic(deterministic, strategy, make_kernel)
+        check_context(parallel, trees, deterministic, make_kernel)
+        self.model, self.controller, self.parallel = model, controller, parallel
         shape = replace(model.shape, page_size=page_size)
-        self.pool = KVPool(shape, model.layers, num_pages, model.device)
+        self.pool = KVPool(shape, model.layers, num_pages, model.device, None if parallel is None else parallel.shard)
         self.sequences = SequenceTree(self.pool, max_branches, PrefixCache(self.pool) if prefix_cache else None)
-        most = min(model.max_tokens, num_pages * page_size)
+        most = min(model.max_tokens, num_pages * self.pool.page_tokens)
         self.accounting = Accounting()
         """What the engine has done, and where its time went."""
-        check_deterministic(deterministic, strategy, make_kernel)
         kernels = invariant_kernels if deterministic else tree_kernels(strategy)
+        if parallel is not None and self.pool.shard.size > 1:
+            kernels = context_kernels(parallel, strategy)
         captures = model.device.type == "cuda" if cuda_graphs is None else cuda_graphs
         sizes = StepSizes(most, max_rows, 1 + drafts, drafts if trees else 0)
         self.forward = Forward(
@@ -110,8 +123,6 @@ class Engine:
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
         self._results: list[list[Continuation]] = []
-        self._drafting: Drafting | None = None  # the controller, where it drafts
-        self._selecting: Selecting | None = None  # the controller, where it selects
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
         """Decodes prompts until all their branches have ended.
@@ -126,25 +137,30 @@ class Engine:
             BranchError: Branches run already, or a prompt is empty, too long, or has other tokens than the model; all
                 before any launch. Or a decision of the controller cannot be followed; all branches are dropped.
             PoolError: One branch alone needs more pages than the pool has. All branches are dropped.
+            RankError: Ranks have other prompts, with `TREEGEN_CHECK=1`; or the controller of rank 0 failed.
         """
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
         most = self.forward.sizes.max_tokens
         checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
+        check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
-        self._drafting = self.controller if isinstance(self.controller, Drafting) else None
-        self._selecting = self.controller if isinstance(self.controller, Selecting) else None
+        controller = led(self.controller, self.parallel)
         self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
                 self._admit()
-                self._advance()
+                self._advance(controller)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
             self.sequences.clear()
-            self._drafting = self._selecting = None
         return [sorted(results) for results in self._results]
+
+    @property
+    def waiting(self) -> int:
+        """The prompts of the run that have not begun."""
+        return len(self._waiting)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -164,21 +180,23 @@ class Engine:
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
-    def _advance(self) -> None:
+    def _advance(self, controller: Controller) -> None:
         """Takes one step of the model, and does what the controller decides."""
         with self.accounting.part("control"):
-            self._propose()
+            if isinstance(controller, Drafting):
+                self._propose(controller)
         with self.accounting.part("pages"):
             counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
             for number in preempted:
                 self._logits.pop(number, None)
             self.accounting.preempted += len(preempted)
+            check_step(self.parallel, counts, self.sequences)
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
-            if self._selecting is not None:
-                frontier = run_ahead(self._selecting, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if isinstance(controller, Selecting):
+                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
-                growth = self.controller.decide(frontier)
+                growth = controller.decide(frontier)
                 self._rest(frontier, growth)
                 self._grow(frontier.branches, growth)
 
@@ -190,11 +208,8 @@ class Engine:
         """
         self.forward.warm_up()
 
-    def _propose(self) -> None:
+    def _propose(self, controller: Drafting) -> None:
         """Appends drafts to branches that decode, where there are pages for all of them."""
-        controller = self._drafting
-        if controller is None:
-            return
         running = self.sequences.branches.values()
         able = [branch for branch in running if branch.stored and branch.pending == 1]
         drafts = []

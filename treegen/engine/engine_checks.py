@@ -10,11 +10,30 @@ import torch
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, chain
 from treegen.engine.sequences import SequenceTree
-from treegen.ir.arrays import int32_array
+from treegen.ir.arrays import int32_array, positive_int
 from treegen.ir.errors import BranchError, InputError
 
 if TYPE_CHECKING:
-    from treegen.engine.control import Frontier, Growth
+    from treegen.engine.control import Controller, Frontier, Growth
+
+
+def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows: int) -> None:
+    """Raises BranchError unless a step holds the branches of a prompt, and all branches that run with their drafts.
+
+    Args:
+        controller: Decides how branches grow.
+        drafts: The most drafts of a branch.
+        max_branches: The most branches that run at a time.
+        max_rows: The most tokens of a step.
+    """
+    positive_int("max_branches", max_branches, BranchError)
+    positive_int("max_rows", max_rows, BranchError)
+    if controller.width > max_branches:
+        reason = f"of a prompt is more than max_branches = {max_branches}"
+        raise BranchError("controller.width", controller.width, reason, "raise max_branches")
+    if max_rows < max_branches * (1 + drafts):
+        reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
+        raise BranchError("max_rows", max_rows, reason, "raise max_rows")
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, vocabulary: int) -> list[list[int]]:

@@ -1,4 +1,12 @@
-"""KVPool: the KV of all layers in pages, and how many branches hold each page."""
+"""KVPool: the KV of all layers in pages, and how many branches hold each page.
+
+On several ranks that divide tokens each rank has such a pool. A page of a branch then has the same number on all ranks,
+and each holds its part of the page's tokens:
+
+    tokens of page 7    0 1 2 3 4 5 6 7      two ranks, page_size 4: page_tokens 8
+    page 7 of rank 0    0   2   4   6
+    page 7 of rank 1      1   3   5   7
+"""
 
 from __future__ import annotations
 
@@ -12,6 +20,7 @@ from treegen.backends.page_table import PAGE_SIZES
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import PoolError
 from treegen.ir.shape import Shape
+from treegen.ir.tree.shards import Shard
 
 _COPIED = 512
 """Elements of a token that a thread block of the kernel that writes KV copies."""
@@ -34,12 +43,19 @@ class KVPool:
         layers: The number of layers.
         num_pages: The number of pages.
         device: Where the tensors are.
+        shard: The rank's share of the tokens of branches; by default all.
+
+    Attributes:
+        page_size: Tokens that a page has here.
+        page_tokens: Tokens of a branch that a page stands for, on all ranks together.
 
     Raises:
         PoolError: A number is out of range, or the shape's layout or types are not the pool's.
     """
 
-    def __init__(self, shape: Shape, layers: int, num_pages: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, shape: Shape, layers: int, num_pages: int, device: torch.device | str = "cpu", shard: Shard | None = None
+    ) -> None:
         if shape.page_size not in PAGE_SIZES:
             raise PoolError("page_size", shape.page_size, "is not a power of two up to 128", "give 16, for instance")
         positive_int("layers", layers, PoolError)
@@ -48,6 +64,11 @@ class KVPool:
             reason = "has another layout, another type than q, or K and V in one tensor"
             raise PoolError("shape", str(shape), reason, "give a shape with NHD pages in q's type")
         self.shape, self.layers, self.num_pages, self.page_size = shape, layers, num_pages, shape.page_size
+        self.shard = Shard(0, 1) if shard is None else shard
+        self.page_tokens = self.page_size * self.shard.size
+        if self.shard.size > 1 and self.page_size % self.shard.interleave:
+            reason = f"does not divide page_size = {self.page_size}, so pages would end at other tokens on each rank"
+            raise PoolError("interleave", self.shard.interleave, reason, "give 1, or another power of two")
         dims, dtype = (layers, num_pages + 1, shape.page_size, shape.num_kv_heads), TORCH_DTYPES[shape.dtype]
         self.keys = torch.zeros(*dims, shape.head_dim, dtype=dtype, device=device)
         self.values = torch.zeros(*dims, shape.head_dim_v, dtype=dtype, device=device)
@@ -71,8 +92,20 @@ class KVPool:
         return len(self._free)
 
     def pages_for(self, tokens: int) -> int:
-        """Returns the number of pages that hold this many tokens."""
-        return -(-tokens // self.page_size)
+        """Returns the number of pages that hold this many tokens of a branch."""
+        return -(-tokens // self.page_tokens)
+
+    def slots_for(self, pages: Longs, positions: Longs) -> Longs:
+        """Returns where the KV of tokens goes: `page * page_size + offset`, or the spare slot for those of other ranks.
+
+        Args:
+            pages: The page of each token.
+            positions: Its position in its branch.
+        """
+        shard, size = self.shard, self.page_size
+        if shard.size == 1:
+            return pages * size + positions % size
+        return np.where(shard.holds(positions), pages * size + shard.count(positions) % size, self.spare_slot)
 
     def take(self, count: int) -> list[int]:
         """Takes free pages, each with one holder. Raises PoolError, and takes none, where there are fewer."""

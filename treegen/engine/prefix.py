@@ -68,11 +68,11 @@ class PrefixCache:
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
         """Holds the pages of these tokens that are full, but for tokens that the cache has pages of already."""
-        node = self._last_held(pages[: len(tokens) // self.pool.page_size])
+        node = self._last_held(pages[: len(tokens) // self.pool.page_tokens])
         for below in self._path(tokens, node):
             node = below
-        for place in range(node.depth + 1, len(tokens) // self.pool.page_size):
-            edge = tuple(tokens[place * self.pool.page_size : (place + 1) * self.pool.page_size])
+        for place in range(node.depth + 1, len(tokens) // self.pool.page_tokens):
+            edge = tuple(tokens[place * self.pool.page_tokens : (place + 1) * self.pool.page_tokens])
             self.pool.retain([pages[place]])
             node.below[edge] = _Node(pages[place], node, edge, place, self._clock)
             node = self._pages[pages[place]] = node.below[edge]
@@ -115,7 +115,7 @@ class PrefixCache:
     def _path(self, tokens: Sequence[int], node: _Node) -> Iterator[_Node]:
         """Yields the nodes of the longest known prefix that lie below a node, and notes that they are used."""
         self._clock += 1
-        size = self.pool.page_size
+        size = self.pool.page_tokens
         for begin in range((node.depth + 1) * size, len(tokens) - size + 1, size):
             following = node.below.get(tuple(tokens[begin : begin + size]))
             if following is None:

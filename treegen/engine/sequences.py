@@ -32,7 +32,7 @@ class SequenceTree:
 
     def __init__(self, pool: KVPool, max_branches: int, cache: PrefixCache | None = None) -> None:
         self.pool, self.max_branches, self.cache = pool, max_branches, cache
-        self.live = LiveBatch(pool.page_size, max_seats=max_branches)
+        self.live = LiveBatch(pool.page_tokens, max_seats=max_branches)
         """The branches as requests, for kernels of `treegen.compile_batch`."""
         self.branches: dict[int, Branch] = {}
         """Running branches by number."""
@@ -86,7 +86,7 @@ class SequenceTree:
         if both := sorted({*ended} & {*parents}):
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
-        found = predecessors(ending, of_parents, self.pool.page_size)
+        found = predecessors(ending, of_parents, self.pool.page_tokens)
         followed = {branch.seat for branch in found if branch is not None}
         for branch in [each for each in ending if each.seat not in followed]:
             self.drop(branch.number)
@@ -98,7 +98,7 @@ class SequenceTree:
 
     def _forked(self, parent: Branch, predecessor: Branch | None, copied: list[tuple[int, int]]) -> Branch:
         """Starts a fork, in the place of an ended branch where there is one; notes the page to copy, and its copy."""
-        full, partial = divmod(parent.stored, self.pool.page_size)
+        full, partial = divmod(parent.stored, self.pool.page_tokens)
         branch = Branch(self._made, parent.label, parent.prompt, list(parent.tokens), parent.stored)
         if predecessor is not None:
             del self.branches[predecessor.number]
@@ -106,11 +106,11 @@ class SequenceTree:
         else:
             own = self._take(1) if partial and self.available else []
             if partial and not own:
-                branch.stored = full * self.pool.page_size
+                branch.stored = full * self.pool.page_tokens
             self.pool.retain(parent.pages[:full])
             branch.pages = [*parent.pages[:full], *own]
-            branch.seat = self.live.add(branch.stored, parent.seat, full * self.pool.page_size)
-        if branch.stored > full * self.pool.page_size:
+            branch.seat = self.live.add(branch.stored, parent.seat, full * self.pool.page_tokens)
+        if branch.stored > full * self.pool.page_tokens:
             copied.append((parent.pages[full], branch.pages[full]))
         return self._started(branch)
 
@@ -176,7 +176,7 @@ class SequenceTree:
             self.branches.clear()
         self.pool.clear()
         self.cache = None if self.cache is None else PrefixCache(self.pool)
-        self.live = LiveBatch(self.pool.page_size, max_seats=self.max_branches)
+        self.live = LiveBatch(self.pool.page_tokens, max_seats=self.max_branches)
 
     def preempt(self, number: int) -> None:
         """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free.
@@ -196,7 +196,7 @@ class SequenceTree:
         A running branch has them, or the cache. They are full pages, and never all tokens of the branch, because a
         model computes logits of the last one only with its query. Raises BranchError for a branch with pages.
         """
-        branch, size = self[number], self.pool.page_size
+        branch, size = self[number], self.pool.page_tokens
         if branch.pages:
             raise BranchError("branch", number, "has pages", "preempt it first")
         tokens, owner = self._nearest(branch)
@@ -218,7 +218,7 @@ class SequenceTree:
         most = max(found, default=0)
         if not most or most <= self._nearest(branch)[0]:
             return False
-        return self.cache is None or most > len(self.cache.match(branch.tokens[:-1])) * self.pool.page_size
+        return self.cache is None or most > len(self.cache.match(branch.tokens[:-1])) * self.pool.page_tokens
 
     def _nearest(self, branch: Branch) -> tuple[int, Branch]:
         """Returns the most first tokens that a running branch has in common with this one, in full pages, and it."""
@@ -231,7 +231,7 @@ class SequenceTree:
         The branch's last token is not among them.
         """
         most = min(stored, len(branch.tokens) - 1)
-        size = self.pool.page_size
+        size = self.pool.page_tokens
         return common_prefix(branch.tokens[:most], other.tokens[:most]) // size * size
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
@@ -269,7 +269,7 @@ class SequenceTree:
 
     def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
         """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
-        size, missing = self.pool.page_size, []
+        size, missing = self.pool.page_tokens, []
         for number, count in counts.items():
             branch = self[number]
             tokens = branch.stored + count

@@ -118,7 +118,7 @@ class Step:
             PoolError: There are too few free pages. Nothing has changed then.
         """
         self._check(counts, rows)
-        sequences, page_size = self.sequences, self.pool.page_size
+        sequences = self.sequences
         sequences.reserve(counts)
         chosen = [sequences.branches[number] for number in counts]
         of_branch = sequences.live.row.take([branch.seat for branch in chosen])
@@ -132,7 +132,7 @@ class Step:
         ends = new.cumsum()
         self.rows = int(ends[-1]) if rows is None else rows
         place = np.arange(ends[-1]) + np.repeat(stored - ends + new, new)
-        page = self._table[np.repeat(table_rows, new), place // page_size].astype(np.int64)
+        page = self._table[np.repeat(table_rows, new), place // self.pool.page_tokens].astype(np.int64)
         tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
         if ids is None:
             tokens[0, : ends[-1]] = [
@@ -142,7 +142,7 @@ class Step:
         tokens[1, : ends[-1]] = place
         self._place_drafts(branches, ends, tokens[1])
         tokens[2] = self.pool.spare_slot
-        tokens[2, : ends[-1]] = page * page_size + place % page_size
+        tokens[2, : ends[-1]] = self.pool.slots_for(page, place)
         self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
         if ids is not None:
             self.ids[: len(ids)].copy_(ids)

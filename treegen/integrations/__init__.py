@@ -2,5 +2,6 @@
 
 from treegen.integrations.hf import HFModel
 from treegen.integrations.hf_generate import generate
+from treegen.integrations.hf_parallel import divide_heads
 
-__all__ = ["HFModel", "generate"]
+__all__ = ["HFModel", "divide_heads", "generate"]

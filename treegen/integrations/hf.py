@@ -11,6 +11,7 @@ import torch
 from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.engine.attention_kernels import AttentionKind
 from treegen.engine.step import Step
+from treegen.integrations.hf_parallel import divides_heads, local_shape
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
 
@@ -25,6 +26,9 @@ class HFModel:
     `model.set_attn_implementation` sets another one. Full layers and layers with sliding windows are served, with or
     without a soft cap of the scores and sinks.
 
+    Several ranks may compute the model together: those of `from_pretrained(..., tp_plan="auto")` or `divide_heads`.
+    Each then attends with its part of the heads, and has all logits.
+
     Args:
         model: A causal language model of Transformers.
         weak: Whether to let the model be freed while this object is there.
@@ -32,13 +36,15 @@ class HFModel:
             `{"dynamic": True}` serves steps of any number of rows. None compiles nothing.
 
     Attributes:
-        shape: The attention shape of all layers.
+        shape: The attention shape of all layers, with the heads of this rank.
+        ranks: The number of ranks that compute the model together.
         layers: The number of attention layers.
         max_tokens: The most tokens of a sequence.
         vocabulary: The number of different tokens.
 
     Raises:
         InputError: The model has other layers than such attention layers, or a type that treegen does not serve.
+        ShapeError: The ranks do not divide the heads.
     """
 
     def __init__(self, model: Any, *, weak: bool = False, compile_options: Mapping[str, Any] | None = None) -> None:
@@ -56,7 +62,9 @@ class HFModel:
         self.max_tokens, self.vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
         heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.shape = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        self.ranks = int(getattr(model, "tp_size", None) or 1)
+        whole = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        self.shape = local_shape(whole, self.ranks) if self.ranks > 1 and divides_heads(model) else whole
         self._compiles = compile_options is not None
         self.attach()
         if compile_options is not None:
