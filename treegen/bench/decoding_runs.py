@@ -20,7 +20,7 @@ from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.control import Drafting, Frontier, Growth, Selecting
 from treegen.engine.draft_trees import DraftTree
-from treegen.engine.engine import Engine
+from treegen.engine.engine import CHUNK_ROWS, CHUNK_ROWS_APART, Engine
 from treegen.engine.forward import Model
 from treegen.report.decode_io import decimal_bytes
 
@@ -40,13 +40,13 @@ class DecodingSettings:
 
     Args:
         page_size: Tokens of a page.
-        max_rows: The most tokens of a step.
+        max_rows: The most tokens of a step; by default those of `Engine`.
         cuda_graphs: As in `Engine`.
         parallel: As in `Engine`.
     """
 
     page_size: int = 16
-    max_rows: int = 512
+    max_rows: int | None = None
     cuda_graphs: bool | None = None
     parallel: Parallel | None = None
 
@@ -206,10 +206,11 @@ def synchronize(engine: Engine) -> None:
 def _engine(model: Model, case: DecodingCase, provider: str, settings: DecodingSettings, reads: KVReads) -> Engine:
     """Makes the engine of a provider; `reads` notes its steps, unless ranks divide tokens."""
     strategy = "auto" if provider in _PROVIDERS else provider
+    wanted = settings.max_rows or (CHUNK_ROWS_APART if settings.divides_tokens else CHUNK_ROWS)
     noted = reads.noting(_PROVIDERS.get(provider) or tree_kernels(strategy))
     return Engine(
         model, case.controller, num_pages=case.pages, page_size=settings.page_size, max_branches=case.branches,
-        max_rows=max(settings.max_rows, case.rows), strategy=strategy, prefix_cache=False,
+        max_rows=max(wanted, case.rows), strategy=strategy, prefix_cache=False,
         make_kernel=None if settings.divides_tokens else noted, cuda_graphs=settings.cuda_graphs,
         parallel=settings.parallel,
     )  # fmt: skip

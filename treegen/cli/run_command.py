@@ -47,7 +47,10 @@ def run(
         ),
     ] = "auto,query",
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV pool, a power of two to 128.")] = 16,
-    max_rows: Annotated[int, typer.Option(min=1, help="The most tokens of a step of the model.")] = 512,
+    max_rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most tokens of a step.", show_default="2048, or 512 with --context-parallel"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens.")] = 0,
     scale: Annotated[float, typer.Option(help="Multiplies all numbers of tokens: 0.1 for a tenth.")] = 1.0,
     data: Annotated[
@@ -66,6 +69,9 @@ def run(
     context_parallel: Annotated[
         bool, typer.Option("--context-parallel", help="Divide the tokens of KV among these ranks.")
     ] = False,
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Let torch.compile compile what lies between attention calls.")
+    ] = False,
     html: HtmlOption = None,
 ) -> None:  # fmt: skip
     """Decode a tree of sequences with a model, and show the time per token and the memory of KV.
@@ -80,7 +86,7 @@ def run(
 
     decoding = served_decoding(workload, data).scaled(scale)
     with launched_ranks(tensor_parallel, context_parallel) as ranks:
-        loaded = _loaded(model, decoding.most_tokens, ranks.mesh)
+        loaded = _loaded(model, decoding.most_tokens, ranks.mesh, {"dynamic": True} if compile else None)
         case = decoding_case(decoding, loaded.vocabulary, seed, page_size)
         settings = DecodingSettings(page_size, max_rows, False if eager else None, ranks.parallel)
         providers = [each.strip() for each in compare.split(",")]
@@ -102,13 +108,14 @@ def run(
     print_table(decoding_table(outcomes))
 
 
-def _loaded(model: str, tokens: int, mesh: DeviceMesh | None) -> HFModel:
+def _loaded(model: str, tokens: int, mesh: DeviceMesh | None, compile_options: dict[str, bool] | None) -> HFModel:
     """Loads a model for sequences of up to this many tokens. Raises InputError where there is none.
 
     Args:
         model: Its name or folder.
         tokens: The most tokens of a sequence.
         mesh: The ranks that divide its heads.
+        compile_options: As of HFModel.
     """
     import torch
 
@@ -130,4 +137,4 @@ def _loaded(model: str, tokens: int, mesh: DeviceMesh | None) -> HFModel:
             raise InputError("model", model, "cannot be loaded", "name a folder or a model of Transformers") from cause
     if mesh is not None:
         divide_heads(made, mesh)
-    return HFModel(made.to(device))
+    return HFModel(made.to(device), compile_options=compile_options)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from treegen.engine.control import Continuation, Frontier, Growth, Next
 from treegen.engine.draft_trees import DraftTree, trie
-from treegen.engine.engine import Engine
+from treegen.engine.engine import CHUNK_ROWS, Engine
 from treegen.engine.forward import Model
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -106,7 +106,7 @@ class DraftModel:
         branches = max_texts * prod(widths)
         self._engine = Engine(
             model, _MostLikely(tuple(widths)), num_pages=num_pages, page_size=page_size, max_branches=branches,
-            max_rows=max(512, branches),
+            max_rows=max(CHUNK_ROWS, branches),
         )  # fmt: skip
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
