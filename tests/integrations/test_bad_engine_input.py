@@ -338,7 +338,7 @@ def test_a_temperature_in_place_of_sampling(make: Callable[[], Controller]) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{"max_branches": 0}, {"max_branches": 1.5}, {"max_branches": "9"}, {"max_rows": None},
+    "options", [{"max_branches": 0}, {"max_branches": 1.5}, {"max_branches": "9"}, {"max_rows": "40"},
                 {"max_rows": 90.0}, {"num_pages": 1.5}, {"num_pages": "9"}, {"page_size": "4"}, {"page_size": 0}],
     ids=str,
 )  # fmt: skip

@@ -184,8 +184,8 @@ def test_the_table_has_a_line_for_each_family() -> None:
     measured = [of_us(100, 80, 120), replace_family(of_us(100, 110, 120, own=4000))]
     table = suite_table(measured, suite_entries(measured, "medians"))
     assert table[1:] == [
-        ("groups", "1", "3", "1.250", "1.250", "0.50", "0.50", "1"),
-        ("agents", "1", "3", "1.000", "1.000", "1.00", "1.00", "0"),
+        ("groups", "1", "3", "1.250", "1.250", "0.50", "0.50", "0.500", "1"),
+        ("agents", "1", "3", "1.000", "1.000", "1.00", "1.00", "1.000", "0"),
     ]
 
 

@@ -120,7 +120,7 @@ class FlashInferDraftSteps(FlashInferSteps):
         token = torch.arange(total, device=self._device) - begin[row]
         visible: torch.Tensor = token < seen[row]
         if self._step.draft_mask is not None:
-            visible &= self._step.draft_mask.mask_mod(row, 0, 0, token)
+            visible &= self._step.draft_mask.mask_mod(row, 0, seen[row] - 1, token)
         return visible
 
     def _made(self, rows: int) -> Any:

@@ -65,11 +65,10 @@ def launched_ranks(tensor: bool, context: bool) -> Iterator[LaunchedRanks]:
         name, found = "--tensor-parallel" if tensor else "--context-parallel", str(cause).splitlines()[0]
         fix = "start it with torchrun --nproc-per-node 2 -m treegen run"
         raise InputError(name, True, f"needs several ranks: {found}", fix) from cause
-    try:
-        mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),), mesh_dim_names=("ranks",))
-        named: dict[str, Any] = {"tensor" if tensor else "context": "ranks"}
-        words = f", {'heads' if tensor else 'tokens'} divided among {dist.get_world_size()} ranks"
-        yield LaunchedRanks(Parallel.over(mesh, **named), mesh if tensor else None, dist.get_rank() == 0, words)
-    finally:
-        if not joined:
-            dist.destroy_process_group()
+    mesh = init_device_mesh("cuda" if on_gpu else "cpu", (dist.get_world_size(),), mesh_dim_names=("ranks",))
+    named: dict[str, Any] = {"tensor" if tensor else "context": "ranks"}
+    words = f", {'heads' if tensor else 'tokens'} divided among {dist.get_world_size()} ranks"
+    yield LaunchedRanks(Parallel.over(mesh, **named), mesh if tensor else None, dist.get_rank() == 0, words)
+    if not joined:  # after an error the process ends without waiting for other ranks, which may not come
+        gc.collect()  # NCCL waits until graphs that captured its operations are gone, and engines have such graphs
+        dist.destroy_process_group()
