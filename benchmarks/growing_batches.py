@@ -72,8 +72,8 @@ class Server:
         return worst
 
 
-def captured(kernel: treegen.BatchKernel, server: Server) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-    """Captures a step of one layer, in which the engine adds a token to every request."""
+def captured(kernel: treegen.BatchKernel, server: Server, layers: int = 1) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+    """Captures a step with this number of layers; returns it and the result that replays fill."""
     out = torch.empty_like(server.q)
     kernel.step()
     kernel(server.q, server.k_cache, server.v_cache, out=out)
@@ -81,7 +81,8 @@ def captured(kernel: treegen.BatchKernel, server: Server) -> tuple[torch.cuda.CU
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kernel.step()
-        kernel(server.q, server.k_cache, server.v_cache, out=out)
+        for _ in range(layers):
+            kernel(server.q, server.k_cache, server.v_cache, out=out)
     return graph, out
 
 
@@ -101,7 +102,7 @@ def replay_us(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, repeats: int = 1
 
 
 def long_run(name: str, own: int, steps: int, swaps: int) -> None:
-    """Runs a graph for so many steps, and prints errors, counts, and its time over that of fresh plans."""
+    """Replays a graph while requests grow; prints errors, counts, and its time over that of fresh plans."""
     device = torch.device("cuda")
     server = Server(64, 8, 2048, own, steps + 1, device)
     kernel = server.kernel()
@@ -141,15 +142,7 @@ def late_steps(steps: int) -> None:
     for refreshes in (False, True, False, True):
         server = Server(64, 8, 2048, 100, steps + 1, torch.device("cuda"))
         kernel = server.kernel()
-        out = torch.empty_like(server.q)
-        kernel.step()
-        kernel(server.q, server.k_cache, server.v_cache, out=out)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            kernel.step()
-            for _ in range(32):
-                kernel(server.q, server.k_cache, server.v_cache, out=out)
+        graph, _ = captured(kernel, server, layers=32)
         times = []
         for _ in range(steps):
             began = time.perf_counter()

@@ -60,7 +60,7 @@ def replay_us(call: Callable[[], object], repeats: int = 15) -> float:
 
 
 def prefix_tree(tokens: int, rows: int) -> treegen.Tree:
-    """Makes rows that see one node of so many tokens."""
+    """Makes a tree of one node that all rows see."""
     return treegen.Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * rows)
 
 

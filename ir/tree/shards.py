@@ -53,7 +53,7 @@ class Shard:
         if type(self.rank) is not int or not 0 <= self.rank < self.size:
             raise TreeError("rank", self.rank, f"is not one of {self.size} ranks", f"give 0..{self.size - 1}")
         if self.period > INT32_MAX:
-            raise TreeError("interleave", self.interleave, "is too large for so many ranks", "give fewer tokens")
+            raise TreeError("interleave", self.interleave, f"is too large for {self.size} ranks", "give fewer tokens")
 
     @property
     def period(self) -> int:

@@ -87,7 +87,7 @@ def random_trees(count: str, device: str = "cpu", dtype: str = "fp32") -> None:
 
 
 def _meshes(device: str) -> list[tuple[Any, dict[str, str]]]:
-    """The meshes of so many ranks: context, tensor, and both."""
+    """The meshes of all ranks: context, tensor, and with four ranks both."""
     ranks = dist.get_world_size()
     line = init_device_mesh(device, (ranks,), mesh_dim_names=("ranks",))
     meshes = [(line, {"context": "ranks"}), (line, {"tensor": "ranks"})]

@@ -20,7 +20,7 @@ _START = "import sys; from support.ranks import launch; sys.exit(launch(*sys.arg
 
 
 def run_ranks(program: str, ranks: int, *arguments: str, seconds: int = 240) -> tuple[int, str]:
-    """Runs a function in so many ranks, connected by gloo; returns the sum of their exit codes, and what they printed.
+    """Runs a function in several ranks, connected by gloo; returns the sum of their exit codes, and what they printed.
 
     program: a module of the tests and its function, `support.rank_programs:merges`, which is called with the arguments.
     """

@@ -78,7 +78,7 @@ def all_to_all(chunk: int, ranks: int) -> Collective:
 
 
 def reduce_scatter(summed: int, ranks: int) -> Collective:
-    """Returns the cost of a sum of `summed` bytes of each rank, of which each rank gets a part: sums in a ring."""
+    """Returns the cost of a reduce-scatter in a ring. summed: bytes of each rank."""
     return Collective("reduce-scatter", _scattered(summed, ranks), ranks - 1)
 
 

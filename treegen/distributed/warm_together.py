@@ -56,7 +56,7 @@ class WarmWork:
     again: bool = False
 
     def steps(self, hosts: int) -> int:
-        """Returns the number of tasks on so many hosts."""
+        """Returns the number of tasks. hosts: the number of hosts."""
         return hosts * (len(self.kernels) + (1 if self.again else 2)) + len(self.jobs)
 
     def text(self) -> str:

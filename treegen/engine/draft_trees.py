@@ -181,7 +181,7 @@ class DraftMask:
 def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     """The mask_mod: row b sees the tokens before its drafts, and those drafts that are on its path.
 
-    No row sees what lies behind it, so plans need not hide that.
+    It hides all tokens after a row, so plans need not.
     """
     draft = kv_idx - first[b]
     return ((draft < 0) | seen[b, torch.clamp(draft, min=0)]) & (kv_idx <= q_idx)

@@ -16,7 +16,7 @@ from treegen.engine.step import Step
 from treegen.ir.live_batch import LiveBatch
 
 _MOST_GROWN = 128
-"""Tokens by which rows of one branch may grow until what they share is told anew; up to then each reads them alone."""
+"""Tokens that rows of one branch may gain, which each reads alone, before their sharing is found anew."""
 
 
 class RowRequests:

@@ -211,7 +211,7 @@ class SequenceTree:
         return branch.stored
 
     def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
-        """Says whether `adopt` finds more pages after a step in which branches store so many more tokens each."""
+        """Says whether `adopt` finds more pages after a step in which branches store these numbers of tokens."""
         branch = self[number]
         others = [(self.branches[other], count) for other, count in counts.items()]
         found = (self._common(branch, other, other.stored + count - other.drafts) for other, count in others)

@@ -123,7 +123,7 @@ def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, An
 
 
 def _pages(prompt: int, request: GenerateRequest, page_size: int) -> int:
-    """Returns the pages of a prompt of so many tokens: its full ones, and for each row those that follow."""
+    """Returns the pages that a prompt needs: its full ones, and for each row those that follow. prompt: its tokens."""
     full = prompt // page_size
     most = prompt + request.new_tokens + request.max_draft
     return full + request.width * (-(-most // page_size) - full)

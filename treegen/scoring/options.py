@@ -156,7 +156,7 @@ class Scoring:
 
     @property
     def causal(self) -> bool:
-        """Whether the mask hides tokens behind a row's own position: it has the part `& (kv_idx <= q_idx)`."""
+        """Whether the mask hides all tokens after a row's own: it has the part `& (kv_idx <= q_idx)`."""
         if self.mask is None:
             return False
         from treegen.scoring.triton_code import is_causal

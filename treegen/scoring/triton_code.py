@@ -137,7 +137,7 @@ def _ahead(expressions: list[sympy.Basic]) -> Iterator[sympy.Basic]:
 
 
 def is_causal(mask: sympy.Basic) -> bool:
-    """Says whether a mask has the part `& (kv_idx <= q_idx)`, so that no row sees tokens behind its own position."""
+    """Says whether a mask has the part `& (kv_idx <= q_idx)`, so that no row sees tokens after its own."""
     parts = mask.args if isinstance(mask, sympy.And) else (mask,)
     return any(
         isinstance(part, sympy.LessThan | sympy.GreaterThan) and part.lts - part.gts == TOKEN - QUERY for part in parts

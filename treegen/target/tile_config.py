@@ -96,7 +96,7 @@ def value_is_piece(head_dim: int, head_dim_v: int) -> bool:
 
 
 def is_latent(shape: Shape) -> bool:
-    """Tells whether values have so many dims, as in MLA, that kernels have configs of their own for them."""
+    """Tells whether values have too many dims for the usual kernel configs, as in MLA."""
     return padded(shape.head_dim_v) > 256 and shape.dtype != "fp32"
 
 
