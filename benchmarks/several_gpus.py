@@ -167,7 +167,7 @@ def peers_case(tokens: int, rows: int, mesh: Any) -> dict[str, Any]:
         from torch.distributed.tensor.experimental import context_parallel
         from torch.distributed.tensor.experimental._context_parallel._attention import _cp_options
 
-        _cp_options.enable_load_balance = False  # that of causal masks needs as many queries as keys
+        _cp_options.enable_load_balance = False  # it serves causal masks, with a query for each key
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 

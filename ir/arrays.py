@@ -211,7 +211,7 @@ def largest(values: npt.NDArray[Any]) -> int:
 
 
 def stable_order(numbers: npt.NDArray[Any], end: int) -> Longs:
-    """Returns the order that sorts numbers of 0 to `end` - 1, and leaves equal ones as they are.
+    """Returns the stable order that sorts numbers of 0 to `end` - 1.
 
     Numbers of 16 bits are sorted by radix, in a third of the time.
     """

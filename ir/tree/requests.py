@@ -281,7 +281,7 @@ def _depth_first(above: Ints | Longs, pages: Ints | Longs) -> Longs:
 
 
 def _by_pairs(owner: Longs, pages: Ints | Longs, requests: int) -> Longs:
-    """Returns the order that sorts places to branch off by owner, then by pages, and leaves equal ones as they are."""
+    """Returns the stable order that sorts places to branch off, by owner and then by pages."""
     by_pages = stable_order(pages, largest(pages) + 1)
     return by_pages.take(stable_order(owner.take(by_pages), requests))
 

@@ -150,7 +150,7 @@ def test_many_unlike_ranks_are_cut_short() -> None:
     tree = forest(nodes=40, most_tokens=60, seed=1, roots=0.3, rows="leaves")
     lines = list(ranks_lines(cost_of_ranks(Problem(tree, SHAPE, H200), Division(64, NVLINK), auto(), scaled=False)))
     assert len(lines) < 24
-    assert any("more, of which the slowest takes" in line for line in lines)
+    assert any("more; the slowest takes" in line for line in lines)
 
 
 def test_explanations_have_ranks_on_request() -> None:

@@ -160,7 +160,7 @@ def _run_example() -> None:
 
 
 def _run_command() -> None:
-    """Runs the command on two ranks, of which rank 0 prints."""
+    """Runs the command on two ranks; rank 0 prints."""
     for option, divided in (("--tensor-parallel", "heads"), ("--context-parallel", "tokens")):
         with redirect_stdout(io.StringIO()) as printed:
             assert cli.main(["run", "40(6*3)", option, "--compare", "auto,query,sdpa", "--page-size", "4"]) == 0

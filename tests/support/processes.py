@@ -27,7 +27,7 @@ def started(program: str, *arguments: str, environment: dict[str, str] | None = 
 
 def run_function(call: str, seconds: int = 120) -> str:
     """Runs a function of the tests, `support.crews:deaths('folder')`, in a process of its own, which may fork, and
-    returns what it printed. It has to succeed in so many seconds.
+    returns what it printed. It has to succeed within `seconds`.
     """
     module, _, text = call.partition(":")
     process = started(

@@ -18,7 +18,7 @@ SIZES = ((1, 4, 8, "bf16"), (5, 8, 40, "fp16"), (3, 4, 24, "fp32"), (64, 32, 128
 """Rows, heads, head_dim and type."""
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _COUNTED: dict[str, tuple[str, Callable[[int, int], int], int]] = {
-    # The collective, the bytes that a rank sends for a tensor of so many bytes, and that tensor's place in a call.
+    # The collective, the bytes that a rank sends for those of a tensor, and that tensor's place in a call.
     "all_gather_into_tensor": ("all-gather", lambda size, ranks: size * (ranks - 1), 1),
     "all_gather_single": ("all-gather", lambda size, ranks: size * (ranks - 1), 1),
     "all_to_all_single": ("all-to-all", lambda size, ranks: size * (ranks - 1) // ranks, 1),

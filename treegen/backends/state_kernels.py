@@ -34,6 +34,21 @@ def pack_states(
 
 
 @triton.jit
+def largest_of_ranks(lses, stride, state, there, ranks, lse_scale, STATES: tl.constexpr):
+    """Returns the largest natural lse of each state over all ranks; the same with 0 where no rank saw a token; and the
+    NaN of ranks whose lse is NaN, 0 without any. lses: those of a rank lie stride apart from those of the next one.
+    """
+    largest = tl.full([STATES], -float("inf"), tl.float32)
+    broken = tl.zeros([STATES], tl.float32)
+    for rank in range(ranks):
+        sums = tl.load(lses + rank * stride + state, mask=there, other=-float("inf")) / lse_scale
+        broken += tl.where(sums != sums, sums, 0.0)
+        largest = tl.maximum(largest, sums)
+    base = tl.where(largest == -float("inf"), 0.0, largest)
+    return largest, base, broken
+
+
+@triton.jit
 def combine_states(
     packed_out, packed_lse, out, lse, states, out_chunk, lse_chunk, ranks, lse_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, STATES: tl.constexpr,
@@ -48,13 +63,7 @@ def combine_states(
     there = state < states
     inside = there[:, None] & (element[None, :] < D)
     chunk = tl.cast(out_chunk, tl.int64)
-    largest = tl.full([STATES], -float("inf"), tl.float32)
-    broken = tl.zeros([STATES], tl.float32)
-    for rank in range(ranks):
-        sums = tl.load(packed_lse + rank * lse_chunk + state, mask=there, other=-float("inf")) / lse_scale
-        broken += tl.where(sums != sums, sums, 0.0)
-        largest = tl.maximum(largest, sums)
-    base = tl.where(largest == -float("inf"), 0.0, largest)
+    largest, base, broken = largest_of_ranks(packed_lse, lse_chunk, state, there, ranks, lse_scale, STATES)
     total = tl.zeros([STATES], tl.float32)
     merged = tl.zeros([STATES, BLOCK_D], tl.float32)
     at = state.to(tl.int64)[:, None] * D + element[None, :]
@@ -84,13 +93,7 @@ def rescale_states(
     element = tl.arange(0, BLOCK_D)
     there = state < states
     inside = there[:, None] & (element[None, :] < D)
-    largest = tl.full([STATES], -float("inf"), tl.float32)
-    broken = tl.zeros([STATES], tl.float32)
-    for rank in range(ranks):
-        sums = tl.load(lses + rank * states + state, mask=there, other=-float("inf")) / lse_scale
-        broken += tl.where(sums != sums, sums, 0.0)
-        largest = tl.maximum(largest, sums)
-    base = tl.where(largest == -float("inf"), 0.0, largest)
+    largest, base, broken = largest_of_ranks(lses, states, state, there, ranks, lse_scale, STATES)
     total = tl.zeros([STATES], tl.float32)
     for rank in range(ranks):
         sums = tl.load(lses + rank * states + state, mask=there, other=-float("inf")) / lse_scale

@@ -143,7 +143,7 @@ class Timeline:
         return self.sms - int(np.count_nonzero(np.bincount(self.blocks.sm)))
 
     def with_fewer_launches(self, most: int) -> Timeline:
-        """Joins launches that follow one another, as many into each, until there are at most `most` of them."""
+        """Joins launches that follow one another, in equal numbers, until there are at most `most`."""
         count = len(self.launches)
         if count <= most:
             return self

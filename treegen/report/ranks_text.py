@@ -23,7 +23,7 @@ def ranks_lines(cost: RanksCost) -> Iterator[str]:
     yield from (_held_line(ranks, len(cost.held)) for ranks in alike[:_MOST_RANKS])
     if len(alike) > _MOST_RANKS:
         hidden = sum(len(ranks) for ranks in alike[_MOST_RANKS:])
-        yield f"  {hidden} more, of which the slowest takes {time_text(_slowest_us(alike[_MOST_RANKS:]))}"
+        yield f"  {hidden} more; the slowest takes {time_text(_slowest_us(alike[_MOST_RANKS:]))}"
     if cost.merges:
         yield f"  {'merge: heads, mode':22}{'collective':16}{'messages':>10}{'sent':>12}{'time':>12}"
     for way in cost.merges:
