@@ -25,13 +25,13 @@ def started(program: str, *arguments: str, environment: dict[str, str] | None = 
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path, **(environment or {})}, **options)
 
 
-def run_function(call: str, seconds: int = 120) -> str:
-    """Runs a function of the tests, `support.crews:deaths('folder')`, in a process of its own, which may fork, and
-    returns what it printed. It has to succeed within `seconds`.
+def finished(program: str, *arguments: str, environment: dict[str, str], seconds: int) -> tuple[int, str]:
+    """Runs `program` as `started` does, and whatever it forks; returns its exit code, and all that was printed.
+
+    After `seconds` all of its processes are killed, and the code is 255.
     """
-    module, _, text = call.partition(":")
     process = started(
-        f"import {module}; {module}.{text}", environment={"OMP_NUM_THREADS": "1"}, text=True,
+        program, *arguments, environment=environment, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
@@ -39,9 +39,19 @@ def run_function(call: str, seconds: int = 120) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         printed, _ = process.communicate()
-        raise AssertionError(f"{printed}\nhung for {seconds} s") from None
-    assert process.returncode == 0, printed
-    return str(printed)
+        return 255, f"{printed}\nhung for {seconds} s"
+    return process.returncode, printed
+
+
+def run_function(call: str, seconds: int = 120) -> str:
+    """Runs a function of the tests, `support.crews:deaths('folder')`, in a process of its own, which may fork, and
+    returns what it printed. It has to succeed within `seconds`.
+    """
+    module, _, text = call.partition(":")
+    environment = {"OMP_NUM_THREADS": "1"}
+    code, printed = finished(f"import {module}; {module}.{text}", environment=environment, seconds=seconds)
+    assert code == 0, printed
+    return printed
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -12,7 +10,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
-from support.processes import started
+from support.processes import finished
 
 TIMEOUT = 20
 """Seconds that a rank waits for the others in a collective."""
@@ -20,23 +18,13 @@ _START = "import sys; from support.ranks import launch; sys.exit(launch(*sys.arg
 
 
 def run_ranks(program: str, ranks: int, *arguments: str, seconds: int = 240) -> tuple[int, str]:
-    """Runs a function in several ranks, connected by gloo; returns the sum of their exit codes, and what they printed.
+    """Runs a function in several ranks, connected by gloo; returns how many failed, and what they printed.
 
     program: a module of the tests and its function, `support.rank_programs:merges`, which is called with the arguments.
     """
     environment = {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        process = started(
-            _START, program, str(ranks), folder, *arguments, environment=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
-        try:
-            printed, _ = process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            printed, _ = process.communicate()
-            return 255, f"{printed}\nranks hung for {seconds} s"
-    return process.returncode, printed
+        return finished(_START, program, str(ranks), folder, *arguments, environment=environment, seconds=seconds)
 
 
 def launch(program: str, ranks: str, folder: str, *arguments: str) -> int:
