@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import treegen
 from treegen.backends.oracle import error
-from treegen.cost.communication import best_merge
+from treegen.cost.communication import MODES, best_merge
 from treegen.distributed import Merge, Parallel, compile, measure_link, merge_across
 from treegen.distributed.collectives import all_gather, reduce_scatter
 
@@ -35,28 +36,39 @@ PREFIXES, ROWS = (8_192, 131_072, 1_048_576), (8, 16, 32, 64, 128, 256)
 CALLS = 8  # in a graph
 
 
-def replay_us(call: Callable[[], object], repeats: int = 15) -> float:
-    """Returns the median microseconds of a call in a graph of several, of the slowest rank."""
+def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """Captures a row of calls."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
             call()
-    times = []
-    for repeat in range(repeats + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        if repeat > 1:
+    return graph
+
+
+def replay_us(call: Callable[[], object], repeats: int = 15) -> float:
+    """Returns the median microseconds of a call in a graph of several, of the slowest rank."""
+    return replays_us({"call": call}, repeats)["call"]
+
+
+def replays_us(calls: Mapping[str, Callable[[], object]], repeats: int = 15) -> dict[str, float]:
+    """Returns the median microseconds of each call in a graph of several, of the slowest rank; they take turns."""
+    graphs = {name: captured(call) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(repeats + 2):
+        for name, graph in graphs.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             dist.barrier()
-        graph.replay()  # after the barrier, so that ranks begin together
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    slowest = torch.tensor([median(times[2:])], device="cuda")
+            graph.replay()  # after the barrier, so that ranks begin together
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3 / CALLS)
+    slowest = torch.tensor([median(each[2:]) for each in times.values()], device="cuda")
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    return dict(zip(times, slowest.tolist(), strict=True))
 
 
 def prefix_tree(tokens: int, rows: int) -> treegen.Tree:
@@ -115,19 +127,18 @@ def collectives_case(rows: int, group: Any) -> dict[str, Any]:
     out = torch.zeros(rows, 32, 128, dtype=torch.bfloat16, device="cuda")
     sums = torch.zeros(rows, 32, device="cuda")
     sent = torch.zeros(chunk // ranks * ranks, dtype=torch.uint8, device="cuda")
-    times = {
-        "all-gather lse": replay_us(lambda: all_gather(lses, lse, group)),
-        "all-gather states": replay_us(lambda: all_gather(of_all, own, group)),
-        "all-to-all states": replay_us(lambda: dist.all_to_all_single(torch.empty_like(sent), sent, group=group)),
-        "reduce-scatter": replay_us(lambda: reduce_scatter(part, scaled, group)),
-        "all-reduce": replay_us(lambda: dist.all_reduce(scaled[:rows], group=group)),
+    calls: dict[str, Callable[[], object]] = {
+        "all-gather lse": lambda: all_gather(lses, lse, group),
+        "all-gather states": lambda: all_gather(of_all, own, group),
+        "all-to-all states": lambda: dist.all_to_all_single(torch.empty_like(sent), sent, group=group),
+        "reduce-scatter": lambda: reduce_scatter(part, scaled, group),
+        "all-reduce": lambda: dist.all_reduce(scaled[:rows], group=group),
     }
-    for mode in ("exchange", "gather"):
+    for mode in MODES:
         for heads in ("all", "own"):
-            times[f"merge {mode} {heads}"] = replay_us(
-                lambda mode=mode, heads=heads: merge_across(out, sums, group, mode=mode, heads=heads)
-            )
-    return {"rows": rows, **times}
+            how: dict[str, Any] = {"mode": mode, "heads": heads}
+            calls[f"merge {mode} {heads}"] = partial(merge_across, out, sums, group, **how)
+    return {"rows": rows, **replays_us(calls, 60)}
 
 
 def tensor_case(parallel: Parallel) -> dict[str, Any]:

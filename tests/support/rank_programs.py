@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,11 +67,14 @@ def links() -> None:
     merge_across(torch.zeros(2, 2, 8), torch.zeros(2, 2), group)
 
 
-def random_trees(count: str, device: str = "cpu", dtype: str = "fp32") -> None:
-    """Compares random trees, shapes, meshes and options with the oracle over the whole tree."""
+def random_trees(count: str, device: str = "cpu", dtype: str = "fp32", first: str = "0") -> None:
+    """Compares random trees, shapes, meshes and options with the oracle over the whole tree.
+
+    Takes `count` seeds from `first` on. On a GPU calls are also captured: replays give the bits of calls.
+    """
     worst, compared = 0.0, 0
     meshes = _meshes(device)
-    for seed in range(int(count)):
+    for seed in range(int(first), int(first) + int(count)):
         source = random.Random(seed)
         mesh, names = meshes[source.randrange(len(meshes))]
         interleave = source.choice((1, 1, 2, 16))
@@ -125,12 +129,26 @@ def _compare(tree: Tree, parallel: Parallel, source: random.Random, device: str,
     keys = k_cache[slots, kv] if len(slots) else k_cache[:1, kv]
     values = keys[..., :16] if latent else (v_cache[slots, kv] if len(slots) else v_cache[:1, kv])
     found = kernel(q[:, heads], keys, values, return_lse=True)
+    if device == "cuda":
+        _check_replay(lambda: kernel(q[:, heads], keys, values, return_lse=True), found)
     scores = OracleOptions(scores=ScoreOptions(**options) if options else None)
     expected = reference(tree, q, k_cache, v_cache, scores)
     if wanted == "own":
         part = (heads.stop - heads.start) // shard.size
         heads = slice(heads.start + shard.rank * part, heads.start + (shard.rank + 1) * part)
     return max(error(a, b[:, heads]) for a, b in zip(found, expected, strict=True))
+
+
+def _check_replay(call: Callable[[], Any], expected: Any) -> None:
+    """Captures a call, with its collectives, and compares a replay's tensors with those of a plain call."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = call()
+    for tensor in replayed:
+        tensor.fill_(7.0)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(replayed, expected, strict=True))
 
 
 def _options(shape: Shape, source: random.Random, generator: torch.Generator, device: str) -> dict[str, Any]:
