@@ -204,6 +204,7 @@ def main() -> None:
     arguments = parser.parse_args()
     step_kernels()
     long_run("from 4,096 tokens, no swap", 4096, arguments.steps, 0)
+    long_run("from 4,096 tokens, 10 swaps", 4096, arguments.steps, 10)
     long_run("from 100 tokens, 10 swaps", 100, arguments.steps, 10)
     late_steps(500)
 
