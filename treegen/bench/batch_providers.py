@@ -21,7 +21,7 @@ from treegen.bench.batch_results import OWN
 from treegen.bench.providers import UnavailableError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
-from treegen.workloads.batch_pages import BatchPages
+from treegen.workloads.batch_pages import BatchPages, add_arrivals
 
 
 class BatchServer(Protocol):
@@ -121,11 +121,7 @@ class LiveServer:
             live.grow(tokens.pop())
         elif change.grown:
             live.grow(list(change.grown.values()), [seats[row] for row in change.grown])
-        for arrival in change.arrived:
-            request, shared_row = arrival.request, arrival.shared_row
-            shared_with = None if shared_row is None else seats[shared_row]
-            shared = shared_with, request.shared_tokens
-            seats[arrival.row] = live.add(request.tokens, *shared, arrival.row, request.queries)
+        add_arrivals(live, seats, change.arrived)
         self.kernel.prepare(live)
 
     def behind(self) -> None:

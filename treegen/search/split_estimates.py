@@ -20,13 +20,28 @@ WAVES = (0.5, 1, 2, 4, 8)
 """Thread blocks per SM that the splits of a walk make. Each walk is also weighed without a split."""
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 _STEP = 64  # splits are multiples of this number of tokens
-_BATCH_BLOCKS, _BATCH_CHAIN, _BATCH_SHARPNESS = 1.3, 1.4, 4.0
-"""Kernels for running batches: the factors of the times of all thread blocks and of the longest one, and the exponent
-of the soft maximum.
+_AT_A_TIME = 2  # thread blocks that an SM holds
 
-Fitted on an H200 to 64 running batches of two seeds with up to 16 policies each: choices take 1.018 times the time of
-the best policy on average, and 1.09 at most; with the terms of kernels for one tree alone 1.05 and 1.28.
-"""
+
+class BatchTerms(NamedTuple):
+    """How launches for running batches differ from those for one tree.
+
+    blocks, memory, chain: the factors of the times of all thread blocks, of memory, and of the longest thread block.
+    last: the time in which not all SMs are busy any more, where thread blocks follow others on an SM: this part of what
+    one of them takes. sharpness: the exponent of the soft maximum.
+
+    SMs do not wait for the busiest one, whose thread blocks are not longer than others together.
+    """
+
+    blocks: float
+    memory: float
+    chain: float
+    last: float
+    sharpness: float
+
+
+BATCH_TERMS = BatchTerms(blocks=1.15, memory=1.14, chain=1.17, last=0.06, sharpness=4.4)
+"""Fitted on an H200 by benchmarks/fit_batches.py."""
 
 
 def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, target: Target) -> Floats:
@@ -94,18 +109,24 @@ def outputs_of(parts: Floats, bins: Bins, layout: WalkLayout, cuts: list[Cut], n
 
 
 def times_of(
-    splits: Floats, outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem, *, batches: bool = False
+    splits: Floats,
+    outputs: SplitOutputs,
+    whole: Tally,
+    layout: WalkLayout,
+    problem: Problem,
+    batches: BatchTerms | None = None,
 ) -> Floats:
     """Returns microseconds of each walk with each of its splits, by the terms of the cost model: [splits, walks].
 
-    batches: whether kernels are those for running batches.
+    batches: the terms of kernels for running batches; None for kernels for one tree.
     """
     tree, shape, target = problem
     tiles, facts = layout.tiles, facts_of(target)
     slower = longer = 1.0
-    if batches:
-        slower, longer = _BATCH_BLOCKS, _BATCH_CHAIN / _BATCH_BLOCKS
-        facts = {**facts, "sharpness": _BATCH_SHARPNESS, "memory_fraction": facts["memory_fraction"] * slower}
+    if batches is not None:
+        slower, longer = batches.blocks, batches.chain / batches.blocks
+        memory_fraction = facts["memory_fraction"] * batches.blocks / batches.memory
+        facts = {**facts, "sharpness": batches.sharpness, "memory_fraction": memory_fraction}
     items, item_rows, written, merged, longest = outputs
     q_row = shape.num_qo_heads * shape.head_dim * shape.dtype_bytes
     final_row = shape.num_qo_heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
@@ -121,7 +142,7 @@ def times_of(
     longest_packed += cut_tiles * (splits < whole.longest)
     counts = {
         "turns": turns,
-        "evened": evened_turns(turns, target.sms),
+        "evened": evened_turns(turns, target.sms) if batches is None else turns,
         "full": whole.full * tiles.lanes,
         "packed": (whole.packed + cut_tiles * (items - whole.cohorts)) * tiles.lanes,
         "longest_turns": longer,
@@ -138,7 +159,12 @@ def times_of(
         "written_bytes": merged * float(final_row),
         "longest": longest,
     }
-    items_us = slower * ITEMS.values(SimpleNamespace(**counts, **facts))["items_us"]
+    terms = ITEMS.values(SimpleNamespace(**counts, **facts))
+    items_us = slower * terms["items_us"]
+    if batches is not None:
+        turns_of_sm = turns / target.sms
+        follow = turns_of_sm > _AT_A_TIME
+        items_us += follow * batches.last * slower * np.maximum(terms["throughput"], terms["traffic"]) / turns_of_sm
     merge_us = MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"] + facts["next_launch_us"]
     times_us: Floats = facts["launch_us"] + items_us + np.where(merged > 0, merge_us, 0.0)
     return times_us

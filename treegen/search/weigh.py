@@ -27,7 +27,7 @@ from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
-from treegen.search.split_estimates import WAVES, outputs_of, splits_of, times_of
+from treegen.search.split_estimates import BATCH_TERMS, WAVES, BatchTerms, outputs_of, splits_of, times_of
 from treegen.search.walk_layout import MOST_KEPT, WHOLE, Floats, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -181,8 +181,13 @@ class Weights(NamedTuple):
         return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
-def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
-    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
+def weights_of(
+    problem: Problem, tile: KernelConfig | None = None, batch_terms: BatchTerms = BATCH_TERMS
+) -> Weights | None:
+    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`.
+
+    batch_terms: the terms of kernels for running batches, which have a tile.
+    """
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
@@ -197,5 +202,5 @@ def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | 
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
-    times_us = times_of(splits, outputs, whole, layout, problem, batches=tile is not None)
+    times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else batch_terms)
     return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts, layout, whole)

@@ -9,6 +9,7 @@ import numpy as np
 
 from treegen.ir.arrays import Ints, Longs
 from treegen.ir.errors import InputError
+from treegen.ir.live_batch import LiveBatch
 from treegen.workloads.served_batch import BatchEvents, BatchRequest, ServedBatch
 
 
@@ -66,6 +67,24 @@ class BatchArrival:
     row: int
     request: BatchRequest
     shared_row: int | None
+
+
+def add_arrivals(live: LiveBatch, seats: dict[int, int], arrivals: Sequence[BatchArrival]) -> None:
+    """Starts requests in a LiveBatch. seats: the seat of each row's request, which also gets the new ones."""
+    for arrival in arrivals:
+        request, shared_row = arrival.request, arrival.shared_row
+        shared_with = None if shared_row is None else seats[shared_row]
+        seats[arrival.row] = live.add(
+            request.tokens, shared_with, request.shared_tokens, arrival.row, request.queries
+        )  # fmt: skip
+
+
+def live_batch_of(batch: ServedBatch) -> LiveBatch:
+    """Returns the LiveBatch of a batch at its first step."""
+    sizes = BatchSizes.of(batch, ())
+    live = LiveBatch(page_size=batch.page_size, max_seats=sizes.rows)
+    add_arrivals(live, {}, BatchPages(batch, sizes).change.arrived)
+    return live
 
 
 @dataclass(frozen=True, slots=True)
