@@ -219,3 +219,8 @@ def test_the_suite_is_measured_on_any_device(tmp_path: Path) -> None:
 def test_wrong_commands(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["tune", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_entries_name_batches_of_other_seeds() -> None:
+    (entry,) = suite_entries([of_us(100, 80), replace(of_us(100, 82), seed=1)], "medians")
+    assert entry.source == "medians: a, a of seed 1, 1.23x the weighed choice"

@@ -56,12 +56,21 @@ class MeasuredPolicy:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredBatch:
-    """Measured policies of a batch, in order of their estimates. Without measurements the first one is chosen."""
+    """Measured policies of a batch, in order of their estimates. Without measurements the first one is chosen.
+
+    seed: the seed of the suite that the batch belongs to.
+    """
 
     name: str
     family: str
     key: PolicyKey
     policies: tuple[MeasuredPolicy, ...]
+    seed: int = 0
+
+    @property
+    def title(self) -> str:
+        """The batch's name, with the seed if that is not the suite's."""
+        return f"{self.name} of seed {self.seed}" if self.seed else self.name
 
     @property
     def weighed_over_best(self) -> float:
@@ -167,7 +176,7 @@ def suite_entries(measured: Iterable[MeasuredBatch], source: str) -> list[Entry]
         best = min(times, key=times.__getitem__, default="")
         if best and times[best] <= BETTER * weighed:
             candidates = tuple((text, time_us, "measured") for text, time_us in times.items())
-            names = ", ".join(batch.name for batch in batches)
+            names = ", ".join(batch.title for batch in batches)
             told = f"{source}: {names}, {weighed / times[best]:.2f}x the weighed choice"
             policy = of_batches[0][best].policy
             entries.append(Entry(key, policy, times[best], candidates, told, installed_versions()))
@@ -201,6 +210,7 @@ def save_suite(
     batches = [
         {
             "batch": batch.name,
+            "seed": batch.seed,
             "family": batch.family,
             "key": batch.key.to_object(),
             "policies": [[dict(each.policy), each.estimated_us, each.measured_us] for each in batch.policies],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from treegen.cli.arguments import print_table, shape_from
@@ -14,14 +15,14 @@ _DEFAULT_HEADS = "32:8,8:1"
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
-    """The options of the command; None for defaults. heads: "query:KV" pairs with commas."""
+    """The options of the command; None for defaults. heads: "query:KV" pairs with commas. seeds: those of suites."""
 
     heads: str | None
     head_dim: int | None
     dtype: str | None
     family: str | None
     data: Path | None
-    seed: int
+    seeds: Sequence[int]
     candidates: int
     repeats: int
     json: Path | None
@@ -47,8 +48,8 @@ def tune_suite(options: SuiteOptions) -> None:
     heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
     for text in heads:
         shape_from(text, options.head_dim, options.dtype, None)  # checks the heads
-    suite = batches(options.data, options.seed)
-    chosen = [batch for batch in chosen_batches(suite, options.family) if batch.requests[-1].queries == 1]
+    suites = {seed: chosen_batches(batches(options.data, seed), options.family) for seed in options.seeds}
+    chosen = [(seed, batch) for seed, suite in suites.items() for batch in suite if batch.requests[-1].queries == 1]
     if not chosen:
         raise InputError("family", options.family, "has no batches that can be tuned", "name other families")
     if options.data is None:
@@ -58,22 +59,24 @@ def tune_suite(options: SuiteOptions) -> None:
     target, settings = current_target(), BatchSettings(repeats=options.repeats)
     source = f"medians of {options.repeats} launches on a cold L2, {target.name}"
     found: list[MeasuredBatch] = []
-    latent = [batch for batch in chosen if batch.mla]
-    settings_of_heads = [([text], [batch for batch in chosen if not batch.mla]) for text in heads]
+    latent = [(seed, batch) for seed, batch in chosen if batch.mla]
+    settings_of_heads = [([text], [(seed, batch) for seed, batch in chosen if not batch.mla]) for text in heads]
     if latent:
         settings_of_heads.append(([], latent))
     device_facts = machine(copy_gbps())
     for texts, of_heads in settings_of_heads:
         with progress_bar(len(of_heads)) as on_batch:
-            found += measure_suite(
-                of_heads,
-                BatchShapes(texts, options.head_dim or 128, options.dtype or "bf16"),
-                target,
-                settings,
-                default_device(),
-                most=options.candidates,
-                on_batch=on_batch,
-            )
+            for seed, batch in of_heads:
+                measured = measure_suite(
+                    [batch],
+                    BatchShapes(texts, options.head_dim or 128, options.dtype or "bf16"),
+                    target,
+                    settings,
+                    default_device(),
+                    most=options.candidates,
+                    on_batch=on_batch,
+                )
+                found += (replace(each, seed=seed) for each in measured)
         entries = suite_entries(found, source)
         for entry in entries:
             POLICY_CACHE.store(entry)

@@ -14,7 +14,6 @@ from treegen.cli.arguments import (
     FamilyOption,
     HeadDimOption,
     PageSizeOption,
-    SeedOption,
     print_table,
     shape_from,
 )
@@ -70,7 +69,14 @@ def tune(
         typer.Option("--suite", help="Tune kernels for running batches, over a suite of batches instead of trees."),
     ] = False,
     family: FamilyOption = None,
-    seed: SeedOption = 0,
+    seed: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0,
+            help="Seed of the batches, as in `treegen bench`; can be repeated.",
+            show_default="0, which is the suite",
+        ),
+    ] = None,
     data: DataOption = None,
     json: Annotated[
         Path | None,
@@ -86,7 +92,7 @@ def tune(
     if suite:
         if trees or page_size is not None or again:
             raise InputError("suite", "--suite", "excludes TREE, --page-size and --again", "leave these out")
-        options = SuiteOptions(heads, head_dim, dtype, family, data, seed, candidates or 12, repeats or 7, json)
+        options = SuiteOptions(heads, head_dim, dtype, family, data, seed or [0], candidates or 12, repeats or 7, json)
         tune_suite(options)
         return
     if not trees:
