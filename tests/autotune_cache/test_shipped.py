@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -18,15 +19,18 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
 from treegen.autotune_cache.policy_file import file_text
 from treegen.autotune_cache.shipped_policies import ShippedPolicies
 from treegen.search.batch_choices import accepts_for_batches
-from treegen.search.bucket import policy_bucket
+from treegen.search.bucket import batch_bucket, policy_bucket
 from treegen.search.policies import accepts
 from treegen.strategies import strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.version import KERNEL_VERSION, SPACE_VERSION
+from treegen.workloads.batch_pages import live_batch_of
+from treegen.workloads.batches import batches
 from treegen.workloads.specs import trees_of
 
 HEADS = ((32, 8), (32, 32), (16, 1), (64, 8), (28, 4))
+BATCH_HEADS = ("32:8", "8:1", "16:2", "64:8", "40:8", "32:32")
 
 
 @pytest.fixture(scope="module")
@@ -36,10 +40,18 @@ def shipped() -> list[Entry]:
     return [each.entry for each in listed if each.entry is not None]
 
 
+def of_batches(entry: Entry) -> bool:
+    return entry.key.bucket.startswith("batch of ")
+
+
+def accepted(entry: Entry) -> Callable[[Mapping[str, object]], bool]:
+    """Tells whether a policy is one of the entry's kind."""
+    return accepts_for_batches if of_batches(entry) else accepts
+
+
 def test_each_was_measured_and_is_taken(shipped: list[Entry]) -> None:
     for entry in shipped:
-        of_batches = entry.key.bucket.startswith("batch of ")
-        assert accepts_for_batches(entry.policy) if of_batches else accepts(entry.policy)
+        assert accepted(entry)(entry.policy)
         assert entry.measured_us is not None
         times = [time for _, time, _ in entry.candidates if time is not None]
         assert entry.measured_us == min(times)
@@ -57,9 +69,9 @@ def test_doctor_counts_all_as_usable_whatever_triton_is_installed(tmp_path: Path
     command = [sys.executable, "-m", "treegen", "doctor", "--json"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     found = json.loads(done.stdout)
-    assert (done.returncode, found["policies"]) == (0, {"user": {}, "shipped": {"usable": 280}})
+    assert (done.returncode, found["policies"]) == (0, {"user": {}, "shipped": {"usable": 363}})
     if installed_versions()["triton"] != "3.6":
-        assert any(note.startswith("280 policies were measured with triton 3.6, here ") for note in found["notes"])
+        assert any(note.startswith("363 policies were measured with triton 3.6, here ") for note in found["notes"])
 
 
 def test_auto_takes_them(shipped: list[Entry], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +87,9 @@ def test_lookups_take_few_calls_and_nothing_is_read_at_import(shipped: list[Entr
 
     for where in ("shipped", "memory"):
         for entry in shipped:
-            found = policies.lookup(entry.key, accepts)
+            found = policies.lookup(entry.key, accepted(entry))
             assert (found.entry, found.where) == (entry, where)
-    assert calls(lambda: policies.lookup(shipped[0].key, accepts)) < 120
+    assert calls(lambda: policies.lookup(shipped[0].key, accepted(shipped[0]))) < 120
 
 
 def test_the_file_is_sorted_and_has_a_line_for_each(shipped: list[Entry]) -> None:
@@ -91,7 +103,22 @@ def test_fasttree_s_table_is_there_for_common_shapes(shipped: list[Entry], data_
     shapes = {
         shape_text(Shape(*heads, dim, dtype=dtype)) for heads, dim, dtype in product(HEADS, (64, 128), ("fp16", "bf16"))
     }
-    assert {(entry.key.bucket, entry.key.shape) for entry in shipped} == set(product(buckets, shapes))
+    assert {(each.key.bucket, each.key.shape) for each in shipped if not of_batches(each)} == set(
+        product(buckets, shapes)
+    )
     assert {tuple(entry.made_with.items()) for entry in shipped} == {
         (("treegen", "0.1.0"), ("triton", "3.6"), ("torch", "2.11"))
     }
+
+
+def test_batches_of_the_suite_take_them(shipped: list[Entry], data_dir: Path) -> None:
+    """Those of the suite and of seed 1, with the shapes that docs/limits.md names."""
+    latent = {f"{heads}:1 heads, head_dim 576, bf16, page_size 16, shared_kv True" for heads in (128, 16)}
+    shapes = {f"{heads} heads, head_dim {dim}, bf16, page_size 16" for heads in BATCH_HEADS for dim in (64, 128)}
+    known = {(entry.key.bucket, entry.key.shape) for entry in shipped if of_batches(entry)}
+    assert {shape for _, shape in known} - latent == shapes
+    buckets = set()
+    for seed in (0, 1):
+        for batch in batches(data_dir, seed):
+            buckets.add(f"batch of {batch_bucket(live_batch_of(batch).tree())}")
+    assert {bucket for bucket, _ in known} <= buckets
