@@ -24,6 +24,7 @@ from treegen.strategies import Strategy, batch_invariant
 HEADS = (4, 2)
 SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
 SINKS = torch.tensor([0.0, 2.0, -1.0, 5.0])
+WORDS = torch.tensor([0x12345679, -0x789ABCDE, -1], dtype=torch.int32)
 DOCUMENT = (torch.arange(400) // 9 % 3 == 0) | (torch.arange(400) < 3)
 
 
@@ -53,6 +54,10 @@ def document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return DOCUMENT[kv_idx]
 
 
+def bits(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (((WORDS[b % 3] >> (kv_idx & 31)) & 1) == 1) | ((torch.bitwise_right_shift(kv_idx, 6) & (b + 1)) > 0)
+
+
 def nobody(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return (b % 2 == 0) & (q_idx >= 0)
 
@@ -70,6 +75,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "constant": {"score_mod": constant},
     "document": {"mask_mod": document},
     "gridded": {"mask_mod": gridded},
+    "bits": {"mask_mod": bits},
     "nobody": {"mask_mod": nobody},
     "all": {
         "logits_soft_cap": 3.0, "alibi_slopes": SLOPES, "window_left": 40, "sinks": SINKS,
@@ -213,7 +219,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "indices": ({"score_mod": lambda score, b, h, q, t: score + GRID[b]}, "with 1 indices"),
     "float index": ({"score_mod": lambda score, b, h, q, t: score + SLOPES[score]}, "not an integer"),
     "float64": ({"score_mod": lambda score, b, h, q, t: score + SLOPES.double()[h]}, "torch.float64"),
-    "bits of numbers": ({"mask_mod": lambda b, h, q, t: (b & 1) == 0}, "of numbers"),
+    "bits of numbers": ({"mask_mod": lambda b, h, q, t: (b | 1) == 0}, "takes bitwise or of numbers"),
+    "bits of a score": (
+        {"score_mod": lambda score, *_: score & 1},
+        "takes bitwise and of numbers that are not",
+    ),
+    "shifted score": ({"score_mod": lambda score, *_: score >> 1}, "takes bitwise right_shift of numbers that"),
     "string": ({"score_mod": lambda score, *_: "score"}, "uses str"),
     "error inside": ({"score_mod": lambda score, *_: [][1]}, "IndexError"),
     "arity": ({"score_mod": lambda score: score}, "TypeError"),

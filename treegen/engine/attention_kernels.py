@@ -73,7 +73,7 @@ def score_options(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -
     if mask is not None and window_left < 0:
         mask_mod = mask.mask_mod
     elif mask is not None:
-        mask_mod, window_left = mask.window_mod(window_left), window_left + mask.seen.shape[1]
+        mask_mod, window_left = mask.window_mod(window_left), window_left + mask.most
     return {
         "sm_scale": kind.sm_scale, "window_left": window_left, "logits_soft_cap": kind.logits_soft_cap, "sinks": sinks,
         "mask_mod": mask_mod,

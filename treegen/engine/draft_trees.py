@@ -17,7 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from treegen.ir.arrays import INT32_MAX, Longs
+from treegen.ir.arrays import INT32_MAX, Ints, Longs
+
+_SHIFT, _BITS = 5, 32
+"""A word has 2^5 bits."""
 
 
 class DraftTree(NamedTuple):
@@ -105,7 +108,9 @@ class DraftMask:
     Attributes:
         first: int32 `[rows]`; the tokens before the drafts of a row's branch. All tokens that a row of no draft sees by
             its position are before that.
-        seen: bool `[rows, most]`; which of the drafts the row sees.
+        seen: int32 `[rows, words]`; a bit for each of `most` drafts, the lowest of the first word for draft 0: whether
+            the row sees it.
+        most: The most drafts of a branch.
 
     Args:
         rows: The most query rows.
@@ -115,7 +120,8 @@ class DraftMask:
 
     def __init__(self, rows: int, most: int, device: torch.device) -> None:
         self.first = torch.full((rows,), INT32_MAX, dtype=torch.int32, device=device)
-        self.seen = torch.zeros(rows, most, dtype=torch.bool, device=device)
+        self.seen = torch.zeros(rows, -(-most // _BITS), dtype=torch.int32, device=device)
+        self.most = most
         self._late: torch.Tensor | None = None
         self._ages: torch.Tensor | None = None
         self._drafts: Sequence[tuple[int, int, tuple[int, ...]]] = ()
@@ -136,7 +142,7 @@ class DraftMask:
         """
         if self._late is None or self._ages is None:
             self._late = torch.zeros_like(self.first)
-            self._ages = torch.zeros(self.seen.shape, dtype=torch.int32, device=self.seen.device)
+            self._ages = torch.zeros(len(self.first), self.most, dtype=torch.int32, device=self.first.device)
             self._fill_windows(self._late, self._ages)
         first, late, ages = self.first, self._late, self._ages
 
@@ -156,11 +162,11 @@ class DraftMask:
         """
         if not drafts and not self._drafts:
             return
-        first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.bool_)
+        first, seen = np.full(self.first.shape, INT32_MAX, np.int32), np.zeros(self.seen.shape, np.int32)
         for row, tokens, parents in drafts:
             rows = slice(row, row + len(parents))
             first[rows] = tokens
-            seen[rows, : len(parents)] = draft_shape(parents).sees
+            seen[rows] = _words(draft_shape(parents).sees, seen.shape[1])
         self.first.copy_(torch.from_numpy(first), non_blocking=True)
         self.seen.copy_(torch.from_numpy(seen), non_blocking=True)
         self._drafts = drafts
@@ -184,4 +190,24 @@ def _sees(first: torch.Tensor, seen: torch.Tensor, b: Any, h: Any, q_idx: Any, k
     It hides all tokens after a row, so plans need not.
     """
     draft = kv_idx - first[b]
-    return ((draft < 0) | seen[b, torch.clamp(draft, min=0)]) & (kv_idx <= q_idx)
+    place = torch.clamp(draft, min=0)
+    word = _word(seen, b, place >> _SHIFT, 0, seen.shape[1])
+    return ((draft < 0) | (((word >> (place & (_BITS - 1))) & 1) == 1)) & (kv_idx <= q_idx)
+
+
+def _word(seen: torch.Tensor, b: Any, number: Any, begin: int, end: int) -> Any:
+    """Returns word `number` of row b, one of begin..end. Kernels load all words of a row before their loops."""
+    if end - begin == 1:
+        return seen[b, begin]
+    middle = (begin + end) // 2
+    return torch.where(
+        number < middle, _word(seen, b, number, begin, middle), _word(seen, b, number, middle, end)
+    )  # fmt: skip
+
+
+def _words(seen: npt.NDArray[np.bool_], words: int) -> Ints:
+    """Packs truth values `[rows, drafts]` into bits of words `[rows, words]`."""
+    packed = np.zeros((len(seen), 4 * words), np.uint8)
+    bits = np.packbits(seen, axis=1, bitorder="little")
+    packed[:, : bits.shape[1]] = bits
+    return packed.view("<i4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import sympy
@@ -68,6 +69,40 @@ class FloorRemainder(sympy.Function):  # type: ignore[misc]
         return True if self.args[1].is_positive else None
 
 
+class BitAnd(sympy.Function):  # type: ignore[misc]
+    """The bits that two integers have in common."""
+
+    nargs = 2
+    is_integer = True
+
+    @classmethod
+    def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
+        """Evaluates the function of constants."""
+        return sympy.Integer(int(a) & int(b)) if a.is_Integer and b.is_Integer else None
+
+    def _eval_is_nonnegative(self) -> Any:
+        return True if any(each.is_nonnegative for each in self.args) else None
+
+
+class RightShift(sympy.Function):  # type: ignore[misc]
+    """An integer without its lowest bits, b of them, with its sign."""
+
+    nargs = 2
+    is_integer = True
+
+    @classmethod
+    def eval(cls, a: sympy.Basic, b: sympy.Basic) -> sympy.Basic | None:
+        """Evaluates the function of constants."""
+        return sympy.Integer(int(a) >> int(b)) if a.is_Integer and b.is_Integer else None
+
+    def _eval_is_nonnegative(self) -> Any:
+        return self.args[0].is_nonnegative
+
+
+BITS: dict[str, Callable[..., sympy.Basic]] = {"and": BitAnd, "right_shift": RightShift}
+"""Functions of the bits of integers."""
+
+
 class Sigmoid(sympy.Function):  # type: ignore[misc]
     """1 / (1 + exp(-x))."""
 
@@ -112,8 +147,9 @@ class Algebra(Protocol[T]):
         """Applies a function to computed arguments.
 
         Names are add, sub, mul, div, power, floor_div and floor_mod (of integers), whole_div and whole_mod (of integers
-        of at least 0), minimum, maximum, where, not, and, or, xor, lt, le, gt, ge, eq, ne, abs, floor, ceil, exp, log,
-        sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of integers), and int (of integers in a floating-point type).
+        of at least 0), bit_and and right_shift (of integers), minimum, maximum, where, not, and, or, xor, lt, le, gt,
+        ge, eq, ne, abs, floor, ceil, exp, log, sqrt, rsqrt, tanh, sigmoid, sin, cos, erf, float (of integers), and int
+        (of integers in a floating-point type).
         """
 
     def load(self, number: int, indices: tuple[T, ...], wrapped: tuple[bool, ...]) -> T:
@@ -124,7 +160,7 @@ class Algebra(Protocol[T]):
 
 
 _CALLS: dict[type, str] = {
-    Where: "where", Sigmoid: "sigmoid",
+    Where: "where", Sigmoid: "sigmoid", BitAnd: "bit_and", RightShift: "right_shift",
     sympy.Not: "not", sympy.And: "and", sympy.Or: "or", sympy.Xor: "xor",
     sympy.StrictLessThan: "lt", sympy.LessThan: "le", sympy.StrictGreaterThan: "gt", sympy.GreaterThan: "ge",
     sympy.Equality: "eq", sympy.Unequality: "ne",

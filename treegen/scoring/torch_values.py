@@ -26,6 +26,7 @@ def _floor_div(a: Any, b: Any) -> Any:
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "power": operator.pow,
     "floor_div": _floor_div, "whole_div": _floor_div, "floor_mod": _floor_mod, "whole_mod": _floor_mod,
+    "bit_and": torch.bitwise_and, "right_shift": torch.bitwise_right_shift,
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge, "eq": operator.eq, "ne": operator.ne,
     "and": torch.logical_and, "or": torch.logical_or, "xor": torch.logical_xor, "not": torch.logical_not,
     "minimum": torch.minimum, "maximum": torch.maximum, "where": torch.where, "abs": torch.abs,

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from treegen.ir.errors import InputError
-from treegen.scoring.expressions import FloorDivision, FloorRemainder, Load, Sigmoid, Where, WholeLoad, is_truth
+from treegen.scoring.expressions import BITS, FloorDivision, FloorRemainder, Load, Sigmoid, Where, WholeLoad, is_truth
 
 _MOST_DIMS = 4
 """The most dimensions of a captured tensor."""
@@ -60,7 +60,7 @@ def _operator(name: str, *, swapped: bool = False) -> Callable[..., Any]:
     return operate
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "rshift"):
     setattr(Traced, f"__{_name}__", _operator(_name))
     setattr(Traced, f"__r{_name}__", _operator(_name, swapped=True))
 for _name in ("neg", "pos", "abs", "invert", "lt", "le", "gt", "ge", "eq", "ne"):
@@ -212,12 +212,14 @@ def _clamped(value: object, low: object = None, high: object = None) -> sympy.Ba
     return result if high is None else sympy.Min(result, _number(high), evaluate=False)
 
 
-def _bitwise(of_truths: Callable[..., sympy.Basic], name: str) -> Callable[..., sympy.Basic]:
+def _bitwise(name: str, of_truths: Callable[..., sympy.Basic] | None = None) -> Callable[..., sympy.Basic]:
     def operate(*values: object) -> sympy.Basic:
-        expressions = [_expression(value) for value in values]
-        if not all(is_truth(each) for each in expressions):
-            raise _UnsupportedError(f"takes bitwise {name} of numbers")
-        return of_truths(*expressions)
+        expressions, numbers = [_expression(value) for value in values], [_number(value) for value in values]
+        if of_truths is not None and all(is_truth(each) for each in expressions):
+            return of_truths(*expressions)
+        if name not in BITS or not all(each.is_integer for each in numbers):
+            raise _UnsupportedError(f"takes bitwise {name} of numbers" + " that are not integers" * (name in BITS))
+        return BITS[name](*numbers)
 
     return operate
 
@@ -254,15 +256,17 @@ _FUNCTIONS: dict[str, Callable[..., sympy.Basic]] = {
     "eq": _of_number(sympy.Eq), "ne": _of_number(sympy.Ne),
     "float": _number, "int": _whole, "long": _whole, "bool": _truth,
     **{f"logical_{name}": lambda *values, of=of: of(*map(_truth, values)) for name, of in _TRUTHS.items()},
-    **{f"bitwise_{name}": _bitwise(of, name) for name, of in _TRUTHS.items()},
+    **{f"bitwise_{name}": _bitwise(name, of) for name, of in _TRUTHS.items()},
+    "bitwise_right_shift": _bitwise("right_shift"),
 }  # fmt: skip
 _SAME = {
     "truediv": "div", "true_divide": "div", "divide": "div", "rtruediv": "div", "multiply": "mul", "subtract": "sub",
     "floordiv": "floor_divide", "mod": "remainder", "absolute": "abs", "negative": "neg", "pos": "positive",
     "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "invert": "bitwise_not", "clip": "clamp",
+    "rshift": "bitwise_right_shift",
     "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "not_equal": "ne",
 }  # fmt: skip
-_SWAPPED = ("radd", "rsub", "rmul", "rtruediv", "rdiv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor")
+_SWAPPED = ("radd", "rsub", "rmul", "rtruediv", "rdiv", "rfloordiv", "rmod", "rpow", "rand", "ror", "rxor", "rrshift")
 
 
 def _function(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:

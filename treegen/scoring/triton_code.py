@@ -18,6 +18,7 @@ from treegen.scoring.expressions import QUERY, SCORE, TOKEN, computed
 LESS = (sympy.StrictLessThan, sympy.StrictGreaterThan, sympy.LessThan, sympy.GreaterThan)
 _OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "whole_div": "//", "whole_mod": "%",
+    "bit_and": "&", "right_shift": ">>",
     "and": "&", "or": "|", "xor": "^", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
 }  # fmt: skip
 _CALLS = {
