@@ -27,9 +27,10 @@ from treegen.bench.suite_tuning import (
     suite_table,
 )
 from treegen.runtime.batch_room import tile_of
-from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at
+from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
 from treegen.search.weigh import weighed, weights_of
 from treegen.strategies import query
+from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -102,9 +103,16 @@ def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
 
 def test_plans_with_too_many_items_are_not_taken() -> None:
     problem = prefix(60, 4096, 500)
-    kept(problem, head_rows=1, waves="8")
+    kept(problem, head_rows=64, waves="4")
     assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
     assert BatchChoices(TILE, 30).choose(problem) == weighed(problem, most_items=30, tile=TILE)
+
+
+def test_a_policy_that_does_not_suit_a_batch_of_the_bucket_is_not_taken() -> None:
+    """Here it leaves most of the GPU idle."""
+    problem = prefix(60, 4096, 500)
+    kept(problem, head_rows=64)
+    assert BatchChoices(TILE, 10_000).choose(problem) == weighed(problem, most_items=10_000, tile=TILE)
 
 
 def test_files_are_read_once_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +166,8 @@ SETTINGS = BatchSettings(capture=called, timer=lambda call, repeats: 1.0)
 
 def of_us(*times: float, name: str = "a", own: int = 500) -> MeasuredBatch:
     """A batch whose policies take these times, the weighed one first."""
-    policies = ({"strategy": "cohort", "head_rows": rows} for rows in (64, 32, 16, 4))
+    sizes = ((64, "8"), (32, "4"), (64, "2"), (4, "2"))
+    policies = ({"strategy": "cohort", "head_rows": rows, "waves": waves} for rows, waves in sizes)
     named = enumerate(zip(policies, times, strict=False))
     measured = tuple(MeasuredPolicy(each, 1.0 + place, us) for place, (each, us) in named)
     return MeasuredBatch(name, "groups", batch_key(prefix(60, 4096, own)), measured)
@@ -167,7 +176,7 @@ def of_us(*times: float, name: str = "a", own: int = 500) -> MeasuredBatch:
 def test_the_fastest_of_a_bucket_is_kept() -> None:
     """By the geometric mean over its batches, of policies that were measured in all of them."""
     (entry,) = suite_entries([of_us(100, 80, 99, 10), of_us(200, 210, 150, name="b")], "medians")
-    assert entry.policy == {"strategy": "cohort", "head_rows": 16}
+    assert entry.policy == {"strategy": "cohort", "head_rows": 64, "waves": "2"}
     assert entry.measured_us == pytest.approx((99 * 150) ** 0.5)
     assert entry.measured_us == min(time for _, time, _ in entry.candidates if time is not None)
     assert entry.source == "medians: a, b, 1.16x the weighed choice"
@@ -224,3 +233,29 @@ def test_wrong_commands(arguments: list[str], said: str, capsys: pytest.CaptureF
 def test_entries_name_batches_of_other_seeds() -> None:
     (entry,) = suite_entries([of_us(100, 80), replace(of_us(100, 82), seed=1)], "medians")
     assert entry.source == "medians: a, a of seed 1, 1.23x the weighed choice"
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
+def test_the_split_of_an_earlier_choice_follows_the_tokens(heads: tuple[int, int]) -> None:
+    """So a batch that grows has about as many work items as the one that was weighed, and waits for no further wave."""
+    shape = replace(SHAPE, num_qo_heads=heads[0], num_kv_heads=heads[1])
+    choices, items = BatchChoices(TILE, 10_000), []
+    for own in (2000, 2100, 2200, 2290):
+        problem = Problem(Tree.from_parents([-1] * 8, [own] * 8), shape, H200)
+        chosen = choices.choose(problem)
+        assert chosen.reason == choices.choose(problem).reason
+        items.append(len(chosen.strategy.plan(problem)))
+    assert max(items) == items[0]
+    assert chosen.strategy.options["split"] > 0
+
+
+def test_what_has_no_split_is_not_scaled() -> None:
+    assert [scaled(each, 1.1) for each in (query(), Cohort(64))] == [query(), Cohort(64)]
+    assert [scaled(each, 1.1) for each in (query(640), Cohort(64, split=64))] == [query(704), Cohort(64, split=128)]
+    assert scaled(Cohort(64, split=640, split_shared_rows=2), 0.9) == Cohort(64, split=576, split_shared_rows=2)
+
+
+def test_an_empty_batch_has_nothing_to_scale() -> None:
+    choices = BatchChoices(TILE, 10_000)
+    empty = Problem(LiveBatch(16).tree(), SHAPE, H200)
+    assert choices.choose(empty) == choices.choose(empty)

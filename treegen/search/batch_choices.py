@@ -11,6 +11,7 @@ waves: thread blocks per SM that the split makes; without it nothing is split.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -19,13 +20,21 @@ from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
 from treegen.search.bucket import batch_bucket, policy_bucket
-from treegen.search.split_estimates import WAVES
+from treegen.search.split_estimates import SPLIT_STEP, WAVES
 from treegen.search.weigh import Weights, as_named, weighed, weights_of
-from treegen.strategies.strategy import Choice
+from treegen.strategies.baselines import query
+from treegen.strategies.cohort import Cohort
+from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.problem import Problem
 
 _DRIFT = 1.15
 """The factor by which the tokens of a batch may grow or shrink before its policies are weighed anew."""
+_NEAR = 1.25
+"""A measured policy is taken where its estimate is at most this many times the least one.
+
+Batches of a bucket differ: work items that just fill the GPU for one of them leave half of it idle for another one. The
+estimates of shipped policies are at most 1.18 times the least, for the batches that they were measured with.
+"""
 _CUTS = ("lowest", "highest")
 _WAVES = tuple(f"{waves:g}" for waves in WAVES)
 
@@ -68,6 +77,15 @@ def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
     return next(((split, walk) for walk in walks if weights.walks[walk].head_rows == policy["head_rows"]), None)
 
 
+def scaled(strategy: Strategy, factor: float) -> Strategy:
+    """Returns a weighed strategy whose split is multiplied by a factor, and rounded up as those of policies are."""
+    split = strategy.options.get("split")
+    if not isinstance(split, int):
+        return strategy
+    tokens = math.ceil(split * factor / SPLIT_STEP) * SPLIT_STEP
+    return replace(strategy, split=tokens) if isinstance(strategy, Cohort) else query(tokens)
+
+
 class BatchChoices:
     """Chooses for the batches of one shape and target, and remembers the choice for each bucket; a server has few.
 
@@ -84,23 +102,31 @@ class BatchChoices:
         self._entries: dict[str, Entry | None] = {}
 
     def choose(self, problem: Problem) -> Choice:
-        """Returns the choice of an earlier batch of the same bucket with about equal tokens, or else a new one."""
+        """Returns the choice of an earlier batch of the same bucket with about equal tokens, or else a new one.
+
+        The split of an earlier choice grows and shrinks with the tokens, so that as many work items result.
+        """
         tree = problem.tree
         bucket, tokens = policy_bucket(tree), tree.unique_tokens
         choice, known = self._choices.get(bucket, (None, 0))
         if choice is None or not known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
             choice = self._measured(problem) or weighed(problem, most_items=self.most_items, tile=self.tile)
-            self._choices[bucket] = choice, tokens
-        return choice
+            known = tokens
+            self._choices[bucket] = choice, known
+        if tokens in (0, known):
+            return choice
+        return Choice(scaled(choice.strategy, tokens / known), choice.reason)
 
     def _measured(self, problem: Problem) -> Choice | None:
-        """Returns the measured choice for such batches, if the policy cache has one whose plan is not too large."""
+        """Returns the measured choice for such batches, if the policy cache has one that fits this batch."""
         entry = self._entry(problem)
         weights = None if entry is None else weights_of(problem, self.tile)
         if entry is None or weights is None:
             return None
         place = place_of(weights, entry.policy)
         if place is None or weights.items(place) > self.most_items:
+            return None
+        if weights.times_us[place] > _NEAR * weights.times_us.min():
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
         return Choice(as_named(weights.policy(place), problem.tree), reason)

@@ -19,7 +19,8 @@ from treegen.target.targets import Target
 WAVES = (0.5, 1, 2, 4, 8)
 """Thread blocks per SM that the splits of a walk make. Each walk is also weighed without a split."""
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
-_STEP = 64  # splits are multiples of this number of tokens
+SPLIT_STEP = 64
+"""Splits are multiples of this number of tokens."""
 _AT_A_TIME = 2  # thread blocks that an SM holds
 
 
@@ -57,9 +58,9 @@ def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, target: Target) -> F
     # On average the last item of a cohort is half as long as the others.
     even = whole.tokens / np.maximum(wanted - whole.cohorts / 2, 0.5)
     splits = np.where(divided, even, tiles.tokens * throughput_us / (tiles.lone_us * waves))
-    splits = np.ceil(splits / _STEP) * _STEP
+    splits = np.ceil(splits / SPLIT_STEP) * SPLIT_STEP
     excess = bins.sums(bins.cohorts * bins.parts(splits), len(layout.walks)) / wanted
-    splits = np.where(divided & (excess > 1), np.ceil(splits * excess / _STEP) * _STEP, splits)
+    splits = np.where(divided & (excess > 1), np.ceil(splits * excess / SPLIT_STEP) * SPLIT_STEP, splits)
     splits = np.where(splits < whole.longest, splits, float(INT32_MAX))
     return np.concatenate([np.full((1, len(layout.walks)), float(INT32_MAX)), splits])
 
