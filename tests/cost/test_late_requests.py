@@ -133,7 +133,7 @@ def test_a_plan_that_cannot_wait() -> None:
 
 
 def test_requests_outgrow_plans_by_tokens_and_by_their_own_length() -> None:
-    """Long requests by 128 tokens, short ones that share a prompt by half of their own, if an eighth of them are so."""
+    """Long requests by 128 tokens, short ones on one prompt by a quarter of theirs, if an eighth of them are."""
 
     def planned(batch: LiveBatch, seats: list[int] | None) -> list[int]:
         """The steps at whose end a plan is made."""
@@ -156,10 +156,10 @@ def test_requests_outgrow_plans_by_tokens_and_by_their_own_length() -> None:
         return batch, seats
 
     alone = LiveBatch(page_size=16)
-    for tokens in (4000, 300, 16):
+    for tokens in (4000, 3000, 16):
         alone.add(tokens)
     assert planned(alone, [0, 1]) == [128]
-    assert planned(*samples(others=0)) == [16, 32, 52, 82, 127]  # 8 tokens of their own, then 24, 40, 60, 90
+    assert planned(*samples(others=0)) == [16, 32, 48, 64, 82, 104, 132]  # 8 tokens of their own, then 24, 40, 56
     assert planned(*samples(others=56)) == [128]
 
 

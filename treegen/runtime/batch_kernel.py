@@ -149,9 +149,9 @@ class BatchKernel(ExplainedKernel):
     def refresh(self, batch: LiveBatch) -> bool:
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
 
-        A plan pays where an eighth of the requests ended, or grew by half of the tokens that they share with no other
-        one (at least 16), or where one grew by 128 tokens. Where requests came, were forked or share other pages, it
-        pays at once if the layers of a step take clearly longer than a plan. Otherwise it pays as soon as the steps
+        A plan pays where an eighth of the requests ended, or grew by a quarter of the tokens that they share with no
+        other one (at least 16), or where one grew by 128 tokens. Where requests came, were forked or share other pages,
+        it pays at once if the layers of a step take clearly longer than a plan. Otherwise it pays as soon as the steps
         since the last plan have taken longer by the time of a plan, all together.
 
         Args:

@@ -132,7 +132,7 @@ class Replanning:
 def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
     """Says whether a plan is out of date because requests have grown.
 
-    One has grown by GROWN tokens, or an eighth of them by half of what was their own: a plan for short tails of
+    One has grown by GROWN tokens, or an eighth of them by a quarter of what was their own: a plan for short tails of
     requests gathers more of them in a work item than it should when they are long.
 
     Args:
@@ -144,4 +144,4 @@ def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool
     most = largest(grown) if len(grown) else 0
     if not _LEAST_GROWN <= most < GROWN:
         return most >= GROWN
-    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, (tokens - shared) // 2))) >= requests
+    return 8 * int(np.count_nonzero(grown >= np.maximum(_LEAST_GROWN, (tokens - shared) // 4))) >= requests
