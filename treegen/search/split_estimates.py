@@ -28,10 +28,11 @@ class BatchTerms(NamedTuple):
     """How launches for running batches differ from those for one tree.
 
     blocks, memory, chain: the factors of the times of all thread blocks, of memory, and of the longest thread block.
-    last: the time in which not all SMs are busy any more, where thread blocks follow others on an SM: this part of what
-    one of them takes. sharpness: the exponent of the soft maximum.
+    last: SMs that take more thread blocks than fit at a time do not run out of them at the same time; this part of a
+    thread block's time is added. sharpness: the exponent of the soft maximum.
 
-    SMs do not wait for the busiest one, whose thread blocks are not longer than others together.
+    The unevenness of one tree's launches is left out. It makes all SMs wait for the one with most thread blocks; here
+    blocks differ in length, and an SM gets the next one as soon as one ends.
     """
 
     blocks: float
