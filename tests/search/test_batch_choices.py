@@ -237,7 +237,7 @@ def test_entries_name_batches_of_other_seeds() -> None:
 
 @pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
 def test_the_split_of_an_earlier_choice_follows_the_tokens(heads: tuple[int, int]) -> None:
-    """So a batch that grows has about as many work items as the one that was weighed, and waits for no further wave."""
+    """So growth adds no work items beyond those that were weighed, which may just fill the GPU."""
     shape = replace(SHAPE, num_qo_heads=heads[0], num_kv_heads=heads[1])
     choices, items = BatchChoices(TILE, 10_000), []
     for own in (2000, 2100, 2200, 2290):

@@ -104,7 +104,7 @@ class BatchChoices:
     def choose(self, problem: Problem) -> Choice:
         """Returns the choice of an earlier batch of the same bucket with about equal tokens, or else a new one.
 
-        The split of an earlier choice grows and shrinks with the tokens, so that as many work items result.
+        The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
         tree = problem.tree
         bucket, tokens = policy_bucket(tree), tree.unique_tokens
