@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -80,8 +79,8 @@ def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
             continue
         if (seed, name) not in trees:
             trees[seed, name] = live_batch_of(batch).tree()
-        heads, dim = re.match(r"(\d+:\d+) heads, head_dim (\d+)", text).groups()  # type: ignore[union-attr]
-        (shape,) = BatchShapes([heads], int(dim)).of(batch)
+        heads, _, others = text.partition(" heads, head_dim ")
+        (shape,) = BatchShapes([heads], int(others.partition(",")[0])).of(batch)
         problem = Problem(trees[seed, name], shape, target)
         weights = weights_of(problem, tile_of(shape, target))
         assert weights is not None

@@ -235,10 +235,9 @@ def test_entries_name_batches_of_other_seeds() -> None:
     assert entry.source == "medians: a, a of seed 1, 1.23x the weighed choice"
 
 
-@pytest.mark.parametrize("heads", [(32, 8), (8, 1)])
-def test_the_split_of_an_earlier_choice_follows_the_tokens(heads: tuple[int, int]) -> None:
+def test_the_split_of_an_earlier_choice_follows_the_tokens() -> None:
     """So growth adds no work items beyond those that were weighed, which may just fill the GPU."""
-    shape = replace(SHAPE, num_qo_heads=heads[0], num_kv_heads=heads[1])
+    shape = replace(SHAPE, num_qo_heads=8, num_kv_heads=1)
     choices, items = BatchChoices(TILE, 10_000), []
     for own in (2000, 2100, 2200, 2290):
         problem = Problem(Tree.from_parents([-1] * 8, [own] * 8), shape, H200)

@@ -2,8 +2,9 @@
 
 A launch of work items takes the soft maximum of three times: its longest thread block alone (a chain of dependent
 tiles, and of partials that it joins before it writes), all thread blocks on full SMs, and its traffic with memory. The
-last two assume that every SM has the thread blocks of the busiest one. A launch of merges takes its longest list or its
-traffic. Constants are a target's, fitted to measurements or scaled from a measured target (treegen.target.targets).
+last two assume that every SM has the thread blocks of the busiest one, unless `evened` is `turns`. A launch of merges
+takes its longest list or its traffic. Constants are a target's, fitted to measurements or scaled from a measured target
+(treegen.target.targets).
 """
 
 from __future__ import annotations
