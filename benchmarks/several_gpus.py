@@ -97,7 +97,7 @@ def prefix_case(tokens: int, rows: int, parallel: Parallel, link: Any) -> dict[s
     alone = treegen.compile(tree, shape=HEADS)
     expected = alone(q, k_cache, v_cache, return_lse=True)
     found: dict[str, Any] = {"tokens": tokens, "rows": rows}
-    found["one"] = replay_us(lambda: alone(q, k_cache, v_cache))
+    calls: dict[str, Callable[[], object]] = {"one": lambda: alone(q, k_cache, v_cache)}
     keys, values = own_tokens(k_cache, tree, parallel), own_tokens(v_cache, tree, parallel)
     for mode in ("exchange", "gather"):
         for heads in ("all", "own"):
@@ -109,8 +109,9 @@ def prefix_case(tokens: int, rows: int, parallel: Parallel, link: Any) -> dict[s
             found[f"error {mode} {heads}"] = max(
                 error(a, b[:, part]) for a, b in zip((out, lse), expected, strict=True)
             )  # fmt: skip
-            found[f"{mode} {heads}"] = replay_us(lambda kernel=kernel: kernel(q, keys, values))
-    found["local"] = replay_us(lambda: kernel.local(q, keys, values, return_lse=True))
+            calls[f"{mode} {heads}"] = partial(kernel, q, keys, values)
+    calls["local"] = partial(kernel.local, q, keys, values, return_lse=True)
+    found |= replays_us(calls, 30)
     cost = best_merge("all", rows, HEADS, parallel.shard.size, link, 4000.0)
     found["predicted merge"] = cost.time_us
     found["predicted one"], found["predicted local"] = alone.estimate.time_us, kernel.local.estimate.time_us

@@ -57,7 +57,8 @@ class KernelKey:
         fused_merge: Whether some items wait for the partials of others in the same launch.
         guarded: Whether values that are not finite are kept from rows whose score hides the token.
         request_page: The page size of the engine's tables, from which step kernels list runs
-            (treegen.backends.step_kernels); 0 where the schedule lists runs of slots.
+            (treegen.backends.step_kernels); 0 where the schedule lists runs of slots. With these tables thread blocks
+            take items in turn.
         recorded: Whether thread blocks record on which SM and when they ran (treegen.backends.recorded_program).
     """
 
@@ -101,6 +102,7 @@ class MergeKey:
         num_warps: Triton's num_warps.
         sinks: See KernelKey.
         recorded: See KernelKey.
+        in_turns: Whether thread blocks take merges in turn, as partial kernels with request_page do with items.
     """
 
     dtype: str
@@ -111,3 +113,4 @@ class MergeKey:
     num_warps: int
     sinks: bool = False
     recorded: bool = False
+    in_turns: bool = False

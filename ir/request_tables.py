@@ -32,9 +32,13 @@ class RequestRoom:
     share one. Each then has a partial slot after those of the plan, and `lone_merges` rows are merged after those of
     the plan. In batch-invariant mode each lone item reads `lone_rows` chunks, and has a partial slot for each of them.
 
+    Launches have fewer thread blocks than there is room for items: `at_once` items are taken at a time, and then the
+    next ones. Behind each list of items there is room for this many without rows, which end it.
+
     Attributes:
         seats: Requests at a time.
         items: Items of a plan.
+        at_once: Items that the thread blocks of a launch take at a time.
         rows: Entries of its row table; where requests have several query rows, the rows of all requests.
         entries: Entries of its items, as in RequestSchedule.
         claims: Claims, as in RequestSchedule.
@@ -54,6 +58,7 @@ class RequestRoom:
 
     seats: int
     items: int
+    at_once: int
     rows: int
     entries: int
     claims: int
@@ -116,24 +121,25 @@ class RequestTables(NamedTuple):
         │                   │            │ claims, merge_partials│ of the plan  │ of lone items │ ..., packed_runs │
         └───────────────────┴────────────┴───────────────────────┴──────────────┴───────────────┴──────────────────┘
         ▲                   ▲                                                   ▲
-        items, planned      alone                                               copied
+        items, planned      alone, second                                       copied
         └──── the host writes these once per plan, with no lone items ──────────┘
 
     Lone items come last, so that in most steps, where they are empty, no other thread block waits for them. In
-    batch-invariant mode they do most of the work, and come first.
+    batch-invariant mode they do most of the work, and come first: then `second` is `planned`.
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
     running: the row of the batch in each seat, -1 for none, and its epoch; the host also writes it without a plan.
     read_rows: the seats of the entries of `rows`. queries (QUERY_FIELDS by seat), row_number, merge_number: empty where
-    each request has one row. counts: the number of rows that the plan merges. lone_partials: the lone items' lists of
-    partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts, by seat)
-    and shared_partials: see SharedChunks; empty in other modes.
+    each request has one row. merge_indptr: -1 behind the end of the plan's last merge. lone_partials: the lone items'
+    lists of partial slots, as in merge_partials; in batch-invariant mode those of all rows. shared (first and counts,
+    by seat) and shared_partials: see SharedChunks; empty in other modes.
     """
 
     items: int
     planned: int
     alone: int
+    second: int
     running: int
     entries: int
     entry_indptr: int
@@ -145,7 +151,6 @@ class RequestTables(NamedTuple):
     merge_number: int
     shared: int
     shared_partials: int
-    counts: int
     merge_partials: int
     merge_indptr: int
     copied: int
@@ -164,11 +169,10 @@ class RequestTables(NamedTuple):
     def of(cls, room: RequestRoom) -> RequestTables:
         """Returns the places of all tables, at multiples of 64 bytes unless a table goes on where another ends."""
         width, most_runs = len(ITEM_FIELDS), room.run_width * 16
-        if room.chunk:
-            places = {"items": 0, "planned": room.lone_items * width, "alone": 0}
-        else:
-            places = {"items": 0, "planned": 0, "alone": room.items * width}
-        end = _aligned((room.items + room.lone_items) * width)
+        second = ((room.lone_items if room.chunk else room.items) + room.at_once) * width
+        planned, alone = (second, 0) if room.chunk else (0, second)
+        places = {"items": 0, "planned": planned, "alone": alone, "second": second}
+        end = _aligned((room.items + room.lone_items + 2 * room.at_once) * width)
         words = {
             "running": 2 * room.seats,
             "entries": room.entries * len(ENTRY_FIELDS),
@@ -181,7 +185,6 @@ class RequestTables(NamedTuple):
             "merge_number": room.queries * room.rows,
             "shared": 2 * room.seats if room.chunk else 0,
             "shared_partials": room.lone_partials if room.chunk else 0,
-            "counts": 1,
             "merge_partials": room.merge_partials + 1,
         }
         for name, count in words.items():
@@ -214,9 +217,7 @@ class RequestTables(NamedTuple):
             self._write_queries(made, room, head)
         if made.chunks is not None:
             self._write_chunks(made.chunks, room, head)
-        head[self.counts] = len(schedule.merge_rows)
         for place, table in (
-            (self.planned, schedule.items.ravel()),
             (self.entries, made.entries.ravel()),
             (self.entry_indptr, made.entry_indptr),
             (self.read_rows, schedule.rows),
@@ -225,9 +226,9 @@ class RequestTables(NamedTuple):
             (self.merge_indptr, schedule.merge_indptr),
         ):
             head[place : place + len(table)] = table
-        items = head[self.planned :][: room.items * len(ITEM_FIELDS)].reshape(room.items, len(ITEM_FIELDS))
-        items[len(schedule.items) :] = 0
-        items[:, -1] = -1  # rows are listed
+        head[self.merge_indptr + len(schedule.merge_indptr) : self.copied] = -1  # behind the last merge
+        head[self.items : self.running] = 0
+        head[self.planned :][: schedule.items.size] = schedule.items.ravel()
 
     def write_running(self, requests: Ints, room: RequestRoom, words: Ints) -> None:
         """Writes rows and epochs by seat, `[2, seats]`, into the words from `running` on."""

@@ -126,9 +126,11 @@ def test_latent_caches() -> None:
 def test_what_cannot_be_served_is_told() -> None:
     outcome = measure_batch(FlashInferBatchDecode(True), case_of(BATCH), settings())
     assert (outcome.status, outcome.detail) == ("unavailable", "FlashInfer takes fp16 and bf16, not fp32")
-    outcome = measure_batch(TreegenBatches(), case_of(DRAFTS), settings())
-    assert outcome.status == "unavailable"
-    assert "treegen.compile or TreeAttentionWrapper" in outcome.detail
+    outcome = measure_batch(TreegenBatches(batch_invariant=True), case_of(DRAFTS), settings())
+    assert (outcome.status, outcome.detail) == (
+        "unavailable",
+        "batch-invariant mode takes one query row per request",
+    )
 
     class Broken(Reference):
         def prepare(self, case: BatchCase) -> ReferenceServer:
@@ -160,12 +162,12 @@ def test_the_live_kernel_follows_the_batch(monkeypatch: pytest.MonkeyPatch) -> N
     assert 3 <= len(updates) < len(refreshed)
 
 
-def test_the_live_kernel_serves_chunks_and_chains() -> None:
-    """One request reads a chunk of its prompt while others decode, and requests accept some of their drafts."""
+def test_the_live_kernel_serves_chunks_and_drafts() -> None:
+    """One reads a chunk of its prompt while others decode; requests accept some of their drafts, chains or trees."""
     chains = replace(
         CHUNKS, requests=(BatchRequest(12, 99, queries=4, grows=2), BatchRequest(9, 3, queries=4, grows=3))
     )
-    for batch in (CHUNKS, chains):
+    for batch in (CHUNKS, chains, DRAFTS):
         case = case_of(batch, steps=12)
         assert case.qo_indptr is not None
         outcome = measure_batch(TreegenBatches(), case, settings(12))

@@ -23,7 +23,6 @@ LONG_FUNCTIONS = {
     "treegen/api/wrapper.py:TreeAttentionWrapper.plan": PUBLIC,
     "treegen/backends/chunk_kernels.py:settle_chunks": DEVICE,
     "treegen/backends/claim_checks.py:check": DEVICE,
-    "treegen/backends/claim_checks.py:settle_seat": DEVICE,
     "treegen/backends/page_expansion.py:expand": DEVICE,
     "treegen/backends/step_kernels.py:read_requests": DEVICE,
     "treegen/backends/step_kernels.py:settle_requests": DEVICE,

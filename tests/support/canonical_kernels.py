@@ -164,6 +164,7 @@ def canonical_kernels() -> dict[str, CanonicalKernel]:
     found |= {name: CanonicalKernel(arch, key) for arch, name, key in _once()}
     for number, merge in enumerate(merge_keys(BF16)[1:]):
         found[f"merge {number}"] = CanonicalKernel(90, merge)
+    found["merge in turns"] = CanonicalKernel(90, replace(merge_keys(BF16)[-1], in_turns=True))
     found["merge with sinks"] = CanonicalKernel(90, replace(merge_keys(BF16)[0], sinks=True))
     found["merge of 256 dims"] = CanonicalKernel(90, merge_keys(Shape(8, 8, 256))[2])
     padded = merge_keys(Shape(8, 8, 80, dtype="fp16"))[-1]

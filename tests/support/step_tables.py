@@ -71,7 +71,10 @@ def step_of(program: RequestProgram, tile: KernelConfig, page_size: int, *, posi
     )
     indptr, slots = words["merge_indptr"].tolist(), words["lone_partials" if room.chunk else "merge_partials"].tolist()
     merged: dict[int, list[int]] = {}
-    for number, row in enumerate(words["merge_rows"][: room.merges].tolist()):
+    rows, ends = words["merge_rows"][: room.merges].tolist(), indptr[1 : room.merges + 1]
+    for number, row in enumerate(rows):
+        if number < room.rows and ends[number] < 0:
+            continue
         if row >= 0:
             assert row not in merged, f"row {row} is merged twice"
             merged[row] = slots[indptr[number] : indptr[number + 1]]
@@ -96,10 +99,9 @@ def _item(
     *,
     positions: bool,
 ) -> Item:
-    row0, count, tile0, tiles, run0, packed_tiles, partial0, first = line
+    row0, count, tile0, tiles, run0, packed_tiles, partial0, _ = line
     if not count:
         return Item([], [], -1, range(0), range(0))
-    assert first == -1
     packed = tile.tokens // run_tokens_of(page_size)
     runs: list[tuple[int, int, int, int, int]] = []  # slot, length, lo, hi, position
     per_slot = min(page_size, tile.tokens)

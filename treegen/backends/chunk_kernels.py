@@ -101,7 +101,7 @@ def settle_chunks(
     tl.store(merge_partials + wanted, tl.where(slot >= 0, slot, partial0 + r), mask=there)
 
     walked = there & (slot < 0)
-    row_count = tl.max(tl.where(walked, r + 1, 0), 0)
+    row_count = tl.max(tl.where(there, r + 1, 0), 0)  # with rows left out, so that no item before the last has none
     item = items + program * 8
     tl.store(item + 1, row_count)
     if row_count > 0:

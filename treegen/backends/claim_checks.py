@@ -87,7 +87,7 @@ def check(
 
 @triton.jit
 def settle_seat(
-    seats, seq_lens, table_rows, table, indptr, qo_indptr, known, claims, queries, merge_number, counts, rows,
+    seats, seq_lens, table_rows, table, indptr, qo_indptr, known, claims, queries, merge_number, rows,
     merge_rows, positions, states, counters, flags, seat,
     num_seats, num_rows, batch_rows, table_stride, width, num_pages, max_tokens,
     P: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr,
@@ -99,7 +99,6 @@ def settle_seat(
     most_tokens = tl.load(known + seat * SEAT_WORDS + 1)
     place = tl.load(known + seat * SEAT_WORDS + 2)
     merge_place = tl.load(known + seat * SEAT_WORDS + 3)
-    num_merges = tl.load(counts)
     present_step = tl.load(counters).to(tl.int32) + 1
     possible = True
     as_planned = True
@@ -129,9 +128,6 @@ def settle_seat(
             number = tl.load(merge_number + merge_place + j + r, mask=live, other=0)
             merged = tl.where(state == PLANNED, query + number, SURPLUS)
             tl.store(merge_rows + merge_place + j + r, merged, mask=live)
-        for j in range(seat, num_rows, BLOCK * num_seats):
-            merge = j + r * num_seats
-            tl.store(merge_rows + merge, SURPLUS, mask=(merge >= num_merges) & (merge < num_rows))
         if POSITIONS:
             for j in range(0, count, BLOCK):
                 tl.store(positions + query + j + r, length - count + j + r, mask=(j + r < count) & (row >= 0))
@@ -139,7 +135,6 @@ def settle_seat(
     else:
         tl.store(rows + place, tl.where(state == PLANNED, row, -1), mask=place >= 0)
         tl.store(merge_rows + merge_place, tl.where(state == PLANNED, row, SURPLUS), mask=merge_place >= 0)
-        tl.store(merge_rows + seat, SURPLUS, mask=seat >= num_merges)
         if POSITIONS:
             tl.store(positions + row, length - 1, mask=row >= 0)
         any_alone = state > PLANNED

@@ -151,7 +151,6 @@ def write_lone_item(
     tl.store(item + 4, run0)
     tl.store(item + 5, fill_up(packed_runs, run0, num_runs, N // B, RUN_WIDTH))
     tl.store(item + 6, partial0)
-    tl.store(item + 7, -1)
 
 
 @triton.jit

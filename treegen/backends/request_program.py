@@ -8,7 +8,7 @@ import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import on_device
-from treegen.backends.launch_tables import LaunchTables, staging_of
+from treegen.backends.launch_tables import LaunchTables, Turns, staging_of
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
@@ -16,6 +16,7 @@ from treegen.ir.arena import SURPLUS_MERGE, ArenaSizes
 from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestTables
+from treegen.ir.work_items import ITEM_FIELDS
 
 
 class RequestProgram:
@@ -45,13 +46,14 @@ class RequestProgram:
         merges = MergeTables(
             at["merge_rows"], at["merge_indptr"], at["lone_partials" if room.chunk else "merge_partials"]
         )
+        turns = Turns(room.at_once, self._places.second // len(ITEM_FIELDS), room.rows, room.lone_merges)
         capacity = ArenaSizes(
             items=(room.items + room.lone_items,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
             merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(
             empty_schedule((form.tile,), fixed=room.chunk > 0), shape, device, ProgramRoom(capacity, room.rows),
-            form.scales, form.scoring, LaunchTables(table, [items], [merges], shape.page_size),
+            form.scales, form.scoring, LaunchTables(table, [items], [merges], shape.page_size, turns),
         )  # fmt: skip
         self.bind = self._attention.bind
         self.tables, self._device = at, device

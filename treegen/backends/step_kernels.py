@@ -75,7 +75,7 @@ def read_entries(
 @triton.jit(do_not_specialize=SIZES)
 def read_requests(
     seats, seq_lens, table_rows, table, indptr, qo_indptr,
-    items, entries, entry_indptr, read_rows, known, claims, queries, row_number, merge_number, counts, rows,
+    items, entries, entry_indptr, read_rows, known, claims, queries, row_number, merge_number, rows,
     merge_rows, positions, tiles, packed_runs, states, counters, flags,
     num_seats, num_items, num_rows, batch_rows, table_stride, width, num_pages, max_tokens, window_left,
     N: tl.constexpr, P: tl.constexpr, B: tl.constexpr, S: tl.constexpr,
@@ -96,7 +96,7 @@ def read_requests(
     program = tl.program_id(0)
     if program >= num_items * PARTS:
         settle_seat(
-            seats, seq_lens, table_rows, table, indptr, qo_indptr, known, claims, queries, merge_number, counts, rows,
+            seats, seq_lens, table_rows, table, indptr, qo_indptr, known, claims, queries, merge_number, rows,
             merge_rows, positions, states, counters, flags, program - num_items * PARTS,
             num_seats, num_rows, batch_rows, table_stride, width, num_pages, max_tokens,
             P, BLOCK, POSITIONS, NAMED, RAGGED, QUERIES,

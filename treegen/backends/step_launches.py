@@ -102,7 +102,7 @@ def _read(common: _Common) -> KernelLaunch:
     parts = _EXPAND_PARTS if room.items <= _MANY_ITEMS else 1
     tables = common.of_tables(
         "planned", "entries", "entry_indptr", "read_rows", "seats", "claims", "queries", "row_number", "merge_number",
-        "counts", "rows", "merge_rows", "positions", "tiles", "packed_runs", "states", "counters", "flags",
+        "rows", "merge_rows", "positions", "tiles", "packed_runs", "states", "counters", "flags",
     )  # fmt: skip
     arguments = (
         *common.pages, *tables,

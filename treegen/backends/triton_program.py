@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from types import ModuleType
@@ -124,9 +125,12 @@ class TritonProgram:
             tables = LaunchTables.of(arena, torch.empty(len(arena.array), dtype=torch.int32, device=device))
             fill(tables.table, arena.array)
         self.tables, self._options = tables, self._options._replace(request_page=tables.page_size)
+        if tables.turns is not None:
+            self._merge_keys = [replace(key, in_turns=True) for key in self._merge_keys]
         of_heads = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)
-        self._values: dict[str, Any] = {}  # further arguments of all launches, by the names of parameters
+        # Further arguments of all launches, by the names of parameters.
+        self._values: dict[str, Any] = {} if tables.turns is None else tables.turns._asdict()
         if of_heads is not None:
             self._values |= {"k_scales": of_heads.k, "v_scales": of_heads.v}
         if scoring is not None:
@@ -224,7 +228,7 @@ class TritonProgram:
     ) -> Iterator[KernelLaunch]:
         """Yields the launches of a call, in order. Arguments: see `__call__`."""
         tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
-        shape, caches = self._shape, (k_cache, v_cache)
+        shape, caches, turns = self._shape, (k_cache, v_cache), self.tables.turns
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
         options = self._options._replace(shared_kv=shared_kv(shape, tensors), packed_fp8=words is not None)
@@ -238,6 +242,8 @@ class TritonProgram:
                 key = kernel_key(tile, shape, page_size, options)
                 values.update(self.tables.items[c]._asdict())
                 blocks = self._capacity.workers if tile.work_list else self._capacity.items[c] * lanes_of(tile, shape)
+                if turns is not None:
+                    blocks = turns.blocks(lanes_of(tile, shape))
                 in_other_form = _caches_for(key, caches, words)
                 if in_other_form is None:
                     yield self._launch(emit_partial(key), blocks, values)
@@ -249,7 +255,11 @@ class TritonProgram:
             if merges:
                 merging = self._merge_keys[round_number]
                 values.update(self.tables.merges[round_number]._asdict())
-                yield self._launch(emit_merge(merging), merges * -(-shape.num_qo_heads // merging.heads), values)
+                per_row = -(-shape.num_qo_heads // merging.heads)
+                blocks = merges * per_row
+                if turns is not None:
+                    blocks = min(blocks, turns.merge_blocks(lanes_of(self._schedule.configs[0], shape), per_row))
+                yield self._launch(emit_merge(merging), blocks, values)
 
     def _launch(self, source: Source, blocks: int, values: dict[str, Any]) -> KernelLaunch:
         """Makes the launch of a module's kernel on `blocks` thread blocks. values: arguments by name; gets switches."""

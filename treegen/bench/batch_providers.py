@@ -19,6 +19,7 @@ from treegen.backends.page_table import PageTable
 from treegen.bench.batch_case import BatchCase
 from treegen.bench.batch_results import OWN
 from treegen.bench.providers import UnavailableError
+from treegen.engine.draft_trees import DraftMask
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.tree import Tree
 from treegen.workloads.batch_pages import BatchPages, add_arrivals
@@ -84,8 +85,6 @@ class TreegenBatches:
 
     def prepare(self, case: BatchCase) -> BatchServer:
         """Makes the kernel for the case's page table."""
-        if case.draft:
-            raise UnavailableError("drafts that are trees go through treegen.compile or TreeAttentionWrapper, by slots")
         if self.batch_invariant and case.many_queries:
             raise UnavailableError("batch-invariant mode takes one query row per request")
         return LiveServer(case, self.batch_invariant)
@@ -104,9 +103,14 @@ class LiveServer:
         self._pages: BatchPages | None = None
         pages = PageTable(case.page_table, case.seq_lens, len(case.cache(0)[0]), qo_indptr=case.qo_indptr)
         most_rows = case.query_rows if case.many_queries else None
-        most_tokens = width * case.shape.page_size
+        self._mask = DraftMask(case.query_rows, len(case.draft), case.q.device) if case.draft else None
         self.kernel = compile_batch(
-            case.shape, pages, max_tokens=most_tokens, max_rows=most_rows, batch_invariant=batch_invariant
+            case.shape,
+            pages,
+            max_tokens=width * case.shape.page_size,
+            max_rows=most_rows,
+            batch_invariant=batch_invariant,
+            mask_mod=None if self._mask is None else self._mask.mask_mod,
         )
 
     def plan(self, pages: BatchPages) -> None:
@@ -123,6 +127,10 @@ class LiveServer:
             live.grow(list(change.grown.values()), [seats[row] for row in change.grown])
         add_arrivals(live, seats, change.arrived)
         self.kernel.prepare(live)
+        if self._mask is not None:
+            draft, rows = self._case.draft, pages.rows.tolist()
+            first = self._case.first_queries(pages)
+            self._mask.fill([(int(first[row]), int(pages.lengths[row]) - len(draft), draft) for row in rows])
 
     def behind(self) -> None:
         self.kernel.refresh(self.live)

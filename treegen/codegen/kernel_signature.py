@@ -23,12 +23,11 @@ from treegen.ir.shape import Shape
 from treegen.target.targets import starts_launches_early
 from treegen.target.tile_config import value_is_piece
 
-_HOPPER, _BLACKWELL = 90, 100
+_HOPPER, _BLACKWELL, _FEW_TOKENS = 90, 100, 64
 _MOST_REGISTERS = 255
 """Of a thread. On Ampere and Blackwell kernels are told that they may take them: by itself the assembler rather spills
 some. Those that need most, which merge, work off lists or have tiles of over _FEW_TOKENS, spill less by themselves.
 """
-_FEW_TOKENS = 64
 
 
 class TensorLike(Protocol):
@@ -130,10 +129,12 @@ def kernel_signature(key: KernelKey | MergeKey) -> tuple[Parameter, ...]:
 
 def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
     tensors = _each(ParameterKind.TENSOR, *Tensors._fields)
-    yield (*tensors, Parameter("parts", ParameterKind.COUNT, specialized=False)) if key.fused_merge else tensors[:-1]
+    yield (*tensors, *_each(ParameterKind.COUNT, "parts")) if key.fused_merge else tensors[:-1]
     yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "runs")
     if key.work_list:
         yield _each(ParameterKind.TABLE, "work_indptr", "work")
+    if key.request_page:
+        yield _each(ParameterKind.COUNT, "second_item")
     if key.epilogue_merge:
         yield _each(ParameterKind.TABLE, "epilogue_indptr", "epilogue_partials")
     if key.scaled:
@@ -152,7 +153,7 @@ def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
         yield _each(ParameterKind.TABLE, "row_positions")
     if key.sinks:
         yield _each(ParameterKind.HEAD_VALUES, "sinks")
-    for number, (_, dims) in enumerate(() if key.scoring is None else key.scoring.captured):
+    for number, (_, dims) in enumerate(key.scoring.captured if key.scoring else ()):
         names = _CapturedNames.of(number, dims)
         yield _each(ParameterKind.CAPTURED, names.tensor)
         yield from ((Parameter(size, ParameterKind.CAPTURED_SIZE, specialized=False),) for size in names.sizes)
@@ -166,6 +167,8 @@ def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
 def _merge_lines(key: MergeKey) -> Iterator[tuple[Parameter, ...]]:
     yield _each(ParameterKind.TENSOR, "out", "lse", "part_out", "part_lse")
     yield _each(ParameterKind.TABLE, *MergeTables._fields)
+    if key.in_turns:
+        yield _each(ParameterKind.COUNT, "first_merges", "second_merges")
     yield _each(ParameterKind.SIZE, "heads")
     yield _each(ParameterKind.SIZE, "out_stride_row", "out_stride_head")
     yield _each(ParameterKind.FLOAT, "lse_scale")
@@ -178,7 +181,7 @@ def _merge_lines(key: MergeKey) -> Iterator[tuple[Parameter, ...]]:
 
 
 def _each(kind: ParameterKind, *names: str) -> tuple[Parameter, ...]:
-    return tuple(Parameter(name, kind) for name in names)
+    return tuple(Parameter(name, kind, specialized=kind is not ParameterKind.COUNT) for name in names)
 
 
 class _CapturedNames(NamedTuple):
@@ -213,8 +216,7 @@ class KernelSignature:
         names = [parameter.name for parameter in parameters if parameter.kind is ParameterKind.TENSOR]
         first = Tensors._fields.index(names[0])
         taken = slice(first, first + len(names))
-        assert names == list(Tensors._fields[taken])
-        assert names == [parameter.name for parameter in parameters[: len(names)]]
+        assert names == list(Tensors._fields[taken]) == [parameter.name for parameter in parameters[: len(names)]]
         return cls(itemgetter(*(parameter.name for parameter in parameters)), taken)
 
 

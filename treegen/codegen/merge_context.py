@@ -15,7 +15,8 @@ class MergeContext:
 
     heads, parts: what a thread block takes at a time, see MergeKey. to_partials: whether some results go to partial
     slots, for a later merge to read. padded_v: padded head dim of results; mask_v: whether that is more than the
-    head dim. recorded: see MergeKey.
+    head dim. recorded, in_turns: see MergeKey. unspecialized: parameters whose values machine code is not made for.
+    indent: further spaces of the kernel's body.
     """
 
     heads: int
@@ -27,10 +28,14 @@ class MergeContext:
     parameters: tuple[Parameter, ...]
     sinks: bool
     recorded: bool
+    in_turns: bool
+    unspecialized: tuple[str, ...]
+    indent: int
 
     @classmethod
     def of(cls, key: MergeKey) -> MergeContext:
         """Spells out a key."""
+        parameters = kernel_signature(key)
         return cls(
             heads=key.heads,
             parts=key.parts,
@@ -38,7 +43,10 @@ class MergeContext:
             head_dim_v=key.head_dim_v,
             padded_v=padded(key.head_dim_v),
             mask_v=padded(key.head_dim_v) != key.head_dim_v,
-            parameters=kernel_signature(key),
+            parameters=parameters,
             sinks=key.sinks,
             recorded=key.recorded,
+            in_turns=key.in_turns,
+            unspecialized=tuple(parameter.name for parameter in parameters if not parameter.specialized),
+            indent=4 if key.in_turns else 0,
         )
