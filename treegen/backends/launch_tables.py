@@ -15,13 +15,13 @@ _MERGES_AT_ONCE = 2
 
 
 class Turns(NamedTuple):
-    """How the thread blocks of a launch take turns with items and merges, of which there are two lists each.
+    """How the thread blocks of a launch take turns. There are two lists of items, and two of merges.
 
     The items of a list end with one that has no rows, and its merges with one whose end is negative.
 
     items_at_once: items that thread blocks take at a time. second_item: the number of the second list's first item.
-    first_merges: the most merges of the first list; one entry behind them stays free. second_merges: those of the
-        second list, which are left out where their row is SURPLUS_MERGE.
+    first_merges: the room of the first list of merges; the second one begins one entry later. second_merges: the room
+        of the second list, whose merges are left out where their row is SURPLUS_MERGE.
     """
 
     items_at_once: int
