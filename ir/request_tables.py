@@ -32,8 +32,8 @@ class RequestRoom:
     share one. Each then has a partial slot after those of the plan, and `lone_merges` rows are merged after those of
     the plan. In batch-invariant mode each lone item reads `lone_rows` chunks, and has a partial slot for each of them.
 
-    Launches have fewer thread blocks than there is room for items: `at_once` items are taken at a time, and then the
-    next ones. Behind each list of items there is room for this many without rows, which end it.
+    Thread blocks take turns: `at_once` items at a time, and then the next ones. Behind the items of the plan, and
+    behind lone items, there is room for this many without rows, which end the list.
 
     Attributes:
         seats: Requests at a time.
@@ -121,11 +121,11 @@ class RequestTables(NamedTuple):
         │                   │            │ claims, merge_partials│ of the plan  │ of lone items │ ..., packed_runs │
         └───────────────────┴────────────┴───────────────────────┴──────────────┴───────────────┴──────────────────┘
         ▲                   ▲                                                   ▲
-        items, planned      alone, second                                       copied
+        items, planned      alone                                               copied
         └──── the host writes these once per plan, with no lone items ──────────┘
 
     Lone items come last, so that in most steps, where they are empty, no other thread block waits for them. In
-    batch-invariant mode they do most of the work, and come first: then `second` is `planned`.
+    batch-invariant mode they do most of the work, and come first.
 
     Step kernels write the rest: the lone items, and the tables after `copied`.
 
@@ -139,7 +139,6 @@ class RequestTables(NamedTuple):
     items: int
     planned: int
     alone: int
-    second: int
     running: int
     entries: int
     entry_indptr: int
@@ -171,7 +170,7 @@ class RequestTables(NamedTuple):
         width, most_runs = len(ITEM_FIELDS), room.run_width * 16
         second = ((room.lone_items if room.chunk else room.items) + room.at_once) * width
         planned, alone = (second, 0) if room.chunk else (0, second)
-        places = {"items": 0, "planned": planned, "alone": alone, "second": second}
+        places = {"items": 0, "planned": planned, "alone": alone}
         end = _aligned((room.items + room.lone_items + 2 * room.at_once) * width)
         words = {
             "running": 2 * room.seats,

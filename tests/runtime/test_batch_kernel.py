@@ -32,8 +32,11 @@ from support.batch_loops import (
 )
 from support.paths import ROOT
 from treegen import LiveBatch, PageTable, Shape
+from treegen.ir.arrays import Ints
 from treegen.ir.errors import StrategyError
-from treegen.strategies import cohort, query
+from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.request_tables import RequestRoom, RequestTables
+from treegen.strategies import Strategy, batch_invariant, cohort, query
 from treegen.strategies.registry import strategy_names
 
 # An impossible page id makes items of the plan read any page; nothing that they compute is written then.
@@ -99,6 +102,32 @@ def test_several_query_rows_at_length(begin: int) -> None:
 def test_interpreted_kernels_of_several_query_rows(number: int) -> None:
     counted = serve(SEVERAL[number], 103 + number, 8, "triton")
     assert counted["planned"] > 0
+
+
+@pytest.mark.parametrize(
+    ("strategy", "queries"), [(cohort(16, split=64), None), (cohort(16, split=64), 4), (batch_invariant(128), None)]
+)
+def test_thread_blocks_take_several_turns(
+    strategy: Strategy, queries: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take one item and one merge at a time, and there are more of both."""
+    monkeypatch.setattr("treegen.runtime.batch_room._BLOCKS_PER_SM", 0.25)
+    monkeypatch.setattr("treegen.backends.request_program._MERGES_AT_ONCE", 1)
+    most = [0, 0]
+    write = RequestTables.write
+
+    def noted(self: RequestTables, made: RequestSchedule, room: RequestRoom, head: Ints) -> None:
+        assert room.at_once == 1
+        assert room.lone_items > 2
+        most[:] = map(max, most, (len(made.schedule.items), len(made.schedule.merge_rows)))
+        write(self, made, room, head)
+
+    monkeypatch.setattr(RequestTables, "write", noted)
+    case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=strategy, most_tokens=400, sms=8, queries=queries)
+    counted = serve(case, 7, 10, "triton")
+    assert counted["planned"] > 0
+    # In batch-invariant mode lone items do most of the work, and step kernels list the merges.
+    assert min(most) > 1 or strategy.name == "batch-invariant"
 
 
 @pytest.mark.full

@@ -10,32 +10,21 @@ from treegen.codegen.kernel_signature import ItemTables, MergeTables
 from treegen.ir.arena import Arena
 from treegen.ir.arrays import Ints
 
-_MERGES_AT_ONCE = 2
-"""Thread blocks that take merges, for each one that takes items: an SM holds about eight of them."""
-
 
 class Turns(NamedTuple):
     """How the thread blocks of a launch take turns. There are two lists of items, and two of merges.
 
     The items of a list end with one that has no rows, and its merges with one whose end is negative.
 
-    items_at_once: items that thread blocks take at a time. second_item: the number of the second list's first item.
+    second_item: the number of the second list's first item. merge_blocks: the most thread blocks that take merges.
     first_merges: the room of the first list of merges; the second one begins one entry later. second_merges: the room
         of the second list, whose merges are left out where their row is SURPLUS_MERGE.
     """
 
-    items_at_once: int
     second_item: int
+    merge_blocks: int
     first_merges: int
     second_merges: int
-
-    def blocks(self, lanes: int) -> int:
-        """Returns the thread blocks that take items. lanes: thread blocks of an item."""
-        return self.items_at_once * lanes
-
-    def merge_blocks(self, lanes: int, blocks_per_row: int) -> int:
-        """Returns the thread blocks that take merges, at most. blocks_per_row: thread blocks of a merge."""
-        return max(1, _MERGES_AT_ONCE * self.blocks(lanes) // blocks_per_row) * blocks_per_row
 
 
 class LaunchTables(NamedTuple):
@@ -44,7 +33,8 @@ class LaunchTables(NamedTuple):
     table: all of them as one int32 tensor. items: the tables of each kernel config. merges: those of each round's
         merges.
     page_size: tokens of a page where each full tile lists the first KV slot of each of its pages, else 0.
-    turns: how thread blocks take turns, where there are fewer of them than items and merges; else None.
+    turns: how thread blocks take turns, where there are fewer of them than items and merges; else None. A program's
+        capacity then has the items that they take at a time.
     """
 
     table: torch.Tensor

@@ -17,6 +17,10 @@ from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestTables
 from treegen.ir.work_items import ITEM_FIELDS
+from treegen.target.tile_config import lanes_of
+
+_MERGES_AT_ONCE = 2
+"""Thread blocks that take merges, for each one that takes items: an SM holds about eight of them."""
 
 
 class RequestProgram:
@@ -46,9 +50,11 @@ class RequestProgram:
         merges = MergeTables(
             at["merge_rows"], at["merge_indptr"], at["lone_partials" if room.chunk else "merge_partials"]
         )
-        turns = Turns(room.at_once, self._places.second // len(ITEM_FIELDS), room.rows, room.lone_merges)
+        second = max(self._places.planned, self._places.alone) // len(ITEM_FIELDS)
+        merge_blocks = _MERGES_AT_ONCE * room.at_once * lanes_of(form.tile, shape)
+        turns = Turns(second, merge_blocks, room.rows, room.lone_merges)
         capacity = ArenaSizes(
-            items=(room.items + room.lone_items,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
+            items=(room.at_once,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
             merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(

@@ -29,10 +29,10 @@ from treegen.codegen.kernel_signature import (
     by_slot,
     call_values,
     captured_values,
-    launch_options,
     shared_kv,
     switch_values,
 )
+from treegen.codegen.launch_options import launch_options
 from treegen.codegen.load import load_module
 from treegen.codegen.merge_forms import merge_key_of
 from treegen.codegen.module_text import compile_templates
@@ -82,9 +82,9 @@ class ProgramRoom(NamedTuple):
 class TritonProgram:
     """A schedule prepared for execution on one device.
 
-    Grids follow from the capacity, and surplus thread blocks exit at once. Where the device can, a merge kernel starts
-    while the launch before it is still running. Calls on several streams may overlap, because each allocates its
-    scratch memory, unless the program keeps a workspace for all of them.
+    Grids follow from the capacity. Surplus thread blocks exit at once, or all of them take turns (Turns). Where the
+    device can, a merge kernel starts while the launch before it is still running. Calls on several streams may overlap,
+    because each allocates its scratch memory, unless the program keeps a workspace for all of them.
 
     Args:
         schedule: The schedule, as it is launched.
@@ -228,7 +228,7 @@ class TritonProgram:
     ) -> Iterator[KernelLaunch]:
         """Yields the launches of a call, in order. Arguments: see `__call__`."""
         tensors = Tensors(q, k_cache, v_cache, out, lse, *self._partials(q.device))
-        shape, caches, turns = self._shape, (k_cache, v_cache), self.tables.turns
+        shape, caches = self._shape, (k_cache, v_cache)
         page_size = 1 if by_slot(shape, tensors) else shape.page_size
         words = in_words(*caches) if shape.kv_dtype in FP8 else None
         options = self._options._replace(shared_kv=shared_kv(shape, tensors), packed_fp8=words is not None)
@@ -242,8 +242,6 @@ class TritonProgram:
                 key = kernel_key(tile, shape, page_size, options)
                 values.update(self.tables.items[c]._asdict())
                 blocks = self._capacity.workers if tile.work_list else self._capacity.items[c] * lanes_of(tile, shape)
-                if turns is not None:
-                    blocks = turns.blocks(lanes_of(tile, shape))
                 in_other_form = _caches_for(key, caches, words)
                 if in_other_form is None:
                     yield self._launch(emit_partial(key), blocks, values)
@@ -256,10 +254,9 @@ class TritonProgram:
                 merging = self._merge_keys[round_number]
                 values.update(self.tables.merges[round_number]._asdict())
                 per_row = -(-shape.num_qo_heads // merging.heads)
-                blocks = merges * per_row
-                if turns is not None:
-                    blocks = min(blocks, turns.merge_blocks(lanes_of(self._schedule.configs[0], shape), per_row))
-                yield self._launch(emit_merge(merging), blocks, values)
+                if self.tables.turns is not None:
+                    merges = min(merges, max(1, self.tables.turns.merge_blocks // per_row))
+                yield self._launch(emit_merge(merging), merges * per_row, values)
 
     def _launch(self, source: Source, blocks: int, values: dict[str, Any]) -> KernelLaunch:
         """Makes the launch of a module's kernel on `blocks` thread blocks. values: arguments by name; gets switches."""

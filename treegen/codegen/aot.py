@@ -20,10 +20,10 @@ from treegen.codegen.kernel_signature import (
     call_values,
     captured_values,
     kernel_signature,
-    launch_options,
     switch_values,
 )
 from treegen.codegen.kernel_usage import stack_accesses_in_loops, usage
+from treegen.codegen.launch_options import launch_options
 from treegen.codegen.load import load_module
 from treegen.codegen.register_layout import check_pairs
 from treegen.ir.errors import BackendError

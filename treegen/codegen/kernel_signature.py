@@ -23,12 +23,6 @@ from treegen.ir.shape import Shape
 from treegen.target.targets import starts_launches_early
 from treegen.target.tile_config import value_is_piece
 
-_HOPPER, _BLACKWELL, _FEW_TOKENS = 90, 100, 64
-_MOST_REGISTERS = 255
-"""Of a thread. On Ampere and Blackwell kernels are told that they may take them: by itself the assembler rather spills
-some. Those that need most, which merge, work off lists or have tiles of over _FEW_TOKENS, spill less by themselves.
-"""
-
 
 class TensorLike(Protocol):
     """What of a tensor the arguments follow from."""
@@ -180,6 +174,11 @@ def _merge_lines(key: MergeKey) -> Iterator[tuple[Parameter, ...]]:
     yield (Parameter("DEPENDENT", ParameterKind.SWITCH, constant=True),)
 
 
+def unspecialized(parameters: tuple[Parameter, ...]) -> tuple[str, ...]:
+    """Names the parameters whose values machine code is not made for."""
+    return tuple(parameter.name for parameter in parameters if not parameter.specialized)
+
+
 def _each(kind: ParameterKind, *names: str) -> tuple[Parameter, ...]:
     return tuple(Parameter(name, kind, specialized=kind is not ParameterKind.COUNT) for name in names)
 
@@ -216,7 +215,8 @@ class KernelSignature:
         names = [parameter.name for parameter in parameters if parameter.kind is ParameterKind.TENSOR]
         first = Tensors._fields.index(names[0])
         taken = slice(first, first + len(names))
-        assert names == list(Tensors._fields[taken]) == [parameter.name for parameter in parameters[: len(names)]]
+        assert names == list(Tensors._fields[taken])
+        assert names == [parameter.name for parameter in parameters[: len(names)]]
         return cls(itemgetter(*(parameter.name for parameter in parameters)), taken)
 
 
@@ -254,21 +254,6 @@ def switch_values(*, interpreted: bool, capability: int) -> dict[str, bool]:
     runs the kernel.
     """
     return {"INTERPRETED": interpreted, "DEPENDENT": starts_launches_early(capability)}
-
-
-def launch_options(key: KernelKey | MergeKey, capability: int) -> dict[str, Any]:
-    """What Triton takes of a launch besides arguments. capability: as of switch_values."""
-    dependent, on_hopper = starts_launches_early(capability), _HOPPER <= capability < _BLACKWELL
-    if isinstance(key, MergeKey):
-        return {"num_warps": key.num_warps, **({"launch_pdl": True} if dependent else {})}
-    needs_most = key.epilogue_merge or key.work_list or key.tile_tokens > _FEW_TOKENS
-    may_take_all = capability > 0 and not on_hopper and not needs_most
-    return {
-        "num_warps": key.num_warps,
-        "num_stages": key.num_stages,
-        **({"launch_pdl": True} if dependent and key.epilogue_merge else {}),
-        **({"maxnreg": _MOST_REGISTERS} if may_take_all else {}),
-    }
 
 
 def cache_strides(cache: TensorLike, kv_layout: str) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from treegen.codegen.kernel_signature import Parameter, kernel_signature
+from treegen.codegen.kernel_signature import Parameter, kernel_signature, unspecialized
 from treegen.ir.keys import MergeKey
 from treegen.target.tile_config import padded
 
@@ -47,6 +47,6 @@ class MergeContext:
             sinks=key.sinks,
             recorded=key.recorded,
             in_turns=key.in_turns,
-            unspecialized=tuple(parameter.name for parameter in parameters if not parameter.specialized),
+            unspecialized=unspecialized(parameters),
             indent=4 if key.in_turns else 0,
         )

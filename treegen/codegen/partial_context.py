@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from treegen.codegen.kernel_signature import Parameter, kernel_signature
+from treegen.codegen.kernel_signature import Parameter, kernel_signature, unspecialized
 from treegen.codegen.tile_context import FullTileContext, PackedTileContext
 from treegen.ir.keys import KernelKey, ScoreCode
 from treegen.ir.shape import FP8
@@ -200,7 +200,7 @@ class PartialContext:
             scores=key.scoring,
             loads=() if key.scoring is None else tuple(_LOADS[kind] for kind, _ in key.scoring.captured),
             parameters=parameters,
-            unspecialized=tuple(parameter.name for parameter in parameters if not parameter.specialized),
+            unspecialized=unspecialized(parameters),
             dims=DimContext.of(key),
             kv=KVContext.of(key),
             full=FullTileContext.of(key) if key.has_full_tiles else None,
