@@ -57,8 +57,8 @@ class KernelKey:
         fused_merge: Whether some items wait for the partials of others in the same launch.
         guarded: Whether values that are not finite are kept from rows whose score hides the token.
         request_page: The page size of the engine's tables, from which step kernels list runs
-            (treegen.backends.step_kernels); 0 where the schedule lists runs of slots. With these tables thread blocks
-            take items in turn.
+            (treegen.backends.step_kernels); 0 where the schedule lists runs of slots.
+        in_turns: Whether thread blocks take items in turn, with tables of a step kernel.
         recorded: Whether thread blocks record on which SM and when they ran (treegen.backends.recorded_program).
     """
 
@@ -86,6 +86,7 @@ class KernelKey:
     fused_merge: bool = False
     guarded: bool = False
     request_page: int = 0
+    in_turns: bool = False
     recorded: bool = False
 
 
@@ -102,7 +103,7 @@ class MergeKey:
         num_warps: Triton's num_warps.
         sinks: See KernelKey.
         recorded: See KernelKey.
-        in_turns: Whether thread blocks take merges in turn, as partial kernels with request_page do with items.
+        in_turns: Whether thread blocks take merges in turn, as partial kernels do with items.
     """
 
     dtype: str

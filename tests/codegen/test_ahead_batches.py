@@ -23,6 +23,7 @@ from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.runtime.batch_room import chunk_room_of, room_of, tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
+from treegen.target.targets import takes_turns
 
 PAGE_SIZES = (1, 16, 64, 128)
 FORMS = ("block", "named", "ragged", "queries", "chunks")
@@ -47,7 +48,11 @@ def attention_key(architecture: int, page_size: int, window: int, layout: str, h
     """The key of the one attention kernel that serves a batch's plans; HND pages are not by slot."""
     shape = Shape(*heads, 128, dtype="bf16", page_size=page_size, kv_layout=layout)
     scoring = windowed(window)
-    options = KernelOptions(request_page=page_size, scoring=None if scoring is None else scoring.code)
+    options = KernelOptions(
+        request_page=page_size,
+        in_turns=takes_turns(architecture),
+        scoring=None if scoring is None else scoring.code,
+    )
     return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
 

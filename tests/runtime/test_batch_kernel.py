@@ -129,6 +129,14 @@ def test_thread_blocks_take_several_turns(
     assert (most[0] > 1 and most[1] > 2) or strategy.name == "batch-invariant"
 
 
+@pytest.mark.parametrize("strategy", [cohort(16, split=64), batch_invariant(128)])
+def test_each_item_may_have_its_own_thread_block(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on Blackwell. Merges are taken in turn there, too."""
+    monkeypatch.setattr("treegen.backends.request_program.takes_turns", lambda capability: False)
+    case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=strategy, most_tokens=400, sms=8)
+    assert serve(case, 7, 10, "triton")["planned"] > 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("begin", range(0, 24, 4))
 def test_interpreted_kernels_of_several_query_rows_at_length(begin: int) -> None:

@@ -17,6 +17,7 @@ from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_ke
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.runtime.batch_room import tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
+from treegen.target.targets import takes_turns
 
 BF16 = Shape(32, 8, 128, dtype="bf16")
 MLA = Shape(16, 1, 576, 512, dtype="bf16", shared_kv=True)
@@ -69,7 +70,7 @@ def fp8(architecture: int, shape: Shape, *, large: bool, **tile: Any) -> KernelK
 
 def batch(architecture: int, page_size: int, layout: str = "NHD", scoring: ScoreCode | None = None) -> KernelKey:
     shape = replace(BF16, page_size=page_size, kv_layout=layout)
-    options = KernelOptions(request_page=page_size, scoring=scoring)
+    options = KernelOptions(request_page=page_size, in_turns=takes_turns(architecture), scoring=scoring)
     return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
 

@@ -64,6 +64,11 @@ def capability_of(device: torch.device) -> int:
     return major * 10 + minor
 
 
+def kernel_capability(device: torch.device) -> int:
+    """Returns the compute capability, times ten, that kernels for a device run on; 0 where no GPU runs them."""
+    return capability_of(device) if device.type == "cuda" and not interpreted() else 0
+
+
 def interpreted() -> bool:
     """Says whether Triton's interpreter replaces its compiler (TRITON_INTERPRET=1)."""
     import triton

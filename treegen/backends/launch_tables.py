@@ -16,11 +16,13 @@ class Turns(NamedTuple):
 
     The items of a list end with one that has no rows, and its merges with one whose end is negative.
 
-    second_item: the number of the second list's first item. merge_blocks: the most thread blocks that take merges.
+    items: whether thread blocks take items in turn; if not, each item has its own. second_item: the number of the
+        second list's first item. merge_blocks: the most thread blocks that take merges.
     first_merges: the room of the first list of merges; the second one begins one entry later. second_merges: the room
         of the second list, whose merges are left out where their row is SURPLUS_MERGE.
     """
 
+    items: bool
     second_item: int
     merge_blocks: int
     first_merges: int
@@ -33,8 +35,8 @@ class LaunchTables(NamedTuple):
     table: all of them as one int32 tensor. items: the tables of each kernel config. merges: those of each round's
         merges.
     page_size: tokens of a page where each full tile lists the first KV slot of each of its pages, else 0.
-    turns: how thread blocks take turns, where there are fewer of them than items and merges; else None. A program's
-        capacity then has the items that they take at a time.
+    turns: how thread blocks take turns, where there are fewer of them than items and merges; else None. Where they take
+        items in turn, a program's capacity has those that are taken at a time.
     """
 
     table: torch.Tensor

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
-from treegen.backends.devices import on_device
+from treegen.backends.devices import kernel_capability, on_device
 from treegen.backends.launch_tables import LaunchTables, Turns, staging_of
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
@@ -17,6 +17,7 @@ from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestTables
 from treegen.ir.work_items import ITEM_FIELDS
+from treegen.target.targets import takes_turns
 from treegen.target.tile_config import lanes_of
 
 _MERGES_AT_ONCE = 2
@@ -51,10 +52,12 @@ class RequestProgram:
             at["merge_rows"], at["merge_indptr"], at["lone_partials" if room.chunk else "merge_partials"]
         )
         second = max(self._places.planned, self._places.alone) // len(ITEM_FIELDS)
+        in_turns = takes_turns(kernel_capability(device))
+        items_at_once = room.at_once if in_turns else self._places.running // len(ITEM_FIELDS)
         merge_blocks = _MERGES_AT_ONCE * room.at_once * lanes_of(form.tile, shape)
-        turns = Turns(second, merge_blocks, room.rows, room.lone_merges)
+        turns = Turns(in_turns, second, merge_blocks, room.rows, room.lone_merges)
         capacity = ArenaSizes(
-            items=(room.at_once,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
+            items=(items_at_once,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
             merge_partials=room.merge_partials, slots=room.slots + room.lone_partials,
         )  # fmt: skip
         self._attention = TritonProgram(

@@ -15,7 +15,7 @@ import torch
 from treegen.backends.alignment import warn_unaligned
 from treegen.backends.bound_call import BoundCall, BoundLaunch, Call, unbound
 from treegen.backends.check_inputs import TORCH_DTYPES
-from treegen.backends.devices import capability_of, interpreted, on_device
+from treegen.backends.devices import kernel_capability, on_device
 from treegen.backends.kernel_launch import KernelLaunch
 from treegen.backends.kv_scales import Scales, placed
 from treegen.backends.kv_views import in_words
@@ -110,7 +110,7 @@ class TritonProgram:
         self._schedule = schedule
         self._shape = shape
         self._partial_dtype = TORCH_DTYPES[shape.partial_dtype]
-        self.capability = capability_of(device) if device.type == "cuda" and not interpreted() else 0
+        self.capability = kernel_capability(device)
         self._options = kernel_options(shape, self.capability, scales, scoring)
         self._merge_keys = [
             merge_key_of(schedule, shape, s, capacity, sinks=self._options.sinks) for s in range(schedule.num_rounds)
@@ -126,6 +126,7 @@ class TritonProgram:
             fill(tables.table, arena.array)
         self.tables, self._options = tables, self._options._replace(request_page=tables.page_size)
         if tables.turns is not None:
+            self._options = self._options._replace(in_turns=tables.turns.items)
             self._merge_keys = [replace(key, in_turns=True) for key in self._merge_keys]
         of_heads = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)

@@ -127,7 +127,7 @@ def _partial_lines(key: KernelKey) -> Iterator[tuple[Parameter, ...]]:
     yield _each(ParameterKind.TABLE, "items", "rows", "tiles", "runs")
     if key.work_list:
         yield _each(ParameterKind.TABLE, "work_indptr", "work")
-    if key.request_page:
+    if key.in_turns:
         yield _each(ParameterKind.COUNT, "second_item")
     if key.epilogue_merge:
         yield _each(ParameterKind.TABLE, "epilogue_indptr", "epilogue_partials")

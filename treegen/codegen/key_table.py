@@ -35,7 +35,7 @@ _MEANINGS = {
     "heads": "query heads that a thread block merges at a time",
     "parts": "partials of a row that it merges at a time",
     "several_rounds": "whether some results go to partial slots",
-    "in_turns": "whether thread blocks take merges in turn",
+    "in_turns": "whether thread blocks take items or merges in turn",
 }
 
 

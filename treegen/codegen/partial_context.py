@@ -146,8 +146,8 @@ class PartialContext:
     """The context of a partial kernel.
 
     rows, tokens: sizes of a tile. group: query heads per KV head, of which a tile takes `heads`, so that a KV head has
-    head_tiles tiles. masked: whether rows see some runs only, and bits: whether bit masks say which. in_turns: whether
-    thread blocks take items in turn, and rows with negative numbers are left out. scores: what changes scores; loads:
+    head_tiles tiles. masked: whether rows see some runs only, and bits: whether bit masks say which. leaves_out:
+    whether rows with negative numbers are left out. in_turns: see KernelKey. scores: what changes scores; loads:
     how the tensors that it captured are read. values_first: whether values are loaded before keys are multiplied.
     unspecialized: parameters whose values machine code is not made for. indent: further spaces of the kernel's body.
     recorded: see KernelKey.
@@ -160,6 +160,7 @@ class PartialContext:
     head_tiles: int
     masked: bool
     bits: bool
+    leaves_out: bool
     in_turns: bool
     work_list: bool
     indent: int
@@ -190,9 +191,10 @@ class PartialContext:
             head_tiles=-(-key.group // heads),
             masked=key.mask != "none",
             bits=key.mask == "bits",
-            in_turns=key.request_page > 0,
+            leaves_out=key.request_page > 0,
+            in_turns=key.in_turns,
             work_list=key.work_list,
-            indent=4 if key.work_list or key.request_page else 0,
+            indent=4 if key.work_list or key.in_turns else 0,
             sinks=key.sinks,
             guarded=key.guarded,
             recorded=key.recorded,

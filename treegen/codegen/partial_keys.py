@@ -17,7 +17,7 @@ class KernelOptions(NamedTuple):
 
     scoring, scaled, emulate_e4m3, sinks, guarded: see KernelKey. shared_kv: whether one load serves K and V; None where
     the shape decides it. packed_fp8: whether tensors allow words to be read; the tile and the shape have to allow it,
-    too, and guarded kernels read none. request_page, recorded: see KernelKey.
+    too, and guarded kernels read none. request_page, in_turns, recorded: see KernelKey.
     """
 
     scoring: ScoreCode | None = None
@@ -28,6 +28,7 @@ class KernelOptions(NamedTuple):
     shared_kv: bool | None = None
     packed_fp8: bool = True
     request_page: int = 0
+    in_turns: bool = False
     recorded: bool = False
 
 
@@ -71,5 +72,6 @@ def kernel_key(tile: KernelConfig, shape: Shape, page_size: int = 1, options: Ke
         packed_fp8=allows_words and reads_packed_fp8(tile.rows, shape),
         guarded=options.guarded,
         request_page=options.request_page,
+        in_turns=options.in_turns,
         recorded=options.recorded,
     )

@@ -39,7 +39,7 @@ class Constants:
     sharpness: float  # exponent of the soft maximum of a launch's terms
 
 
-_HOPPER = 90
+_HOPPER, _BLACKWELL = 90, 100
 
 
 def starts_launches_early(capability: int) -> bool:
@@ -48,6 +48,14 @@ def starts_launches_early(capability: int) -> bool:
     The launch waits for the one before where it has to (programmatic dependent launch, from Hopper on).
     """
     return capability >= _HOPPER
+
+
+def takes_turns(capability: int) -> bool:
+    """Says whether thread blocks of a compute capability (times ten) take items of running batches in turn.
+
+    On Blackwell the loop over items takes registers that the loops over KV need, so each item has its own thread block.
+    """
+    return capability < _BLACKWELL
 
 
 @dataclass(frozen=True, slots=True)
