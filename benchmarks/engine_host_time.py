@@ -1,6 +1,6 @@
 """Host time of decoding steps, besides the model and attention: pages, tables, plans and the controller.
 
-    python benchmarks/engine_host_time.py
+    python benchmarks/engine_host_time.py [--tokens 8000]
     python benchmarks/engine_host_time.py --profile beams    # the functions that take longest
 
 64 query rows decode over prompts of 1,000 tokens, in pages of 16. A stand-in for a model looks up its logits, over a
@@ -17,7 +17,7 @@ import cProfile
 import pstats
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ from treegen.engine.control import Controller
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KIND = AttentionKind(128**-0.5)
-VOCABULARY, PROMPT, TOKENS, RUNS = 1000, 1000, 65, 3
+VOCABULARY, TOKENS, RUNS = 1000, 65, 3
 DRAWN = {"sampling": Sampling(1.0, seed=1), "max_new_tokens": TOKENS}
 
 
@@ -90,20 +90,24 @@ def planning(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> Ste
 class LookUp:
     """The stand-in for a model. Notes the time between two calls, and that after the tokens are read."""
 
-    shape, layers, max_tokens, vocabulary, device = treegen.Shape(32, 8, 128, dtype="fp16"), 1, 4096, VOCABULARY, DEVICE
+    shape, layers, vocabulary, device = treegen.Shape(32, 8, 128, dtype="fp16"), 1, VOCABULARY, DEVICE
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
         self.gaps: list[tuple[float, float]] = []
         self._logits = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-        self._q = torch.zeros(8192, 32, 128, dtype=torch.float16, device=DEVICE)
+        self._q = torch.zeros(1, 32, 128, dtype=torch.float16, device=DEVICE)
         self._ended = self.read = time.thread_time()
 
     def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
         """See Model."""
         begin = time.thread_time()
         self.gaps.append((1e6 * (begin - self._ended), 1e6 * (begin - self.read)))
+        if step.max_new == step.max_rows:  # a step with chunks of prompts
+            self.gaps.clear()
         rows = step.rows
-        step.attend(0, KIND, self._q[:rows], self._q[:rows, :8], self._q[:rows, :8])
+        q = self._q.expand(rows, -1, -1)
+        step.attend(0, KIND, q, q[:, :8], q[:, :8])
         logits = self._logits[step.ids[:rows][keep]]
         self._ended = time.thread_time()
         return logits
@@ -111,8 +115,9 @@ class LookUp:
 
 def engine_of(model: LookUp, controller: Controller) -> Engine:
     """Makes the engine of a case. Its steps of prompts compute nothing either."""
+    pages = 64 * -(-model.max_tokens // 16)
     engine = Engine(
-        model, controller, num_pages=4096, max_branches=64, max_rows=8192, cuda_graphs=False, make_kernel=planning
+        model, controller, num_pages=pages, max_branches=64, max_rows=8192, cuda_graphs=False, make_kernel=planning
     )
     forward = engine.forward
     forward.step = Step(
@@ -122,51 +127,56 @@ def engine_of(model: LookUp, controller: Controller) -> Engine:
     return engine
 
 
-def gaps_of(name: str) -> list[tuple[float, float]]:
-    """Runs a case; returns the microseconds of its steps, and those after the tokens were read."""
+def gaps_of(name: str, tokens: int) -> list[tuple[float, float]]:
+    """Runs a case with prompts of so many tokens; returns the microseconds of its steps, and after tokens were read."""
     controller, prompts = CASES[name]
-    model = LookUp()
+    model = LookUp(tokens + 2 * TOKENS)
     engine = engine_of(model, controller)
     source = torch.Generator().manual_seed(1)
-    texts = torch.randint(VOCABULARY, (prompts, PROMPT), generator=source).tolist()
+    texts = torch.randint(VOCABULARY, (prompts, tokens), generator=source).tolist()
     gaps = []
     for run in range(RUNS):
-        begin = len(model.gaps)
         with noting_reads(model):
             engine.run(texts)
-        gaps += model.gaps[begin + 2 :] if run else []  # the prompts' step, and the first after it
+        gaps += model.gaps[1:] if run else []
     return gaps
 
 
 @contextmanager
 def noting_reads(model: LookUp) -> Iterator[None]:
     """Lets the model know when the host has read a tensor of tokens."""
-    read = torch.Tensor.tolist
+    reads = {name: getattr(torch.Tensor, name) for name in ("tolist", "cpu")}
 
-    def noting(tensor: torch.Tensor) -> Any:
-        values = read(tensor)
-        model.read = time.thread_time()
-        return values
+    def noting(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def noted(tensor: torch.Tensor) -> Any:
+            values = read(tensor)
+            model.read = time.thread_time()
+            return values
 
-    torch.Tensor.tolist = noting  # type: ignore[method-assign]
+        return noted
+
+    for name, read in reads.items():
+        setattr(torch.Tensor, name, noting(read))
     try:
         yield
     finally:
-        torch.Tensor.tolist = read  # type: ignore[method-assign]
+        for name, read in reads.items():
+            setattr(torch.Tensor, name, read)
 
 
 def main() -> None:
     """Prints a line per case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--profile", choices=CASES, help="profile this case")
-    name = parser.parse_args().profile
-    if name:
+    parser.add_argument("--tokens", type=int, default=1000, help="tokens of a prompt (default: %(default)s)")
+    chosen = parser.parse_args()
+    if chosen.profile:
         profile = cProfile.Profile()
-        profile.runcall(gaps_of, name)
+        profile.runcall(gaps_of, chosen.profile, chosen.tokens)
         pstats.Stats(profile).sort_stats("tottime").print_stats(35)
         return
     for name in CASES:
-        step, critical = (statistics.median(gaps) for gaps in zip(*gaps_of(name), strict=True))
+        step, critical = (statistics.median(gaps) for gaps in zip(*gaps_of(name, chosen.tokens), strict=True))
         print(f"{name:16} step {step:6.0f}, critical {critical:6.0f}", flush=True)
 
 

@@ -262,9 +262,9 @@ class LiveBatch:
         after = self.tokens.copy()
         after[chosen] = seat_checks.one_for_each("tokens", tokens, len(chosen))
         sharing = (self.shared_with >= 0).nonzero()[0]
-        owner, shared = self.shared_with.take(sharing), self.shared_tokens.take(sharing)
-        too_short = np.concatenate([sharing[shared > after.take(sharing)], owner[shared > after.take(owner)]])
-        for seat in np.unique(too_short).tolist():
+        both = np.array([sharing, self.shared_with.take(sharing)])
+        too_short = both[self.shared_tokens.take(sharing) > after.take(both)]
+        for seat in np.unique(too_short).tolist() if len(too_short) else ():
             kept = int(after[seat]) // self.page_size * self.page_size
             self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat, kept)
         self.tokens[:] = after

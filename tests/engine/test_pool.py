@@ -1,4 +1,4 @@
-"""Writes of KV: one launch for K and V, into any slots, and nothing beside them; and where ranks have their tokens."""
+"""Writes and copies of KV: one launch for K and V, and nothing beside them; and where ranks have their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from treegen.codegen.aot import ARCHITECTURES, device_of
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.kernel_usage import usage
-from treegen.engine.pool import KVPool, write_kv
+from treegen.engine.pool import KVPool, copy_kv, write_kv
 from treegen.ir.shape import Shape
 from treegen.ir.tree.shards import Shard
 
@@ -30,22 +30,48 @@ def test_k_and_v_go_to_their_slots_in_one_launch(kv_heads: int, dims: tuple[int,
         assert int(cache.float().abs().sum((1, 2)).count_nonzero()) == tokens
 
 
-def compile_write(architecture: int) -> int:
-    """The bytes of stack that the kernel takes; runs in a process where Triton does not interpret."""
-    from treegen.backends.write_kernels import write_kv as kernel
+@pytest.mark.parametrize(("kv_heads", "dims"), [(2, (16, 16)), (3, (40, 24)), (8, (128, 128))])
+def test_pages_and_tokens_are_copied_in_all_layers(kv_heads: int, dims: tuple[int, int]) -> None:
+    """Pages in one launch; and tokens in lists, of which some are read before a later one of the list is written."""
+    shape = Shape(kv_heads, kv_heads, dims[0], dims[1], dtype="bf16", page_size=4)
+    pool = KVPool(shape, 3, 5)
+    for cache in (pool.keys, pool.values):
+        cache.copy_(torch.randn(cache.shape))
+    moves = [[2, 4, 3], [0, 2, 1]], [[9, 11], [8, 9]], [[17], [15]]  # sources and targets
+    source, target = ([place for pair in moves for place in pair[which]] for which in (0, 1))
+    for copied, caches, places, first in (
+        (KVPool.copy, (pool.keys, pool.values), ([3, 0, 3], [1, 4, 2]), None),
+        (KVPool.move, (pool.keys.flatten(1, 2), pool.values.flatten(1, 2)), (source, target), [0, 3, 5, 6]),
+    ):
+        expected = [cache.clone() for cache in caches]
+        for cache in expected:
+            cache[:, places[1]] = cache[:, places[0]]
+        made = [cache.clone() for cache in caches]
+        copy_kv(made[0], made[1], *places, first or [0, 1, 2, 3])
+        copied(pool, *places, *([first] if first else []))
+        for cache, other, wanted in zip(caches, made, expected, strict=True):
+            assert torch.equal(cache, wanted)
+            assert torch.equal(other, wanted)
 
-    cache, slots = torch.zeros(4, 8, 128, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+
+def compile_both(architecture: int) -> list[int]:
+    """The bytes of stack that kernels take; runs in a process where Triton does not interpret."""
+    from treegen.backends import write_kernels
+
+    cache, slots = torch.zeros(2, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+    calls = (
+        (write_kernels.write_kv, (cache[0], cache[0], slots, cache[0], cache[0], 1024, 1024, 1024, 1024, 512)),
+        (write_kernels.copy_kv, (slots, slots, cache, cache, 1, 4096, 4096, 1024, 1024, 512)),
+    )
     with device_of(architecture), expected_compiles():
-        made: Any = kernel.warmup(
-            cache, cache, slots, cache, cache, 1024, 1024, 1024, 1024, 512, grid=(1, 1), num_warps=4
-        )
-    return usage(made.asm["cubin"])[1]
+        made: list[Any] = [kernel.warmup(*arguments, grid=(1, 1), num_warps=4) for kernel, arguments in calls]
+    return [usage(each.asm["cubin"])[1] for each in made]
 
 
-def test_the_kernel_compiles_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert list(pool.map(compile_write, ARCHITECTURES)) == [0] * len(ARCHITECTURES)
+        assert list(pool.map(compile_both, ARCHITECTURES)) == [[0, 0]] * len(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("ranks", "page_size", "interleave"), [(1, 4, 1), (2, 4, 1), (2, 4, 4), (3, 8, 2), (4, 1, 1)])

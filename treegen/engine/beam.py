@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from treegen.engine.branch import Branch
@@ -104,18 +105,19 @@ class Beam:
         scores = chosen_rows(logits, order).float().log_softmax(-1) + sums.to(logits.device, non_blocking=True)[:, None]
         vocabulary, begin = logits.shape[1], 0
         best = []
-        for beams, group in groupby(rows, key=lambda prompt: len(rows[prompt])):  # prompts begin with one beam
+        for width, group in groupby(rows, key=lambda prompt: len(rows[prompt])):  # prompts begin with one beam
             prompts = len(list(group))
-            own = scores[begin : begin + prompts * beams].view(prompts, -1)
+            own = scores[begin : begin + prompts * width].view(prompts, -1)
             most = min(max(2, 1 + len(self.stop_ids)) * self.width, own.shape[1])
             best.append(torch.stack([each.double() for each in own.topk(most)], -1).flatten(0, 1))
-            begin += prompts * beams
-        known = iter(torch.cat(best).tolist())
+            begin += prompts * width
+        totals, places = torch.cat(best).cpu().numpy().T
+        beams, tokens = divmod(places.astype(np.int64), vocabulary)
+        known = map(_Candidate, totals.tolist(), beams.tolist(), tokens.tolist())
         found = {}
         for prompt, own_rows in rows.items():
             most = min(max(2, 1 + len(self.stop_ids)) * self.width, len(own_rows) * vocabulary)
-            made = [next(known) for _ in range(most)]
-            found[prompt] = [_Candidate(total, *divmod(int(place), vocabulary)) for total, place in made]
+            found[prompt] = list(islice(known, most))
         return found
 
     def _advance(
@@ -126,6 +128,8 @@ class Beam:
         going: list[tuple[Branch, Next]] = []
         sums = []
         for rank, (total, beam, token) in enumerate(candidates):
+            if rank >= self.width and len(going) == self.width:
+                break
             if token in self.stop_ids or length >= self.max_new_tokens:
                 if rank < self.width:
                     score = total / length**self.length_penalty

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -49,30 +48,3 @@ class Branch:
     def slot(self, token: int, page_size: int) -> int:
         """Returns where the KV of a token is, `page * page_size + offset`, if this rank holds all tokens."""
         return self.pages[token // page_size] * page_size + token % page_size
-
-
-def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: int) -> list[Branch | None]:
-    """Chooses for each fork an ended branch with as many stored tokens and the same full pages as its parent.
-
-    Args:
-        ended: The branches that end; each is chosen once at most.
-        parents: The parent of each fork.
-        page_size: Tokens of a page.
-
-    Returns:
-        An ended branch for each fork, or None.
-    """
-    able: dict[tuple[int, int], list[Branch]] = {}
-    for branch in ended:
-        able.setdefault(_full_pages(branch, page_size), []).append(branch)
-    found: list[Branch | None] = []
-    for parent in parents:
-        same = able.get(_full_pages(parent, page_size))
-        found.append(same.pop() if same else None)
-    return found
-
-
-def _full_pages(branch: Branch, page_size: int) -> tuple[int, int]:
-    """Returns the stored tokens and the last full page: whoever shares a page shares all pages before it."""
-    full = branch.stored // page_size
-    return branch.stored, branch.pages[full - 1] if full else -1

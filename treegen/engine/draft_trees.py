@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.ir.arrays import INT32_MAX, Ints, Longs
+from treegen.ir.errors import BranchError
 
 _SHIFT, _BITS = 5, 32
 """A word has 2^5 bits."""
@@ -66,11 +67,15 @@ def chain(drafts: int) -> list[int]:
     return list(range(-1, drafts - 1))
 
 
-def is_path(drafts: Sequence[int], parents: Sequence[int]) -> bool:
-    """Says whether these drafts follow one another, the first of them the last token."""
-    if any(not 0 <= draft < len(parents) for draft in drafts):
-        return False
-    return [parents[draft] for draft in drafts] == [-1, *drafts][: len(drafts)]
+def check_path(number: int, drafts: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises BranchError unless these drafts of branch `number` follow one another, the first of them the last token.
+
+    parents: those of all its drafts.
+    """
+    known = all(0 <= draft < len(parents) for draft in drafts)
+    if not known or [parents[draft] for draft in drafts] != [-1, *drafts][: len(drafts)]:
+        reason = f"has drafts with parents {list(parents)}, of which {list(drafts)} should stay"
+        raise BranchError("accepted", number, reason, "accept drafts that follow one another from the first")
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
@@ -31,6 +31,8 @@ class Drafter(Protocol):
 class NGrams:
     """Drafts what followed a text's last tokens where they occurred before (prompt lookup).
 
+    The texts of the last call are kept, so that the next call reads only what was appended to these lists.
+
     Args:
         longest: The most last tokens to look for. Fewer are looked for where they do not occur.
         occurrences: How many of the latest occurrences to take. With several, drafts are a tree of what followed them.
@@ -41,6 +43,9 @@ class NGrams:
 
     longest: int = 3
     occurrences: int = 1
+    _texts: dict[int, tuple[Sequence[int], array[int]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # by the identity of a text: the text, and its tokens
 
     def __post_init__(self) -> None:
         positive_int("longest", self.longest, InputError)
@@ -53,13 +58,19 @@ class NGrams:
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter. There are no drafts where not even the last token occurred before."""
-        each = -(-most // self.occurrences)
-        return [trie(self._found(text, each), most) for text in texts]
+        each, known = -(-most // self.occurrences), dict(self._texts)
+        self._texts.clear()
+        for text in texts:
+            own, words = known.get(id(text), (None, array("i")))
+            if own is not text or len(words) > len(text):
+                words = array("i")
+            words.extend(text[len(words) :])
+            self._texts[id(text)] = text, words
+        return [trie(self._found(self._texts[id(text)][1], each), most) for text in texts]
 
-    def _found(self, text: Sequence[int], most: int) -> list[Sequence[int]]:
+    def _found(self, text: array[int], most: int) -> list[Sequence[int]]:
         """Returns up to `most` tokens after each of the latest occurrences of the last tokens, the latest first."""
-        known = array("i", text)
-        size, data = known.itemsize, known.tobytes()
+        size, data = text.itemsize, text.tobytes()
         for length in range(min(self.longest, len(text) - 1), 0, -1):
             wanted = data[-length * size :]
             places: list[int] = []

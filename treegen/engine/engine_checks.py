@@ -79,10 +79,11 @@ def check_growth(
     if unknown := grown.keys() ^ {branch.number for branch in branches}:
         reason = "is not in the frontier, or has no decision"
         raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+    check_tokens("decide()", [token for following in grown.values() for token, _ in following], vocabulary)
     for branch in branches:
-        check_tokens("decide()", [following.token for following in grown[branch.number]], vocabulary)
+        prompt = branch.label[:1]
         for following in grown[branch.number]:
-            if following.label[:1] != branch.label[:1]:
+            if following.label[:1] != prompt:
                 reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
                 raise BranchError("decide()", following.label, reason, "keep the first number of labels")
     for result in growth.results:

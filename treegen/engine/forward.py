@@ -140,7 +140,7 @@ class Forward:
         return Frontier(ready, logits)
 
     def warm_up(self) -> None:
-        """Captures the graphs of all numbers of rows; without graphs it does nothing.
+        """Captures the graphs of all numbers of rows, and compiles copies of pages; without graphs it does nothing.
 
         Raises:
             BranchError: Branches are running.
@@ -156,6 +156,9 @@ class Forward:
                 self.graphs.compute()
         finally:
             self.sequences.drop(number)
+        pool = self.sequences.pool
+        pool.copy([pool.num_pages], [pool.num_pages])  # the page that nobody reads; compiles the copies of forks
+        pool.move([pool.spare_slot], [pool.spare_slot])
 
     def _count(self, rows: int) -> None:
         """Counts a step of this many rows, and the pages that are held."""

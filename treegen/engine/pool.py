@@ -23,7 +23,7 @@ from treegen.ir.shape import Shape
 from treegen.ir.tree.shards import Shard
 
 _COPIED = 512
-"""Elements of a token that a thread block of the kernel that writes KV copies."""
+"""Elements of a token, or of a page, that a thread block of a kernel copies at a time."""
 
 
 class KVPool:
@@ -133,14 +133,28 @@ class KVPool:
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
         """Copies pages to other pages, in all layers; all at once."""
-        pages = torch.tensor([source, target]).to(self.device, non_blocking=True)
-        for cache in (self.keys, self.values):
-            cache.index_copy_(1, pages[1], cache.index_select(1, pages[0]))
+        self._copied(self.keys, self.values, list(source), list(target), list(range(len(source) + 1)))
 
-    def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copies tokens from places to other places, `page * page_size + offset`, in all layers; all at once."""
-        places = torch.tensor([source, target]).to(self.device, non_blocking=True)
-        for cache in (self.keys.flatten(1, 2), self.values.flatten(1, 2)):
+    def move(self, source: Sequence[int], target: Sequence[int], first: Sequence[int] | None = None) -> None:
+        """Copies tokens from places to other places, `page * page_size + offset`, in all layers.
+
+        Args:
+            source: The places to read.
+            target: The places to write.
+            first: Divides both into lists: list n is `first[n]..first[n + 1]`; by default one list. A token of a list
+                may be read from a place that a later one of the list writes. Lists do not touch one another's places.
+        """
+        caches = self.keys.flatten(1, 2), self.values.flatten(1, 2)
+        self._copied(*caches, list(source), list(target), [0, len(source)] if first is None else list(first))
+
+    def _copied(
+        self, keys: torch.Tensor, values: torch.Tensor, source: list[int], target: list[int], first: list[int]
+    ) -> None:
+        if self.device.type != "cpu":
+            copy_kv(keys, values, source, target, first)
+            return
+        places = torch.tensor([source, target])
+        for cache in (keys, values):
             cache.index_copy_(1, places[1], cache.index_select(1, places[0]))
 
     def caches(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,14 +178,26 @@ class KVPool:
         else:
             write_kv(keys, values, slots, k_cache, v_cache)
 
-    def check(self) -> None:
-        """Raises PoolError unless each page is either held or free, and free only once."""
+    def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
+        """Raises PoolError unless each page is either held or free, and free only once.
+
+        holders: the pages of everyone who holds some. Each page then has to have as many holders as lists.
+        """
         free = np.zeros(self.num_pages, np.int64)
         np.add.at(free, self._free, 1)
         wrong = ((free > 1) | (self.holders < 0) | ((free > 0) == (self.holders > 0))).nonzero()[0]
         if len(wrong):
             reason = f"is free {free[wrong[0]]} times and held {self.holders[wrong[0]]} times"
             raise PoolError("page", int(wrong[0]), reason, "report this as a bug of treegen")
+        if holders is None:
+            return
+        held = np.zeros(self.num_pages, np.int64)
+        for pages in holders:
+            np.add.at(held, pages, 1)
+        if (held != self.holders).any():
+            page = int((held != self.holders).argmax())
+            reason = f"is in {held[page]} branches and the cache, and has {self.holders[page]} holders"
+            raise PoolError("page", page, reason, "report this as a bug of treegen")
 
     def _held(self, pages: Iterable[int]) -> Longs:
         """Returns the pages as an array. Raises PoolError for pages that are free, unknown or listed twice."""
@@ -207,3 +233,24 @@ def write_kv(
     write_kernels.write_kv[grid](
         keys, values, slots, k_cache, v_cache, keys.stride(0), values.stride(0), of_key, of_value, _COPIED, num_warps=4
     )
+
+
+def copy_kv(keys: torch.Tensor, values: torch.Tensor, source: list[int], target: list[int], first: list[int]) -> None:
+    """Copies K and V from places to other places in one launch, on a GPU or in Triton's interpreter.
+
+    Args:
+        keys: `[layers, places, ...]`, contiguous, as `values`.
+        values: `[layers, places, ...]`.
+        source: The places to read.
+        target: The places to write.
+        first: See `KVPool.move`.
+    """
+    from treegen.backends import write_kernels
+
+    listed = torch.tensor([*source, *target, *first]).to(keys.device, non_blocking=True)
+    of_key, of_value = keys[0, 0].numel(), values[0, 0].numel()
+    grid = (len(first) - 1, len(keys), -(-max(of_key, of_value) // _COPIED))
+    write_kernels.copy_kv[grid](
+        listed, listed[2 * len(source) :], keys, values, len(source), keys.stride(0), values.stride(0), of_key,
+        of_value, _COPIED, num_warps=4,
+    )  # fmt: skip

@@ -22,8 +22,8 @@ Edge = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A page in the cache. depth: the number of pages before it. used: when it, or one below it, was last matched or
-    inserted, by the cache's clock.
+    """A page in the cache. depth: the number of pages before it. used: when it was last matched or inserted, by the
+    cache's clock; `PrefixCache.evict` raises it to that of the pages below.
     """
 
     page: int
@@ -47,6 +47,7 @@ class PrefixCache:
         self._pages: dict[int, _Node] = {}
         self._has = np.zeros(pool.num_pages, np.bool_)
         self._clock = 0
+        self._oldest: list[tuple[_Node, int]] = []  # what `_by_use` returned, without those that are gone
 
     def __len__(self) -> int:
         """The number of pages that the cache holds."""
@@ -64,31 +65,50 @@ class PrefixCache:
 
     def match(self, tokens: Sequence[int]) -> list[int]:
         """Returns the pages of the longest known prefix of these tokens, in whole pages."""
-        return [node.page for node in self._path(tokens, self._root)]
+        return [node.page for node in self._path(tokens, self._root, len(tokens) // self.pool.page_tokens)]
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:
-        """Holds the pages of these tokens that are full, but for tokens that the cache has pages of already."""
-        node = self._last_held(pages[: len(tokens) // self.pool.page_tokens])
-        for below in self._path(tokens, node):
+        """Holds full pages, but for tokens that the cache has pages of already. tokens: at least those of the pages."""
+        node = self._last_held(pages)
+        for below in self._path(tokens, node, len(pages)):
             node = below
-        for place in range(node.depth + 1, len(tokens) // self.pool.page_tokens):
-            edge = tuple(tokens[place * self.pool.page_tokens : (place + 1) * self.pool.page_tokens])
-            self.pool.retain([pages[place]])
-            node.below[edge] = _Node(pages[place], node, edge, place, self._clock)
-            node = self._pages[pages[place]] = node.below[edge]
-            self._has[pages[place]] = True
+        begin, size = node.depth + 1, self.pool.page_tokens
+        if begin >= len(pages):
+            return
+        self.pool.retain(pages[begin:])
+        for place, page in enumerate(pages[begin:], begin):
+            edge = tuple(tokens[place * size : (place + 1) * size])
+            node.below[edge] = _Node(page, node, edge, place, self._clock)
+            node = self._pages[page] = node.below[edge]
+            self._has[page] = True
 
     def evict(self, count: int) -> int:
         """Frees up to this many pages that only the cache holds, those used longest ago first; returns their number."""
-        # A node is used whenever one below it is, so those below come first.
-        able = [node for node in self._pages.values() if self.pool.holders[node.page] == 1]
         freed = 0
-        for node in sorted(able, key=lambda each: (each.used, -each.depth)):
-            if freed == count:
-                break
-            freed += 1
-            self._forget(node)
+        for anew in (False, True):
+            if anew and freed < count:
+                self._oldest = self._by_use()
+            while self._oldest and freed < count:
+                node, used = self._oldest.pop()
+                if self._pages.get(node.page) is not node or node.used != used or self.pool.holders[node.page] > 1:
+                    continue
+                if node.below and not anew:  # what is below may have been used since
+                    self._oldest.clear()
+                    break
+                freed += 1
+                self._forget(node)
         return freed
+
+    def _by_use(self) -> list[tuple[_Node, int]]:
+        """Returns the nodes whose pages only the cache holds, with their times of use, those used longest ago last.
+
+        Nodes that are used, or whose pages are released, from then on were used later than all of these.
+        """
+        for node in sorted(self._pages.values(), key=lambda each: -each.depth):
+            if node.parent is not None:  # a node is used whenever one below it is
+                node.parent.used = max(node.parent.used, node.used)
+        able = [node for node in self._pages.values() if self.pool.holders[node.page] == 1]
+        return [(node, node.used) for node in sorted(able, key=lambda each: (-each.used, each.depth))]
 
     def _forget(self, node: _Node) -> None:
         """Takes a node and those below it, whose pages branches hold as well, out of the cache."""
@@ -102,22 +122,20 @@ class PrefixCache:
         self.pool.release([each.page for each in gone])
 
     def _last_held(self, pages: Sequence[int]) -> _Node:
-        """Returns the node of the last of these pages that the cache holds, and notes that those above are used.
+        """Returns the node of the last of these pages that the cache holds, and notes that it is used.
 
         A branch that shares a page shares all pages before it, so there is no need to compare their tokens.
         """
         found = next((self._pages[page] for page in reversed(pages) if page in self._pages), self._root)
-        node: _Node | None = found
-        while node is not None:
-            node.used, node = self._clock + 1, node.parent
+        found.used = self._clock + 1
         return found
 
-    def _path(self, tokens: Sequence[int], node: _Node) -> Iterator[_Node]:
-        """Yields the nodes of the longest known prefix that lie below a node, and notes that they are used."""
+    def _path(self, tokens: Sequence[int], node: _Node, pages: int) -> Iterator[_Node]:
+        """Yields the nodes of the longest known prefix of so many pages that lie below a node; notes their use."""
         self._clock += 1
         size = self.pool.page_tokens
-        for begin in range((node.depth + 1) * size, len(tokens) - size + 1, size):
-            following = node.below.get(tuple(tokens[begin : begin + size]))
+        for place in range(node.depth + 1, pages):
+            following = node.below.get(tuple(tokens[place * size : (place + 1) * size]))
             if following is None:
                 return
             node = following

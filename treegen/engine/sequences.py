@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from treegen.engine.branch import Branch, predecessors
-from treegen.engine.draft_trees import DraftTree, is_path
+from treegen.engine.branch import Branch
+from treegen.engine.draft_trees import DraftTree, check_path
 from treegen.engine.pool import KVPool
-from treegen.engine.prefix import PrefixCache, common_prefix
+from treegen.engine.prefix import PrefixCache
+from treegen.engine.shared_pages import ForkPlace, common_pages, common_tokens, known_pages, predecessors
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
@@ -72,8 +71,8 @@ class SequenceTree:
     def replace(self, ended: Sequence[int], parents: Sequence[int]) -> list[Branch]:
         """Ends branches and starts forks of others, as `drop` and `fork` do, with one copy for all forks.
 
-        A fork takes the seat and the last page of an ended branch that has as many stored tokens and the same full
-        pages as the parent. Kernels then keep their plans.
+        A fork takes the seat of an ended branch, with its tokens and pages as far as both have them in common. Where
+        that branch has as many stored tokens and the same full pages as the parent, kernels keep their plans.
 
         Args:
             ended: The branches that end.
@@ -87,31 +86,59 @@ class SequenceTree:
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
         found = predecessors(ending, of_parents, self.pool.page_tokens)
-        followed = {branch.seat for branch in found if branch is not None}
-        for branch in [each for each in ending if each.seat not in followed]:
-            self.drop(branch.number)
+        followed = {branch.number for branch in found if branch is not None}
+        for number in [each for each in ended if each not in followed]:
+            self.drop(number)
+        places = [self._left(*each) for each in zip(found, of_parents, strict=True)]
+        moved = [number for number, place in enumerate(places) if place.anew and place.seat >= 0]
+        if moved:
+            self.live.set_tokens([places[number].seat for number in moved], 0)
         copied: list[tuple[int, int]] = []
-        forks = [self._forked(*each, copied) for each in zip(of_parents, found, strict=True)]
+        forks = [self._forked(*each, copied) for each in zip(of_parents, places, strict=True)]
+        if moved:
+            stored = [forks[number].stored for number in moved]
+            self.live.set_tokens([places[number].seat for number in moved], stored)
+            for number, tokens in zip(moved, stored, strict=True):
+                self.live.share(places[number].seat, of_parents[number].seat, tokens)
         if copied:
             self.pool.copy(*zip(*copied, strict=True))
         return forks
 
-    def _forked(self, parent: Branch, predecessor: Branch | None, copied: list[tuple[int, int]]) -> Branch:
-        """Starts a fork, in the place of an ended branch where there is one; notes the page to copy, and its copy."""
-        full, partial = divmod(parent.stored, self.pool.page_tokens)
-        branch = Branch(self._made, parent.label, parent.prompt, list(parent.tokens), parent.stored)
-        if predecessor is not None:
-            del self.branches[predecessor.number]
-            branch.pages, branch.seat = predecessor.pages, predecessor.seat
-        else:
+    def _left(self, branch: Branch | None, parent: Branch) -> ForkPlace:
+        """Ends a branch for a fork of `parent`: releases the pages that the fork has not, and returns the rest."""
+        if branch is None:
+            return ForkPlace([], [], -1, True)
+        live, seat, size = self.live, branch.seat, self.pool.page_tokens
+        common = common_pages(branch, parent, size)
+        anew = branch.stored != parent.stored or common < parent.stored // size
+        if anew:
+            self._release(branch, common)
+            branch.pages = branch.pages[:common]
+            sharers = live.shared_tokens[live.shared_with == seat]
+            if max(live.shared_tokens[seat], sharers.max(initial=0)) > common * size:
+                live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
+        place = ForkPlace(branch.tokens, branch.pages, seat, anew)
+        branch.tokens, branch.pages = [], []
+        del self.branches[branch.number]
+        return place
+
+    def _forked(self, parent: Branch, place: ForkPlace, copied: list[tuple[int, int]]) -> Branch:
+        """Starts a fork; notes the page to copy, and its copy."""
+        size = self.pool.page_tokens
+        full, partial = divmod(parent.stored, size)
+        tokens, pages, seat, anew = place
+        branch = Branch(self._made, parent.label, parent.prompt, tokens, parent.stored, pages, seat)
+        known = min(len(pages), full)
+        tokens[known * size :] = parent.tokens[known * size :]
+        if anew:
+            self.pool.retain(parent.pages[known:full])
             own = self._take(1) if partial and self.available else []
-            if partial and not own:
-                branch.stored = full * self.pool.page_tokens
-            self.pool.retain(parent.pages[:full])
-            branch.pages = [*parent.pages[:full], *own]
-            branch.seat = self.live.add(branch.stored, parent.seat, full * self.pool.page_tokens)
-        if branch.stored > full * self.pool.page_tokens:
-            copied.append((parent.pages[full], branch.pages[full]))
+            pages += [*parent.pages[known:full], *own]
+            branch.stored -= 0 if own else partial
+        if seat < 0:
+            branch.seat = self.live.add(branch.stored, parent.seat, full * size)
+        if branch.stored > full * size:
+            copied.append((parent.pages[full], pages[full]))
         return self._started(branch)
 
     def extend(self, number: int, tokens: Sequence[int]) -> None:
@@ -134,23 +161,21 @@ class SequenceTree:
         Raises:
             BranchError: The drafts of a branch that should stay are no path from its last token.
         """
-        size, source, target = self.pool.page_size, [], []
+        size, source, target, first = self.pool.page_size, [], [], [0]
         for number, drafts in kept.items():
-            parents = self[number].draft_parents
-            if not is_path(drafts, parents):
-                reason = f"has drafts with parents {parents}, of which {list(drafts)} should stay"
-                raise BranchError("accepted", number, reason, "accept drafts that follow one another from the first")
+            check_path(number, drafts, self[number].draft_parents)
         for number, drafts in kept.items():
             branch = self[number]
             begin = len(branch.tokens) - branch.drafts
             moved = [(begin + draft, begin + place) for place, draft in enumerate(drafts) if draft != place]
             source += [branch.slot(token, size) for token, _ in moved]
             target += [branch.slot(token, size) for _, token in moved]
+            first += [len(source)] if moved else []
             branch.stored += len(drafts) - branch.drafts
             branch.tokens[begin:] = [branch.tokens[begin + draft] for draft in drafts]
             branch.draft_parents = []
         if source:
-            self.pool.move(source, target)
+            self.pool.move(source, target, first)
 
     def drop(self, number: int) -> Branch:
         """Ends a branch and releases its pages; others keep the pages that they share with it. Returns the branch."""
@@ -199,9 +224,7 @@ class SequenceTree:
         branch, size = self[number], self.pool.page_tokens
         if branch.pages:
             raise BranchError("branch", number, "has pages", "preempt it first")
-        tokens, owner = self._nearest(branch)
-        cached = [] if self.cache is None else self.cache.match(branch.tokens[:-1])
-        pages = cached if len(cached) * size > tokens else owner.pages[: tokens // size]
+        pages, owner, tokens = known_pages(branch, self.branches.values(), self.cache, size)
         if pages:
             branch.pages, branch.stored = list(pages), len(pages) * size
             self.pool.retain(branch.pages)
@@ -212,27 +235,11 @@ class SequenceTree:
 
     def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
         """Says whether `adopt` finds more pages after a step in which branches store these numbers of tokens."""
-        branch = self[number]
+        branch, size = self[number], self.pool.page_tokens
         others = [(self.branches[other], count) for other, count in counts.items()]
-        found = (self._common(branch, other, other.stored + count - other.drafts) for other, count in others)
+        found = (common_tokens(branch, other, other.stored + count - other.drafts, size) for other, count in others)
         most = max(found, default=0)
-        if not most or most <= self._nearest(branch)[0]:
-            return False
-        return self.cache is None or most > len(self.cache.match(branch.tokens[:-1])) * self.pool.page_tokens
-
-    def _nearest(self, branch: Branch) -> tuple[int, Branch]:
-        """Returns the most first tokens that a running branch has in common with this one, in full pages, and it."""
-        found = [(self._common(branch, other, other.stored), other) for other in self.branches.values()]
-        return max(found, key=lambda each: (each[0], -each[1].number))
-
-    def _common(self, branch: Branch, other: Branch, stored: int) -> int:
-        """Returns the first tokens, in full pages, that are in common with another branch that has stored so many.
-
-        The branch's last token is not among them.
-        """
-        most = min(stored, len(branch.tokens) - 1)
-        size = self.pool.page_tokens
-        return common_prefix(branch.tokens[:most], other.tokens[:most]) // size * size
+        return most > 0 and most > len(known_pages(branch, self.branches.values(), self.cache, size)[0]) * size
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""
@@ -253,28 +260,21 @@ class SequenceTree:
 
     def check(self) -> None:
         """Raises PoolError or BranchError unless pages and branches agree: free + held == all."""
-        held = np.zeros(self.pool.num_pages, np.int64)
         for branch in self.branches.values():
-            np.add.at(held, branch.pages, 1)
             if self.pool.pages_for(branch.stored) > len(branch.pages) or branch.stored > len(branch.tokens):
                 reason = f"has {branch.stored} stored tokens in {len(branch.pages)} pages"
                 raise BranchError("branch", branch.number, reason, "report this as a bug of treegen")
-        if self.cache is not None:
-            np.add.at(held, self.cache.pages, 1)
-        if (held != self.pool.holders).any():
-            page = int((held != self.pool.holders).argmax())
-            reason = f"is in {held[page]} branches and the cache, and has {self.pool.holders[page]} holders"
-            raise BranchError("page", page, reason, "report this as a bug of treegen")
-        self.pool.check()
+        cached = [] if self.cache is None else [self.cache.pages]
+        self.pool.check([*(branch.pages for branch in self.branches.values()), *cached])
 
     def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
         """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
         size, missing = self.pool.page_tokens, []
         for number, count in counts.items():
             branch = self[number]
-            tokens = branch.stored + count
-            if tokens > len(branch.pages) * size:
-                missing.append((branch, -(-tokens // size) - len(branch.pages)))
+            more = -(-(branch.stored + count) // size) - len(branch.pages)
+            if more > 0:
+                missing.append((branch, more))
         return missing
 
     def _take(self, count: int) -> list[int]:
@@ -283,12 +283,12 @@ class SequenceTree:
             self.cache.evict(count - self.pool.free)
         return self.pool.take(count)
 
-    def _release(self, branch: Branch) -> None:
-        """Releases a branch's pages, after the cache has taken the full ones."""
+    def _release(self, branch: Branch, kept: int = 0) -> None:
+        """Releases a branch's pages but for the first `kept` ones, after the cache has taken the full ones."""
         if self.cache is not None:
             known = min(branch.stored, len(branch.tokens) - branch.drafts)
-            self.cache.insert(branch.tokens[:known], branch.pages)
-        self.pool.release(branch.pages)
+            self.cache.insert(branch.tokens, branch.pages[: known // self.pool.page_tokens])
+        self.pool.release(branch.pages[kept:])
 
     def _started(self, branch: Branch) -> Branch:
         self.branches[branch.number] = branch

@@ -19,8 +19,9 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftMask, chain, draft_shape
+from treegen.engine.page_rows import PageRows
 from treegen.engine.sequences import SequenceTree
-from treegen.ir.arrays import Ints, Longs, positive_int, ragged_ranges
+from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError, InputError
 
 
@@ -70,11 +71,11 @@ class Step:
         self.rows = 0
         self._tokens = torch.zeros(3, max_rows, dtype=torch.int64, device=pool.device)
         self.ids, self.positions, self.slots = self._tokens
-        self._table = np.zeros((batch, pool.pages_for(max_tokens)), np.int32)
-        self._listed: list[tuple[list[int], int, int]] = [([], 0, 0)] * batch  # by row: pages, epoch, number of pages
-        table = torch.zeros(self._table.shape, dtype=torch.int32, device=pool.device)
+        self._page_rows = PageRows(batch, pool.pages_for(max_tokens), pool.device)
         self._lengths = torch.zeros(2 * batch + 1, dtype=torch.int32, device=pool.device)  # seq_lens, qo_indptr
-        self.pages = PageTable(table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:])
+        self.pages = PageTable(
+            self._page_rows.table, self._lengths[:batch], pool.num_pages, qo_indptr=self._lengths[batch:]
+        )
         self._kernels: dict[AttentionKind, StepKernel | None] = {}
         self.host_lengths = np.zeros(batch, np.int32), np.zeros(batch, np.int32)
         self._counts: dict[int, int] = {}
@@ -98,7 +99,7 @@ class Step:
     @property
     def host_table(self) -> Ints:
         """int32 `[max_branches, pages]`; the page table on the host."""
-        return self._table
+        return self._page_rows.host
 
     def begin(
         self, counts: Mapping[int, int], rows: int | None = None, ids: torch.Tensor | None = None
@@ -117,27 +118,26 @@ class Step:
             BranchError: A branch has fewer pending tokens, or gets too long, or the step has too many rows.
             PoolError: There are too few free pages. Nothing has changed then.
         """
-        self._check(counts, rows)
-        sequences = self.sequences
+        sequences, batch = self.sequences, self.sequences.max_branches
+        chosen = [sequences[number] for number in counts]
+        facts = [(each.seat, each.stored, len(each.tokens), counts[each.number]) for each in chosen]
+        by_count = np.array(facts, np.int64).reshape(-1, 4).T
+        self._check(counts, by_count, rows)
         sequences.reserve(counts)
-        chosen = [sequences.branches[number] for number in counts]
-        of_branch = sequences.live.row.take([branch.seat for branch in chosen])
-        branches = [chosen[place] for place in of_branch.argsort().tolist()]
-        seats = np.array([branch.seat for branch in branches])
-        new = np.array([counts[branch.number] for branch in branches])
-        stored = np.array([branch.stored for branch in branches])
-        self._tell_lengths(seats, stored + new, new)
-        table_rows = np.sort(of_branch).astype(np.int64)
-        self._set_pages(table_rows, branches)
-        ends = new.cumsum()
+        order = sequences.live.row.take(by_count[0]).argsort()
+        branches = [chosen[place] for place in order.tolist()]
+        seats, stored, _, new = by_count.take(order, 1)
+        table_rows, lengths, ends = sequences.live.row.take(seats).astype(np.int64), stored + new, new.cumsum()
+        self._tell_lengths(seats, lengths, new)
+        self._page_rows.write(table_rows, branches)
         self.rows = int(ends[-1]) if rows is None else rows
-        place = np.arange(ends[-1]) + np.repeat(stored - ends + new, new)
-        page = self._table[np.repeat(table_rows, new), place // self.pool.page_tokens].astype(np.int64)
+        place = np.arange(ends[-1]) + np.repeat(lengths - ends, new)
+        page = self.host_table[np.repeat(table_rows, new), place // self.pool.page_tokens].astype(np.int64)
         tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
         if ids is None:
             tokens[0, : ends[-1]] = [
-                token for branch in branches
-                for token in branch.tokens[branch.stored : branch.stored + counts[branch.number]]
+                token for branch, end in zip(branches, lengths.tolist(), strict=True)
+                for token in branch.tokens[branch.stored : end]
             ]  # fmt: skip
         tokens[1, : ends[-1]] = place
         self._place_drafts(branches, ends, tokens[1])
@@ -146,12 +146,13 @@ class Step:
         self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
         if ids is not None:
             self.ids[: len(ids)].copy_(ids)
-        lengths = np.zeros(2 * len(self._table) + 1, np.int32)  # seq_lens, then qo_indptr
-        lengths[table_rows] = stored + new
-        lengths[len(self._table) + 1 + table_rows] = new
-        lengths[len(self._table) :].cumsum(out=lengths[len(self._table) :])
-        self._lengths.copy_(torch.from_numpy(lengths), non_blocking=True)
-        self.host_lengths = lengths[: len(self._table)], np.diff(lengths[len(self._table) :])
+        of_rows = np.zeros(2 * batch + 1, np.int32)  # seq_lens, then qo_indptr
+        of_rows[table_rows] = lengths
+        new_of_rows = np.zeros(batch, np.int32)
+        new_of_rows[table_rows] = new
+        new_of_rows.cumsum(out=of_rows[batch + 1 :])
+        self._lengths.copy_(torch.from_numpy(of_rows), non_blocking=True)
+        self.host_lengths = of_rows[:batch], new_of_rows
         self._counts = dict(counts)
         for kernel in self.kernels.values():
             kernel.prepare(sequences.live)
@@ -249,25 +250,9 @@ class Step:
         live.set_tokens(seats, lengths)
         rows = np.ones(len(live.row), np.int64)
         rows[seats] = new
-        running = np.flatnonzero(live.row >= 0)
-        live.set_rows(running, rows[running])
-
-    def _set_pages(self, rows: Longs, branches: Sequence[Branch]) -> None:
-        """Adds pages to the branches' rows of the table. Within an epoch of its seat a branch only gets pages."""
-        epochs = self.sequences.live.epoch.take([branch.seat for branch in branches]).tolist()
-        ranges, values = [], []
-        for row, branch, epoch in zip(rows.tolist(), branches, epochs, strict=True):
-            pages, at_epoch, count = self._listed[row]
-            known = count if pages is branch.pages and at_epoch == epoch else 0
-            if known != len(branch.pages):
-                ranges.append((row * self._table.shape[1] + known, len(branch.pages) - known))
-                values += branch.pages[known:]
-                self._listed[row] = branch.pages, epoch, len(branch.pages)
-        if ranges:
-            written = np.stack([ragged_ranges(*np.array(ranges).T), values])
-            self._table.reshape(-1)[written[0]] = written[1]
-            of_table, listed = torch.from_numpy(written).to(self.pool.device, non_blocking=True)
-            self.pages.table.view(-1).index_copy_(0, of_table, listed.int())
+        if not np.array_equal(rows, live.rows):
+            running = live.seats
+            live.set_rows(running, rows[running])
 
     def _check_heads(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         shape = self.pool.shape
@@ -280,18 +265,20 @@ class Step:
                 reason = f"has not the pool's heads and head dims {wanted}"
                 raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
 
-    def _check(self, counts: Mapping[int, int], rows: int | None) -> None:
-        for number, count in counts.items():
-            branch = self.sequences[number]
-            if not 1 <= count <= branch.pending:
-                reason = f"has {branch.pending} tokens to store, not {count}"
+    def _check(self, counts: Mapping[int, int], facts: Longs, rows: int | None) -> None:
+        """Raises BranchError for a step that cannot be taken. facts: seats, stored tokens, tokens and new tokens."""
+        _, stored, tokens, new = facts
+        wrong = (new < 1) | (stored + new > np.minimum(tokens, self.max_tokens)) | (new > self.max_new)
+        for place in wrong.nonzero()[0].tolist():
+            number, pending, count = list(counts)[place], int(tokens[place] - stored[place]), int(new[place])
+            if not 1 <= count <= pending:
+                reason = f"has {pending} tokens to store, not {count}"
                 raise BranchError("counts", number, reason, "extend the branch first")
-            if branch.stored + count > self.max_tokens:
-                reason = f"would have {branch.stored + count} tokens, and max_tokens is {self.max_tokens}"
+            if stored[place] + count > self.max_tokens:
+                reason = f"would have {stored[place] + count} tokens, and max_tokens is {self.max_tokens}"
                 raise BranchError("branch", number, reason, "end it earlier, or raise max_tokens")
-            if count > self.max_new:
-                reason = f"has {count} new tokens, and max_new is {self.max_new}"
-                raise BranchError("branch", number, reason, "divide the step, or raise max_new")
+            reason = f"has {count} new tokens, and max_new is {self.max_new}"
+            raise BranchError("branch", number, reason, "divide the step, or raise max_new")
         total = sum(counts.values()) if rows is None else rows
         if not sum(counts.values()) <= total <= self.max_rows or not counts:
             reason = f"is not within 1..{self.max_rows}"

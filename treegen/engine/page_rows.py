@@ -1,0 +1,50 @@
+"""PageRows: the page table of a step, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from treegen.engine.branch import Branch
+from treegen.engine.prefix import common_prefix
+from treegen.ir.arrays import Ints, Longs, ragged_ranges
+
+
+class PageRows:
+    """A page table, in whose rows branches list their pages. Only what has changed in a row is written.
+
+    Attributes:
+        host: int32 `[rows, width]`; the page table on the host.
+        table: The same on the device.
+
+    Args:
+        rows: The rows of the table.
+        width: The most pages of a branch.
+        device: Where the table is read.
+    """
+
+    def __init__(self, rows: int, width: int, device: torch.device) -> None:
+        self.host: Ints = np.zeros((rows, width), np.int32)
+        self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
+        self._listed: list[tuple[list[int], list[int]]] = [([], [])] * rows  # a branch's list, and what it held
+
+    def write(self, rows: Longs, branches: Sequence[Branch]) -> None:
+        """Lists the pages of branches in these rows. A branch whose pages change otherwise than at the end gets a new
+        list of pages.
+        """
+        begins, counts, pages = [], [], []
+        for row, branch in zip(rows.tolist(), branches, strict=True):
+            own, held = self._listed[row]
+            if own is not branch.pages or len(held) != len(own):
+                known = len(held) if own is branch.pages else common_prefix(held, branch.pages)
+                begins.append(row * self.host.shape[1] + known)
+                counts.append(len(branch.pages) - known)
+                pages += branch.pages[known:]
+                self._listed[row] = branch.pages, branch.pages[:]
+        if pages:
+            written = np.stack([ragged_ranges(np.array(begins), np.array(counts)), pages])
+            self.host.reshape(-1)[written[0]] = written[1]
+            places, listed = torch.from_numpy(written).to(self.table.device, non_blocking=True)
+            self.table.view(-1).index_copy_(0, places, listed.int())

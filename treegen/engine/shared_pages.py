@@ -1,0 +1,89 @@
+"""What branches have in common: pages that a fork takes over from an ended branch, and a prompt from a running one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from treegen.engine.branch import Branch
+from treegen.engine.prefix import PrefixCache, common_prefix
+
+
+class ForkPlace(NamedTuple):
+    """What a fork takes over from an ended branch.
+
+    tokens: the branch's tokens. pages: the first pages that the fork has as well; where it has all full pages of its
+    parent, also the last page, which it copies to. seat: the seat, -1 without such a branch. anew: whether the fork has
+    other pages than the branch.
+    """
+
+    tokens: list[int]
+    pages: list[int]
+    seat: int
+    anew: bool
+
+
+def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: int) -> list[Branch | None]:
+    """Chooses for each fork an ended branch whose place it takes.
+
+    Those with as many stored tokens and the same full pages as the fork's parent come first, then those with the same
+    first page.
+
+    Args:
+        ended: The branches that end; each is chosen once at most.
+        parents: The parent of each fork.
+        page_size: Tokens of a page.
+
+    Returns:
+        An ended branch for each fork, or None.
+    """
+    alike: dict[tuple[int, int], list[Branch]] = {}
+    for branch in ended:
+        alike.setdefault(_full_pages(branch, page_size), []).append(branch)
+    found: list[Branch | None] = []
+    for parent in parents:
+        same = alike.get(_full_pages(parent, page_size))
+        found.append(same.pop() if same else None)
+    others: dict[int, list[Branch]] = {}
+    for branch in (each for left in alike.values() for each in left if each.pages):
+        others.setdefault(branch.pages[0], []).append(branch)
+    for place, parent in enumerate(parents if others else ()):
+        if found[place] is None and parent.pages and (left := others.get(parent.pages[0])):
+            found[place] = left.pop()
+    return found
+
+
+def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:
+    """Returns how many first full pages two branches have in common; the same tokens are in them."""
+    most = min(branch.stored, parent.stored) // page_size
+    if branch.pages[most - 1 : most] == parent.pages[most - 1 : most]:  # whoever shares a page shares all before it
+        return most
+    return common_prefix(branch.pages[:most], parent.pages[:most])
+
+
+def common_tokens(branch: Branch, other: Branch, stored: int, page_size: int) -> int:
+    """Returns the first tokens, in full pages, that a branch has in common with another one that has stored so many.
+
+    The branch's last token is not among them.
+    """
+    most = min(stored, len(branch.tokens) - 1)
+    return common_prefix(branch.tokens[:most], other.tokens[:most]) // page_size * page_size
+
+
+def known_pages(
+    branch: Branch, others: Iterable[Branch], cache: PrefixCache | None, page_size: int
+) -> tuple[list[int], Branch, int]:
+    """Returns the pages that are known for a branch's first tokens, but the last one: another branch's, or the cache's.
+
+    It also returns the branch that has most of these tokens in full pages, and their number.
+    """
+    found = [(common_tokens(branch, other, other.stored, page_size), other) for other in others]
+    tokens, owner = max(found, key=lambda each: (each[0], -each[1].number))
+    cached = [] if cache is None else cache.match(branch.tokens[:-1])
+    return (cached if len(cached) * page_size > tokens else owner.pages[: tokens // page_size]), owner, tokens
+
+
+def _full_pages(branch: Branch, page_size: int) -> tuple[int, int]:
+    """Returns the stored tokens and the last full page: whoever shares a page shares all pages before it."""
+    full = branch.stored // page_size
+    return branch.stored, branch.pages[full - 1] if full else -1
