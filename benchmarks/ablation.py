@@ -29,7 +29,7 @@ from optimisations import OPTIMISATIONS, Optimisation, taken_away
 from treegen.backends import oracle
 from treegen.backends.devices import current_target, default_device
 from treegen.backends.triton_program import TritonProgram
-from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES
+from treegen.bench.tables import FASTTREE_HEADS
 from treegen.codegen import emit
 from treegen.codegen import kernel_signature as signatures
 from treegen.codegen.compile_counter import expected_compiles
@@ -43,6 +43,7 @@ from treegen.tuning.compile_pool import compile_all
 from treegen.tuning.kernel_meter import Case
 from treegen.tuning.timing import median_us
 from treegen.workloads.generate import in_shuffled_pages
+from treegen.workloads.tree_batches import FASTTREE_TREES
 
 _PAGE = 16
 _CHECKED_ROWS = 16

@@ -1,6 +1,7 @@
 """Fits the cost model's terms for running batches to measured policies, and reports how good its choices are.
 
     treegen tune --suite --data traces --heads 32:8,8:1 --seed 0 --seed 1 --json suite.json      # on the GPU
+    treegen tune --suite --family trees --heads 16:1,32:8 --json trees.json
     python benchmarks/fit_batches.py suite.json --data traces
 
 Least squares of the logarithm of estimate over time, relative to the batch's mean, with less weight for slow policies.
@@ -32,6 +33,7 @@ from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 from treegen.workloads.batch_pages import live_batch_of
 from treegen.workloads.batches import batches
+from treegen.workloads.tree_batches import fasttree_batches
 
 NEAR = 0.15
 """Policies slower than the fastest by this part weigh a factor of e less."""
@@ -68,12 +70,12 @@ class Case(NamedTuple):
 
 def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
     """Reads results of `treegen tune --suite`, without batches of one latent KV head, which have few policies."""
-    target, found = target_from("h200"), []
-    suites, trees = {}, {}
+    suites, trees, found = {}, {}, []
     for result in (each for path in paths for each in json.loads(path.read_text())["batches"]):
         seed, name, text = result["seed"], result["batch"], result["key"]["shape"]
+        target = target_from(result["key"]["target"].split()[0])
         if seed not in suites:
-            suites[seed] = {batch.name: batch for batch in batches(data, seed)}
+            suites[seed] = {batch.name: batch for batch in (*batches(data, seed), *fasttree_batches(seed))}
         batch = suites[seed][name]
         if batch.mla:
             continue
@@ -92,13 +94,15 @@ def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
 
 
 def fitted(cases: Sequence[Case], start: BatchTerms) -> BatchTerms:
-    """Fits the terms, from these on."""
+    """Fits the terms, from these on; all but the time of an idle merge, which is measured apart."""
+
+    def terms_of(logs: Floats) -> BatchTerms:
+        return BatchTerms(*np.exp(logs).tolist(), start.idle_merge_us)
 
     def residuals(logs: Floats) -> Floats:
-        terms = BatchTerms(*np.exp(logs).tolist())
-        return np.concatenate([case.residuals(terms) for case in cases])
+        return np.concatenate([case.residuals(terms_of(logs)) for case in cases])
 
-    return BatchTerms(*np.exp(least_squares(residuals, np.log(start)).x).tolist())
+    return terms_of(least_squares(residuals, np.log(start[:-1])).x)
 
 
 def report(title: str, cases: Sequence[Case], terms: BatchTerms) -> None:

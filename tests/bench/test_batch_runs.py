@@ -265,11 +265,11 @@ def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_choices() -> None:
-    made = batches(None)
-    assert chosen_batches(made, None) == made
-    assert len(chosen_batches(made, "groups, unshared-long-8")) == 5
+    assert [batch.name for batch in chosen_batches(None, None)] == [batch.name for batch in batches(None)]
+    assert len(chosen_batches(None, "groups, unshared-long-8")) == 5
+    assert [batch.name for batch in chosen_batches(None, "1-1024/2048-32, trees", 3)][4] == "1-1024/2048-32"
     with pytest.raises(InputError, match="unshared"):
-        chosen_batches(made, "traces")
+        chosen_batches(None, "traces")
     assert [provider.name for provider in batch_providers_from(",".join(BATCH_PROVIDERS))] == list(BATCH_PROVIDERS)
     assert len(set(BATCH_PROVIDERS)) == len(BATCH_PROVIDERS)
     with pytest.raises(UnavailableError):

@@ -19,12 +19,13 @@ from treegen.bench.bench_runs import RunSettings, Timers
 from treegen.bench.peers import PEERS, providers_from
 from treegen.bench.providers import Call, Treegen, UnavailableError
 from treegen.bench.results import ProviderOutcome, Result
-from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
+from treegen.bench.tables import FASTTREE_HEADS, named
 from treegen.bench.torch_peers import Flex, Sdpa
 from treegen.ir.errors import FormatError
 from treegen.target.targets import target_from
 from treegen.tuning.kernel_meter import Case
 from treegen.workloads.generate import in_shuffled_pages
+from treegen.workloads.tree_batches import FASTTREE_TREES
 
 CPU = torch.device("cpu")
 SHAPE = Shape(4, 2, 16, dtype="fp32")

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen import Shape, Tree, strategies
-from treegen.bench.tables import FASTTREE_TREES
 from treegen.cost.analytic import Times
 from treegen.cost.estimate import assess
 from treegen.cost.launch_work import launch_work
@@ -24,6 +23,7 @@ from treegen.schedule.passes.fuse_merge import with_fused_merge
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import targets
+from treegen.workloads.tree_batches import FASTTREE_TREES
 
 SHAPE = Shape(32, 8, 128, dtype="fp16")
 NAMES = ("query", "deft-flatten", "flashforge", "fasttree", "cohort")

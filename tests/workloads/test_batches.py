@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from treegen.ir.errors import FormatError, InputError
+from treegen.ir.tree import Tree
 from treegen.workloads.batch_pages import BatchPages, BatchSizes
 from treegen.workloads.batches import FAMILIES, batches
 from treegen.workloads.served_batch import BatchRequest, ServedBatch
 from treegen.workloads.stand_ins import stand_ins
+from treegen.workloads.tree_batches import FASTTREE_TREES, fasttree_batches, tree_batch
 
 STEPS = 200
 MADE = batches(None)
@@ -116,6 +118,22 @@ def test_families() -> None:
         if batch.family in ("groups", "agents"):
             assert batch.grouped
             assert batch.unique_tokens < 0.8 * batch.tokens
+
+
+def test_trees_as_batches() -> None:
+    """Each row has the tokens of its path; rows beside one another share the whole pages that their nodes fill."""
+    for batch, text in zip(fasttree_batches(0), FASTTREE_TREES, strict=True):
+        tree = Tree.parse(text)
+        assert len(batch.requests) == tree.num_rows
+        assert batch.tokens == tree.num_rows * sum(map(int, text.split("/")[1].split(",")))
+        assert 0 <= batch.unique_tokens - tree.unique_tokens < batch.page_size * tree.num_rows
+    shared = [request.shared_tokens for request in tree_batch("20(30*2,5*2)").requests]
+    assert shared == [0, 16, 16, 16]
+    deep = tree_batch("16(16(1*2)*2)")
+    assert [(request.tokens, request.shared_with, request.shared_tokens) for request in deep.requests] == [
+        (33, None, 0), (33, 0, 32), (33, 0, 16), (33, 2, 32)
+    ]  # fmt: skip
+    follow(deep)
 
 
 def check_size(batch: ServedBatch) -> None:

@@ -132,7 +132,8 @@ def bench(
         found = found if providers is None else result_tables.only(found, providers)
     else:
         from treegen.bench.peers import providers_from
-        from treegen.bench.tables import FASTTREE_HEADS, FASTTREE_TREES, named
+        from treegen.bench.tables import FASTTREE_HEADS, named
+        from treegen.workloads.tree_batches import FASTTREE_TREES
 
         listed = providers_from(providers or _DEFAULT_PROVIDERS, fasttree)
         shapes = shapes_from(heads or FASTTREE_HEADS, head_dim or (128,), dtype or ("fp16",), (page_size,))
@@ -226,9 +227,9 @@ def _measured_batches(
     from treegen.bench import batch_results, batch_runs, bench_runs
     from treegen.bench.batch_case import BATCH_HEADS, BatchShapes
     from treegen.tuning.timing import copy_gbps
-    from treegen.workloads.batches import batches, chosen_batches
+    from treegen.workloads.batches import chosen_batches
 
-    chosen = chosen_batches(batches(options.data, options.seed), options.family)
+    chosen = chosen_batches(options.data, options.family, options.seed)
     providers = batch_runs.batch_providers_from(options.providers)
     shapes_from(options.heads or (), (), (), ())  # checks the heads
     if options.data is None and (place is None or place.rank == 0):

@@ -43,12 +43,12 @@ def tune_suite(options: SuiteOptions) -> None:
     from treegen.bench.bench_runs import machine
     from treegen.bench.suite_tuning import MeasuredBatch, measure_suite, save_suite, suite_entries, suite_table
     from treegen.tuning.timing import copy_gbps
-    from treegen.workloads.batches import batches, chosen_batches
+    from treegen.workloads.batches import chosen_batches
 
     heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
     for text in heads:
         shape_from(text, options.head_dim, options.dtype, None)  # checks the heads
-    suites = {seed: chosen_batches(batches(options.data, seed), options.family) for seed in options.seeds}
+    suites = {seed: chosen_batches(options.data, options.family, seed) for seed in options.seeds}
     chosen = [(seed, batch) for seed, suite in suites.items() for batch in suite if batch.requests[-1].queries == 1]
     if not chosen:
         raise InputError("family", options.family, "has no batches that can be tuned", "name other families")

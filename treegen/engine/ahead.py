@@ -105,5 +105,4 @@ def _have_room(controller: Selecting, forward: Forward, branches: Sequence[Branc
     sequences, most = forward.sequences, controller.max_new_tokens
     if any(len(branch.tokens) - branch.prompt + 1 >= most for branch in branches):
         return False
-    counts = dict.fromkeys((branch.number for branch in branches), 1)
-    return sequences.pages_missing(counts) <= sequences.available
+    return sequences.have_pages(dict.fromkeys((branch.number for branch in branches), 1))

@@ -159,11 +159,13 @@ class Engine:
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)
+        drafting = controller if isinstance(controller, Drafting) else None
+        selecting = controller if isinstance(controller, Selecting) else None
         self._waiting.extend(enumerate(checked))
         try:
             while self._waiting or len(self.sequences):
                 self._admit()
-                self._advance(controller)
+                self._advance(controller, drafting, selecting)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
@@ -193,11 +195,11 @@ class Engine:
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
-    def _advance(self, controller: Controller) -> None:
-        """Takes one step of the model, and does what the controller decides."""
-        with self.accounting.part("control"):
-            if isinstance(controller, Drafting):
-                self._propose(controller)
+    def _advance(self, controller: Controller, drafting: Drafting | None, selecting: Selecting | None) -> None:
+        """Takes one step of the model, and does what the controller decides, who may propose drafts and select."""
+        if drafting is not None:
+            with self.accounting.part("control"):
+                self._propose(drafting)
         with self.accounting.part("pages"):
             counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
             for number in preempted:
@@ -206,8 +208,8 @@ class Engine:
             check_step(self.parallel, counts, self.sequences)
         frontier = self._frontier(*self.forward(counts))
         with self.accounting.part("control"):
-            if isinstance(controller, Selecting):
-                frontier = run_ahead(controller, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if selecting is not None:
+                frontier = run_ahead(selecting, self.forward, frontier, lambda: not self._has_room(), self._grow)
             if frontier.branches:
                 growth = controller.decide(frontier)
                 self._rest(frontier, growth)
@@ -231,7 +233,7 @@ class Engine:
             check_tokens("draft()", own.tokens, self.forward.vocabulary)
             drafts.append(own.first(self.forward.sizes.max_tokens - len(branch.tokens)))
         counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
-        if self.sequences.pages_missing(counts) <= self.sequences.available:
+        if self.sequences.have_pages(counts):
             for branch, own in zip(able, drafts, strict=True):
                 self.sequences.propose(branch.number, own)
 

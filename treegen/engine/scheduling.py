@@ -33,7 +33,7 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
     branches = sequences.branches
     if all(branch.stored and branch.pending == 1 + branch.drafts for branch in branches.values()):
         counts = {number: branch.pending for number, branch in branches.items()}  # the usual step: each branch decodes
-        if sequences.pages_missing(counts) <= sequences.available:
+        if sequences.have_pages(counts):
             return Scheduled(counts, [])
     counts, preempted = {}, []
     left, taken, pages = max_rows, 0, sequences.available

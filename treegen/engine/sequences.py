@@ -8,6 +8,7 @@ fork    [ page 4 | page 7 | page 9 ... ]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, check_path
@@ -86,8 +87,7 @@ class SequenceTree:
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
         found = predecessors(ending, of_parents, self.pool.page_tokens)
-        followed = {branch.number for branch in found if branch is not None}
-        for number in [each for each in ended if each not in followed]:
+        for number in {*ended} - {branch.number for branch in found if branch is not None}:
             self.drop(number)
         places = [self._left(*each) for each in zip(found, of_parents, strict=True)]
         moved = [number for number, place in enumerate(places) if place.anew and place.seat >= 0]
@@ -114,8 +114,7 @@ class SequenceTree:
         if anew:
             self._release(branch, common)
             branch.pages = branch.pages[:common]
-            sharers = live.shared_tokens[live.shared_with == seat]
-            if max(live.shared_tokens[seat], sharers.max(initial=0)) > common * size:
+            if max(live.shared_tokens[seat], *live.shared_tokens[live.shared_with == seat], 0) > common * size:
                 live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
         place = ForkPlace(branch.tokens, branch.pages, seat, anew)
         branch.tokens, branch.pages = [], []
@@ -132,7 +131,7 @@ class SequenceTree:
         tokens[known * size :] = parent.tokens[known * size :]
         if anew:
             self.pool.retain(parent.pages[known:full])
-            own = self._take(1) if partial and self.available else []
+            own = self._take(1) if partial and (self.pool.free or self.available) else []
             pages += [*parent.pages[known:full], *own]
             branch.stored -= 0 if own else partial
         if seat < 0:
@@ -204,10 +203,7 @@ class SequenceTree:
         self.live = LiveBatch(self.pool.page_tokens, max_seats=self.max_branches)
 
     def preempt(self, number: int) -> None:
-        """Releases the pages of a branch, which keeps its tokens: their KV is computed again when pages are free.
-
-        Drafts are removed.
-        """
+        """Releases the pages of a branch, which keeps its tokens, without drafts: their KV is computed again later."""
         branch = self[number]
         self._release(branch)
         del branch.tokens[len(branch.tokens) - branch.drafts :]
@@ -245,13 +241,17 @@ class SequenceTree:
         """Returns how many pages these branches need to store this many more tokens each."""
         return sum(more for _, more in self._missing(counts))
 
+    def have_pages(self, counts: Mapping[int, int]) -> bool:
+        """Says whether there are pages for these branches to store this many more tokens each."""
+        missing = self.pages_missing(counts)
+        return missing <= self.pool.free or missing <= self.available
+
     def reserve(self, counts: Mapping[int, int]) -> None:
         """Takes the pages that these branches need to store this many more tokens each. Raises PoolError."""
         missing = self._missing(counts)
-        taken = self._take(sum(more for _, more in missing))
+        taken = iter(self._take(sum(more for _, more in missing)))
         for branch, more in missing:
-            branch.pages += taken[:more]
-            del taken[:more]
+            branch.pages += islice(taken, more)
 
     def store(self, counts: Mapping[int, int]) -> None:
         """Notes that the KV of this many more tokens of each branch is in its pages."""

@@ -28,6 +28,7 @@ class BatchTerms(NamedTuple):
     """How launches for running batches differ from those for one tree.
 
     blocks, memory, chain: the factors of the times of all thread blocks, of memory, and of the longest thread block.
+    idle_merge_us: microseconds of the launch that merges, where a plan merges nothing: it is launched for any plan.
     last: SMs that take more thread blocks than fit at a time do not run out of them at the same time; this part of a
     thread block's time is added. sharpness: the exponent of the soft maximum.
 
@@ -40,10 +41,11 @@ class BatchTerms(NamedTuple):
     chain: float
     last: float
     sharpness: float
+    idle_merge_us: float
 
 
-BATCH_TERMS = BatchTerms(blocks=1.15, memory=1.14, chain=1.17, last=0.06, sharpness=4.4)
-"""Fitted on an H200 by benchmarks/fit_batches.py."""
+BATCH_TERMS = BatchTerms(blocks=1.15, memory=1.14, chain=1.17, last=0.06, sharpness=4.4, idle_merge_us=1.2)
+"""Fitted on an H200 by benchmarks/fit_batches.py, but for the idle merge, which takes 0.7 to 1.3 us on an H100."""
 
 
 def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, target: Target) -> Floats:
@@ -124,9 +126,9 @@ def times_of(
     """
     tree, shape, target = problem
     tiles, facts = layout.tiles, facts_of(target)
-    slower = longer = 1.0
+    slower, longer, idle_us = 1.0, 1.0, 0.0
     if batches is not None:
-        slower, longer = batches.blocks, batches.chain / batches.blocks
+        slower, longer, idle_us = batches.blocks, batches.chain / batches.blocks, batches.idle_merge_us
         memory_fraction = facts["memory_fraction"] * batches.blocks / batches.memory
         facts = {**facts, "sharpness": batches.sharpness, "memory_fraction": memory_fraction}
     items, item_rows, written, merged, longest = outputs
@@ -168,5 +170,5 @@ def times_of(
         follow = turns_of_sm > _AT_A_TIME
         items_us += follow * batches.last * slower * np.maximum(terms["throughput"], terms["traffic"]) / turns_of_sm
     merge_us = MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"] + facts["next_launch_us"]
-    times_us: Floats = facts["launch_us"] + items_us + np.where(merged > 0, merge_us, 0.0)
+    times_us: Floats = facts["launch_us"] + items_us + np.where(merged > 0, merge_us, idle_us)
     return times_us

@@ -1,8 +1,10 @@
-"""The suite of batches: 16 batches in four families (traces, groups, agents, unshared) and five special ones."""
+"""The suite of batches: 16 batches in four families (traces, groups, agents, unshared) and five special ones.
+
+The family `trees` is beside the suite: it has to be named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from treegen.ir.errors import InputError
@@ -11,6 +13,7 @@ from treegen.workloads.group_batches import group_batches
 from treegen.workloads.served_batch import ServedBatch
 from treegen.workloads.special_batches import special_batches
 from treegen.workloads.trace_batches import trace_batches
+from treegen.workloads.tree_batches import fasttree_batches
 from treegen.workloads.unshared_batches import unshared_batches
 
 FAMILIES = ("traces", "groups", "agents", "unshared", "special")
@@ -38,19 +41,21 @@ def batches(data: Path | None, seed: int = 0) -> tuple[ServedBatch, ...]:
     )
 
 
-def chosen_batches(made: Sequence[ServedBatch], names: str | None) -> tuple[ServedBatch, ...]:
+def chosen_batches(data: Path | None, names: str | None, seed: int = 0) -> tuple[ServedBatch, ...]:
     """Selects batches by family or by name.
 
     Args:
-        made: The batches to select from.
-        names: Families and names, separated by commas; None for all batches.
+        data: See `batches`.
+        names: Families and names, separated by commas; None for the whole suite.
+        seed: See `batches`.
 
     Raises:
         InputError: There is no batch of such a name or family.
     """
+    suite = batches(data, seed)
     if names is None:
-        return tuple(made)
-    wanted = [name.strip() for name in names.split(",")]
+        return suite
+    made, wanted = (*suite, *fasttree_batches(seed)), [name.strip() for name in names.split(",")]
     known = {key for batch in made for key in (batch.name, batch.family)}
     for name in wanted:
         if name not in known:

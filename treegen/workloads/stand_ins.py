@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from treegen.workloads.served_batch import FOREVER, BatchCourse, BatchRequest, ServedBatch, whole_pages
+from treegen.workloads.served_batch import FOREVER, ServedBatch, nobody, whole_pages
 
 
 def stand_ins(batch: ServedBatch) -> tuple[ServedBatch, ServedBatch]:
@@ -35,11 +34,6 @@ def stand_ins(batch: ServedBatch) -> tuple[ServedBatch, ServedBatch]:
             shared = min(tokens, groups[owner].tokens) // 2
             groups.append(replace(form, tokens=tokens, shared_with=owner, shared_tokens=whole_pages(shared, page)))
     return (
-        replace(batch, name=f"{batch.name}, apart", requests=tuple(apart), follow=_nobody, grouped=False),
-        replace(batch, name=f"{batch.name}, groups", requests=tuple(groups), follow=_nobody, grouped=True),
+        replace(batch, name=f"{batch.name}, apart", requests=tuple(apart), follow=nobody, grouped=False),
+        replace(batch, name=f"{batch.name}, groups", requests=tuple(groups), follow=nobody, grouped=True),
     )
-
-
-def _nobody(course: BatchCourse) -> Sequence[BatchRequest]:
-    """Lets no request arrive."""
-    return ()
