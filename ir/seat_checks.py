@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, int32_array
+from treegen.ir.arrays import INT32_MAX, Bools, Ints, IntsLike, Longs, int32_array, largest
 from treegen.ir.errors import TreeError
 
 
@@ -45,16 +45,22 @@ def running_seat(argument: str, seat: int, row: Ints) -> int:
 
 def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
     """Returns the seats as an array; raises TreeError unless they differ and a request runs in each."""
-    given = [seats] if isinstance(seats, (int, np.integer)) else seats
-    chosen = int32_array("seats", given, low=0).astype(np.int64)
-    runs: Bools = chosen < len(row)
-    runs[runs] = row[chosen[runs]] >= 0
-    if not runs.all():
+    if isinstance(seats, np.ndarray) and seats.dtype == np.int64 and seats.ndim == 1 and len(seats):
+        chosen = seats
+    else:
+        given = [seats] if isinstance(seats, (int, np.integer)) else seats
+        chosen = int32_array("seats", given, low=0).astype(np.int64)
+    runs: Bools = chosen.view(np.uint64) < len(row)  # negative numbers are large ones
+    if np.count_nonzero(runs) == len(chosen):
+        np.greater_equal(row.take(chosen), 0, out=runs)
+    else:
+        runs[runs] = row[chosen[runs]] >= 0
+    if np.count_nonzero(runs) < len(chosen):
         index = int(runs.argmin())
         reason = "is the seat of no running request"
         raise TreeError(f"seats[{index}]", int(chosen[index]), reason, "name some of `seats`")
-    if len(chosen) > 1 and (twice := np.bincount(chosen) > 1).any():
-        raise TreeError("seats", chosen.tolist(), f"names seat {int(twice.argmax())} twice", "name every seat once")
+    if len(chosen) > 1 and largest(counts := np.bincount(chosen)) > 1:
+        raise TreeError("seats", chosen.tolist(), f"names seat {int(counts.argmax())} twice", "name every seat once")
     return chosen
 
 

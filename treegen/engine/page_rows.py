@@ -44,7 +44,7 @@ class PageRows:
                 pages += branch.pages[known:]
                 self._listed[row] = branch.pages, branch.pages[:]
         if pages:
-            written = np.stack([ragged_ranges(np.array(begins), np.array(counts)), pages])
+            written = np.array([ragged_ranges(np.array(begins), np.array(counts)), pages])
             self.host.reshape(-1)[written[0]] = written[1]
             places, listed = torch.from_numpy(written).to(self.table.device, non_blocking=True)
-            self.table.view(-1).index_copy_(0, places, listed.int())
+            self.table.view(-1)[places] = listed.view(torch.int32)[::2]  # the low words

@@ -14,7 +14,15 @@ from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, check_path
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
-from treegen.engine.shared_pages import ForkPlace, common_pages, common_tokens, known_pages, predecessors
+from treegen.engine.shared_pages import (
+    ForkPlace,
+    common_pages,
+    common_tokens,
+    follow,
+    known_pages,
+    predecessors,
+    shared_pages,
+)  # fmt: skip
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
@@ -86,25 +94,21 @@ class SequenceTree:
         if both := sorted({*ended} & {*parents}):
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
+        shared = shared_pages(self.live, ending)
         found = predecessors(ending, of_parents, self.pool.page_tokens)
         for number in {*ended} - {branch.number for branch in found if branch is not None}:
             self.drop(number)
-        places = [self._left(*each) for each in zip(found, of_parents, strict=True)]
-        moved = [number for number, place in enumerate(places) if place.anew and place.seat >= 0]
-        if moved:
-            self.live.set_tokens([places[number].seat for number in moved], 0)
+        places = [self._left(*each, shared) for each in zip(found, of_parents, strict=True)]
         copied: list[tuple[int, int]] = []
         forks = [self._forked(*each, copied) for each in zip(of_parents, places, strict=True)]
-        if moved:
-            stored = [forks[number].stored for number in moved]
-            self.live.set_tokens([places[number].seat for number in moved], stored)
-            for number, tokens in zip(moved, stored, strict=True):
-                self.live.share(places[number].seat, of_parents[number].seat, tokens)
+        for fork, parent, place in zip(forks, of_parents, places, strict=True):
+            if place.anew and place.seat >= 0:
+                follow(self.live, fork, parent)
         if copied:
             self.pool.copy(*zip(*copied, strict=True))
         return forks
 
-    def _left(self, branch: Branch | None, parent: Branch) -> ForkPlace:
+    def _left(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> ForkPlace:
         """Ends a branch for a fork of `parent`: releases the pages that the fork has not, and returns the rest."""
         if branch is None:
             return ForkPlace([], [], -1, True)
@@ -114,7 +118,7 @@ class SequenceTree:
         if anew:
             self._release(branch, common)
             branch.pages = branch.pages[:common]
-            if max(live.shared_tokens[seat], *live.shared_tokens[live.shared_with == seat], 0) > common * size:
+            if shared[branch.number] > common:
                 live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
         place = ForkPlace(branch.tokens, branch.pages, seat, anew)
         branch.tokens, branch.pages = [], []

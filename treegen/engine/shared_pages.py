@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from treegen.engine.branch import Branch
 from treegen.engine.prefix import PrefixCache, common_prefix
+from treegen.ir.live_batch import LiveBatch
 
 
 class ForkPlace(NamedTuple):
@@ -51,6 +54,26 @@ def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: 
         if found[place] is None and parent.pages and (left := others.get(parent.pages[0])):
             found[place] = left.pop()
     return found
+
+
+def shared_pages(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]:
+    """Returns by the number of each branch the first pages that it shares with others."""
+    most = live.shared_tokens.copy()
+    sharing = (live.shared_with >= 0).nonzero()[0]
+    np.maximum.at(most, live.shared_with.take(sharing), most.take(sharing))
+    return {branch.number: int(most[branch.seat]) // live.page_size for branch in branches}
+
+
+def follow(live: LiveBatch, fork: Branch, parent: Branch) -> None:
+    """Tells the live batch of a fork in the seat of a branch with other pages: what it shares with its parent."""
+    seat = parent.seat
+    while seat not in (fork.seat, -1):
+        seat = int(live.shared_with[seat])
+    if seat == fork.seat:  # the parent shares with this seat, directly or through others
+        live.set_tokens(fork.seat, 0)
+    if live.tokens[fork.seat] != fork.stored:
+        live.set_tokens(fork.seat, fork.stored)
+    live.share(fork.seat, parent.seat, fork.stored)
 
 
 def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:
