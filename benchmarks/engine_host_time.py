@@ -2,12 +2,15 @@
 
     python benchmarks/engine_host_time.py [--tokens 8000]
     python benchmarks/engine_host_time.py --profile beams    # the functions that take longest
+    python benchmarks/engine_host_time.py --prompts 512      # only prompts: milliseconds of a step
 
 64 query rows decode over prompts of 1,000 tokens, in pages of 16. A stand-in for a model looks up its logits, over a
 vocabulary of 1,000, by the tokens of a step alone. Kernels plan as always, and compute nothing. Times are CPU time in
 microseconds, medians of a run's steps. `step` is from the end of a model call to the beginning of the next one; without
 a GPU that includes the operations on logits. `critical` begins when the host has read the tokens of the step, so it is
 what a device waits for. Samples run ahead, so no device waits for them.
+
+With `--prompts` so many prompts, which have all tokens but 100 in common, are computed in steps of 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -95,6 +98,7 @@ class LookUp:
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.gaps: list[tuple[float, float]] = []
+        self.took = 0.0  # seconds of all calls
         self._logits = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(0)).to(DEVICE)
         self._q = torch.zeros(1, 32, 128, dtype=torch.float16, device=DEVICE)
         self._ended = self.read = time.thread_time()
@@ -110,15 +114,17 @@ class LookUp:
         step.attend(0, KIND, q, q[:, :8], q[:, :8])
         logits = self._logits[step.ids[:rows][keep]]
         self._ended = time.thread_time()
+        self.took += self._ended - begin
         return logits
 
 
-def engine_of(model: LookUp, controller: Controller) -> Engine:
+def engine_of(model: LookUp, controller: Controller, branches: int = 64, rows: int = 8192) -> Engine:
     """Makes the engine of a case. Its steps of prompts compute nothing either."""
     pages = 64 * -(-model.max_tokens // 16)
     engine = Engine(
-        model, controller, num_pages=pages, max_branches=64, max_rows=8192, cuda_graphs=False, make_kernel=planning
-    )
+        model, controller, num_pages=pages, max_branches=branches, max_rows=rows, cuda_graphs=False,
+        make_kernel=planning,
+    )  # fmt: skip
     forward = engine.forward
     forward.step = Step(
         engine.sequences, forward.sizes.max_tokens, forward.sizes.max_rows, max_tree=forward.sizes.max_tree,
@@ -140,6 +146,18 @@ def gaps_of(name: str, tokens: int) -> list[tuple[float, float]]:
             engine.run(texts)
         gaps += model.gaps[1:] if run else []
     return gaps
+
+
+def prompts_ms(prompts: int, tokens: int) -> tuple[float, int]:
+    """Computes prompts; returns the milliseconds of a step that the host takes beside the model, and the steps."""
+    model = LookUp(tokens + 2)
+    engine = engine_of(model, Sample(1, max_new_tokens=1), prompts, max(2048, prompts))
+    source = torch.Generator().manual_seed(1)
+    begin = torch.randint(VOCABULARY, (tokens - 100,), generator=source).tolist()
+    texts = [begin + torch.randint(VOCABULARY, (100,), generator=source).tolist() for _ in range(prompts)]
+    started, model.took = time.thread_time(), 0.0
+    engine.run(texts)
+    return 1e3 * (time.thread_time() - started - model.took) / engine.accounting.steps, engine.accounting.steps
 
 
 @contextmanager
@@ -169,7 +187,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--profile", choices=CASES, help="profile this case")
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of a prompt (default: %(default)s)")
+    parser.add_argument("--prompts", type=int, help="compute so many prompts that begin alike, and nothing else")
     chosen = parser.parse_args()
+    if chosen.prompts:
+        took, steps = prompts_ms(chosen.prompts, chosen.tokens)
+        print(f"{chosen.prompts} prompts of {chosen.tokens} tokens: {took:.1f} ms a step, {steps} steps")
+        return
     if chosen.profile:
         profile = cProfile.Profile()
         profile.runcall(gaps_of, chosen.profile, chosen.tokens)

@@ -39,6 +39,8 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
     left, taken, pages = max_rows, 0, sequences.available
     pending = (branch for branch in branches.values() if branch.pending)
     for branch in sorted(pending, key=lambda each: (each.pending > 1 + each.drafts, *_age(each))):
+        if not left:
+            break
         begins = not branch.stored
         if begins:
             if sequences.is_coming(branch.number, counts):
@@ -51,7 +53,7 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
             sequences.preempt(victim.number)
             preempted.append(victim.number)
             pages = sequences.available - taken
-        if count and missing <= pages:
+        if missing <= pages:
             counts[branch.number] = count
             left, taken, pages = left - count, taken + missing, pages - missing
         elif begins:  # so that others may store what it has in common with them, before it takes that over

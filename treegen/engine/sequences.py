@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
+import treegen.engine.shared_pages as shared_pages
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, check_path
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
-from treegen.engine.shared_pages import (
-    ForkPlace,
-    common_pages,
-    common_tokens,
-    follow,
-    known_pages,
-    predecessors,
-    shared_pages,
-)  # fmt: skip
 from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
@@ -94,8 +86,8 @@ class SequenceTree:
         if both := sorted({*ended} & {*parents}):
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
-        shared = shared_pages(self.live, ending)
-        found = predecessors(ending, of_parents, self.pool.page_tokens)
+        shared = shared_pages.of_each(self.live, ending)
+        found = shared_pages.predecessors(ending, of_parents, self.pool.page_tokens)
         for number in {*ended} - {branch.number for branch in found if branch is not None}:
             self.drop(number)
         places = [self._left(*each, shared) for each in zip(found, of_parents, strict=True)]
@@ -103,29 +95,29 @@ class SequenceTree:
         forks = [self._forked(*each, copied) for each in zip(of_parents, places, strict=True)]
         for fork, parent, place in zip(forks, of_parents, places, strict=True):
             if place.anew and place.seat >= 0:
-                follow(self.live, fork, parent)
+                shared_pages.follow(self.live, fork, parent)
         if copied:
             self.pool.copy(*zip(*copied, strict=True))
         return forks
 
-    def _left(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> ForkPlace:
+    def _left(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> shared_pages.ForkPlace:
         """Ends a branch for a fork of `parent`: releases the pages that the fork has not, and returns the rest."""
         if branch is None:
-            return ForkPlace([], [], -1, True)
+            return shared_pages.ForkPlace([], [], -1, True)
         live, seat, size = self.live, branch.seat, self.pool.page_tokens
-        common = common_pages(branch, parent, size)
+        common = shared_pages.common_pages(branch, parent, size)
         anew = branch.stored != parent.stored or common < parent.stored // size
         if anew:
             self._release(branch, common)
             branch.pages = branch.pages[:common]
             if shared[branch.number] > common:
                 live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
-        place = ForkPlace(branch.tokens, branch.pages, seat, anew)
+        place = shared_pages.ForkPlace(branch.tokens, branch.pages, seat, anew)
         branch.tokens, branch.pages = [], []
         del self.branches[branch.number]
         return place
 
-    def _forked(self, parent: Branch, place: ForkPlace, copied: list[tuple[int, int]]) -> Branch:
+    def _forked(self, parent: Branch, place: shared_pages.ForkPlace, copied: list[tuple[int, int]]) -> Branch:
         """Starts a fork; notes the page to copy, and its copy."""
         size = self.pool.page_tokens
         full, partial = divmod(parent.stored, size)
@@ -224,7 +216,7 @@ class SequenceTree:
         branch, size = self[number], self.pool.page_tokens
         if branch.pages:
             raise BranchError("branch", number, "has pages", "preempt it first")
-        pages, owner, tokens = known_pages(branch, self.branches.values(), self.cache, size)
+        pages, owner, tokens = shared_pages.known_pages(branch, self.branches.values(), self.cache, size)
         if pages:
             branch.pages, branch.stored = list(pages), len(pages) * size
             self.pool.retain(branch.pages)
@@ -236,10 +228,12 @@ class SequenceTree:
     def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
         """Says whether `adopt` finds more pages after a step in which branches store these numbers of tokens."""
         branch, size = self[number], self.pool.page_tokens
-        others = [(self.branches[other], count) for other, count in counts.items()]
-        found = (common_tokens(branch, other, other.stored + count - other.drafts, size) for other, count in others)
-        most = max(found, default=0)
-        return most > 0 and most > len(known_pages(branch, self.branches.values(), self.cache, size)[0]) * size
+        known = len(shared_pages.known_pages(branch, self.branches.values(), self.cache, size)[0]) * size
+        others = ((self.branches[other], count) for other, count in counts.items())
+        return any(
+            shared_pages.common_tokens(branch, each, each.stored + count - each.drafts, size, known)
+            for each, count in others
+        )
 
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""

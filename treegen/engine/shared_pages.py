@@ -56,7 +56,7 @@ def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: 
     return found
 
 
-def shared_pages(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]:
+def of_each(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]:
     """Returns by the number of each branch the first pages that it shares with others."""
     most = live.shared_tokens.copy()
     sharing = (live.shared_with >= 0).nonzero()[0]
@@ -84,13 +84,17 @@ def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:
     return common_prefix(branch.pages[:most], parent.pages[:most])
 
 
-def common_tokens(branch: Branch, other: Branch, stored: int, page_size: int) -> int:
+def common_tokens(branch: Branch, other: Branch, stored: int, page_size: int, known: int = 0) -> int:
     """Returns the first tokens, in full pages, that a branch has in common with another one that has stored so many.
 
-    The branch's last token is not among them.
+    The branch's last token is not among them. Returns 0 where there are not more than `known`, which are full pages;
+    then one page of tokens is compared.
     """
-    most = min(stored, len(branch.tokens) - 1)
-    return common_prefix(branch.tokens[:most], other.tokens[:most]) // page_size * page_size
+    most, following = min(stored, len(branch.tokens) - 1), known + page_size
+    if following > most or branch.tokens[known:following] != other.tokens[known:following]:
+        return 0
+    tokens = common_prefix(branch.tokens[:most], other.tokens[:most]) // page_size * page_size
+    return tokens if tokens > known else 0
 
 
 def known_pages(
@@ -98,10 +102,12 @@ def known_pages(
 ) -> tuple[list[int], Branch, int]:
     """Returns the pages that are known for a branch's first tokens, but the last one: another branch's, or the cache's.
 
-    It also returns the branch that has most of these tokens in full pages, and their number.
+    It also returns the branch that has most of these tokens in full pages, of several the first, and their number.
     """
-    found = [(common_tokens(branch, other, other.stored, page_size), other) for other in others]
-    tokens, owner = max(found, key=lambda each: (each[0], -each[1].number))
+    owner, tokens = branch, 0
+    for other in others:
+        if other.stored and (more := common_tokens(branch, other, other.stored, page_size, tokens)):
+            owner, tokens = other, more
     cached = [] if cache is None else cache.match(branch.tokens[:-1])
     return (cached if len(cached) * page_size > tokens else owner.pages[: tokens // page_size]), owner, tokens
 

@@ -28,9 +28,9 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 2000.0
-"""Microseconds that a plan makes a step longer, roughly. It takes the host 1 to 2 ms beside a GPU; a step that waits for
-a plan is longer by all of it. On an H100 beams of 8,000 tokens take 2 to 4 % less time than with 1000, and batches of
-the suite as much.
+"""Microseconds that a plan makes a step longer, roughly. Beside a GPU it takes the host 1 to 2 ms, and a step that
+waits for a plan is longer by all of it. On an H100 beams over 8,000 tokens take 2 to 4 % less time than with 1000, and
+batches of the suite as much.
 """
 _ALONE_US = 4.0
 """Microseconds that a layer takes longer, at least, while requests are walked alone.
