@@ -93,7 +93,7 @@ def test_a_plan_waits_until_it_pays() -> None:
     kernel.prepare(batch)
     batch.add(300)
     steps = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
-    assert 4 < steps.index((False, True)) < 12
+    assert 8 < steps.index((False, True)) < 24
     assert sum(map(any, steps)) == 1
     batch.add(2000, prompt, 1600)
     sharing = [(kernel.prepare(batch), kernel.refresh(batch)) for _ in range(40)]
@@ -116,8 +116,8 @@ def test_layers_are_counted() -> None:
     kernel.step()
     assert kernel.replanning.layers == 5
     batch.add(10)
-    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(45)) == 0
-    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(10)) == 1
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(90)) == 0
+    assert sum(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(20)) == 1
 
 
 def test_a_plan_that_cannot_wait() -> None:
