@@ -10,7 +10,7 @@ microseconds, medians of a run's steps. `step` is from the end of a model call t
 a GPU that includes the operations on logits. `critical` begins when the host has read the tokens of the step, so it is
 what a device waits for. Samples run ahead, so no device waits for them.
 
-With `--prompts` so many prompts, which have all tokens but 100 in common, are computed in steps of 2,048 tokens.
+`--prompts 512` computes 512 prompts in steps of 2,048 tokens. They have all tokens but 100 in common.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def engine_of(model: LookUp, controller: Controller, branches: int = 64, rows: i
 
 
 def gaps_of(name: str, tokens: int) -> list[tuple[float, float]]:
-    """Runs a case with prompts of so many tokens; returns the microseconds of its steps, and after tokens were read."""
+    """Runs a case with prompts of `tokens` tokens; returns the microseconds of steps, and those after tokens were read."""
     controller, prompts = CASES[name]
     model = LookUp(tokens + 2 * TOKENS)
     engine = engine_of(model, controller)
@@ -187,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--profile", choices=CASES, help="profile this case")
     parser.add_argument("--tokens", type=int, default=1000, help="tokens of a prompt (default: %(default)s)")
-    parser.add_argument("--prompts", type=int, help="compute so many prompts that begin alike, and nothing else")
+    parser.add_argument("--prompts", type=int, help="only compute this number of prompts that begin alike")
     chosen = parser.parse_args()
     if chosen.prompts:
         took, steps = prompts_ms(chosen.prompts, chosen.tokens)

@@ -32,7 +32,7 @@ def test_k_and_v_go_to_their_slots_in_one_launch(kv_heads: int, dims: tuple[int,
 
 @pytest.mark.parametrize(("kv_heads", "dims"), [(2, (16, 16)), (3, (40, 24)), (8, (128, 128))])
 def test_pages_and_tokens_are_copied_in_all_layers(kv_heads: int, dims: tuple[int, int]) -> None:
-    """Pages in one launch; and tokens in lists, of which some are read before a later one of the list is written."""
+    """Pages, and tokens in lists. Some tokens are read from places that the same list writes later."""
     shape = Shape(kv_heads, kv_heads, dims[0], dims[1], dtype="bf16", page_size=4)
     pool = KVPool(shape, 3, 5)
     for cache in (pool.keys, pool.values):

@@ -131,7 +131,7 @@ class PrefixCache:
         return found
 
     def _path(self, tokens: Sequence[int], node: _Node, pages: int) -> Iterator[_Node]:
-        """Yields the nodes of the longest known prefix of so many pages that lie below a node; notes their use."""
+        """Yields the nodes below `node` of the longest known prefix, of at most `pages` pages; notes their use."""
         self._clock += 1
         size = self.pool.page_tokens
         for place in range(node.depth + 1, pages):

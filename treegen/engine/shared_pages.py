@@ -85,10 +85,15 @@ def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:
 
 
 def common_tokens(branch: Branch, other: Branch, stored: int, page_size: int, known: int = 0) -> int:
-    """Returns the first tokens, in full pages, that a branch has in common with another one that has stored so many.
+    """Returns the first tokens, in full pages, that a branch has in common with another one.
 
-    The branch's last token is not among them. Returns 0 where there are not more than `known`, which are full pages;
-    then one page of tokens is compared.
+    Args:
+        branch: The branch. Its last token is not among the tokens in common.
+        other: The other branch.
+        stored: The tokens that the other branch has stored.
+        page_size: Tokens of a page.
+        known: Where there are no more tokens in common than this number, a multiple of `page_size`, returns 0. Mostly
+            one page of tokens is compared for that.
     """
     most, following = min(stored, len(branch.tokens) - 1), known + page_size
     if following > most or branch.tokens[known:following] != other.tokens[known:following]:
