@@ -134,7 +134,7 @@ def engine_of(model: LookUp, controller: Controller, branches: int = 64, rows: i
 
 
 def gaps_of(name: str, tokens: int) -> list[tuple[float, float]]:
-    """Runs a case with prompts of `tokens` tokens; returns the microseconds of steps, and those after tokens were read."""
+    """Runs a case with prompts of `tokens` tokens; returns microseconds of steps, and those after tokens were read."""
     controller, prompts = CASES[name]
     model = LookUp(tokens + 2 * TOKENS)
     engine = engine_of(model, controller)

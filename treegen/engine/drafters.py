@@ -31,7 +31,7 @@ class Drafter(Protocol):
 class NGrams:
     """Drafts what followed a text's last tokens where they occurred before (prompt lookup).
 
-    The texts of the last call are kept, so that the next call reads only what was appended to these lists.
+    The lists of the last call are kept, so that the next call reads only what was appended to them.
 
     Args:
         longest: The most last tokens to look for. Fewer are looked for where they do not occur.

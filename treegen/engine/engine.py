@@ -196,7 +196,10 @@ class Engine:
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
     def _advance(self, controller: Controller, drafting: Drafting | None, selecting: Selecting | None) -> None:
-        """Takes one step of the model, and does what the controller decides, who may propose drafts and select."""
+        """Takes one step of the model, and does what the controller decides.
+
+        drafting, selecting: the controller, if it proposes drafts, or selects tokens on the device.
+        """
         if drafting is not None:
             with self.accounting.part("control"):
                 self._propose(drafting)

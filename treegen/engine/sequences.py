@@ -109,7 +109,7 @@ class SequenceTree:
         anew = branch.stored != parent.stored or common < parent.stored // size
         if anew:
             self._release(branch, common)
-            branch.pages = branch.pages[:common]
+            branch.tokens, branch.pages = branch.tokens[: common * size], branch.pages[:common]
             if shared[branch.number] > common:
                 live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
         place = shared_pages.ForkPlace(branch.tokens, branch.pages, seat, anew)
