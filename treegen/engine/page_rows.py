@@ -34,7 +34,7 @@ class PageRows:
         """Lists the pages of branches in these rows. A branch whose pages change otherwise than at the end gets a new
         list of pages.
         """
-        begins, counts, pages = [], [], []
+        begins, counts, pages, changed = [], [], [], []
         for row, branch in zip(rows.tolist(), branches, strict=True):
             own, held = self._listed[row]
             if own is not branch.pages or len(held) != len(own):
@@ -42,9 +42,13 @@ class PageRows:
                 begins.append(row * self.host.shape[1] + known)
                 counts.append(len(branch.pages) - known)
                 pages += branch.pages[known:]
-                self._listed[row] = branch.pages, branch.pages[:]
+                changed.append((row, branch.pages))
+        for row, _ in changed:
+            self._listed[row] = [], []  # so that nothing is known of the row where Ctrl-C comes in the middle
         if pages:
             written = np.array([ragged_ranges(np.array(begins), np.array(counts)), pages])
             self.host.reshape(-1)[written[0]] = written[1]
             places, listed = torch.from_numpy(written).to(self.table.device, non_blocking=True)
             self.table.view(-1)[places] = listed.view(torch.int32)[::2]  # the low words
+        for row, own in changed:
+            self._listed[row] = own, own[:]
