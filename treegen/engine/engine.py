@@ -161,8 +161,8 @@ class Engine:
         controller = led(self.controller, self.parallel)
         drafting = controller if isinstance(controller, Drafting) else None
         selecting = controller if isinstance(controller, Selecting) else None
-        self._waiting.extend(enumerate(checked))
         try:
+            self._waiting.extend(enumerate(checked))
             while self._waiting or len(self.sequences):
                 self._admit()
                 self._advance(controller, drafting, selecting)
