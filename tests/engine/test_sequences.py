@@ -107,6 +107,30 @@ def test_forks_beside_ended_branches_with_other_pages() -> None:
     check(tight)
 
 
+def test_plans_know_forks_in_the_places_of_branches_with_other_pages() -> None:
+    """All share 8 tokens and have another full page each. A fork in a place has these 8, so a plan stays right; in the
+    place of a branch that shares its third page as well it has not all that was shared.
+    """
+    tree = made(branches=4, pages=20)
+    first = tree.add(list(range(9)))
+    store(tree, first.number, 8)
+    others = [tree.fork(first.number) for _ in range(2)]
+    for branch in (first, *others):
+        tree.extend(branch.number, [20 + branch.number] * 5)
+        store(tree, branch.number, 5)
+    epochs = tree.live.epoch.tolist()
+    (fork,) = tree.replace([others[0].number], [others[1].number])
+    assert (fork.seat, fork.pages[:3]) == (others[0].seat, others[1].pages[:3])
+    assert fork.pages[3] != others[1].pages[3]
+    assert tree.live.epoch.tolist() == epochs
+    assert tree.live.shared_tokens[fork.seat] == 12
+    check(tree)
+    (again,) = tree.replace([fork.number], [first.number])
+    assert again.pages[:3] == first.pages[:3]
+    assert tree.live.epoch[again.seat] == epochs[again.seat] + 1
+    check(tree)
+
+
 def test_a_fork_without_a_free_page_computes_the_partial_page_again() -> None:
     tree = made(pages=3)
     first = tree.add(list(range(10)))
@@ -164,6 +188,27 @@ def test_the_cache_keeps_what_was_used_last() -> None:
     assert tree.cache.match([1] * 4) != []
     assert tree.cache.evict(1) == 1
     assert [bool(tree.cache.match([token] * 4)) for token in (1, 2, 3)] == [True, False, True]
+
+
+def test_pages_are_evicted_one_by_one_in_the_order_of_their_use() -> None:
+    """What is used, or cached, between two evictions goes after what was older at the first one."""
+    tree = made(pages=12, cached=True)
+
+    def cached(token: int, pages: int) -> None:
+        branch = tree.add([token] * 4 * pages + [9])
+        store(tree, branch.number, 4 * pages)
+        tree.drop(branch.number)
+
+    for token in (1, 2, 3):
+        cached(token, 2)
+    assert tree.cache is not None
+    found = []
+    for between in (lambda: None, lambda: tree.cache.match([2] * 8), lambda: cached(4, 1), lambda: cached(3, 3)):
+        between()
+        assert tree.cache.evict(1) == 1
+        found.append([len(tree.cache.pages)])
+    assert [len(tree.cache.match([token] * 12)) for token in (1, 2, 3, 4)] == [0, 1, 3, 1]
+    tree.check()
 
 
 def test_a_branch_that_ends_has_used_the_pages_that_it_shared() -> None:

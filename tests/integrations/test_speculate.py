@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -216,6 +217,20 @@ def test_n_grams_give_what_followed() -> None:
     repeated = [1, 2, 3, 7, 1, 2, 4, 1, 2, 3, 8, 1, 2]
     assert drafts(repeated, 6, longest=2, occurrences=3) == ([3, 8, 4, 1, 7], [-1, 0, -1, 2, 0])
     assert drafts(repeated, 2, longest=2, occurrences=2) == ([3, 4], [-1, -1])
+
+
+def test_n_grams_follow_texts_that_grow() -> None:
+    """Lists that are appended to, cut back, or replaced by others give what new ones give."""
+    source, drafter = random.Random(0), NGrams(occurrences=2)
+    texts = [[source.randrange(4) for _ in range(9)] for _ in range(3)]
+    for _ in range(60):
+        assert drafter(texts, 5) == NGrams(occurrences=2)([text[:] for text in texts], 5)
+        for text in texts:
+            text += [source.randrange(4) for _ in range(source.randrange(3))]
+        if not source.randrange(4):
+            del texts[0][5:]
+        if not source.randrange(4):
+            texts[1:] = [texts[2], [source.randrange(4) for _ in range(7)]]
 
 
 @pytest.mark.parametrize("window", [2, 3])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,7 @@ from treegen.bench.suite_tuning import (
 )
 from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
+from treegen.search.split_estimates import BATCH_TERMS
 from treegen.search.weigh import weighed, weights_of
 from treegen.strategies import query
 from treegen.strategies.cohort import Cohort
@@ -113,6 +115,22 @@ def test_a_policy_that_does_not_suit_a_batch_of_the_bucket_is_not_taken() -> Non
     problem = prefix(60, 4096, 500)
     kept(problem, head_rows=64)
     assert BatchChoices(TILE, 10_000).choose(problem) == weighed(problem, most_items=10_000, tile=TILE)
+
+
+def test_plans_that_merge_nothing_pay_for_the_launch_of_merges() -> None:
+    """By the term for it; and kernels for one tree, which then have no such launch, do not."""
+    problem, terms = prefix(32, 256, 64), BATCH_TERMS._replace(idle_merge_us=0.0)
+    idle, free = weights_of(problem, TILE), weights_of(problem, TILE, terms)
+    assert idle is not None
+    assert free is not None
+    paid = np.unique((idle.times_us - free.times_us).round(9)).tolist()
+    assert paid == [0.0, BATCH_TERMS.idle_merge_us]
+    whole = idle.walks.index(Cohort(64))
+    assert idle.times_us[0, whole] > free.times_us[0, whole]
+    alone, other = weights_of(problem), weights_of(problem, batch_terms=terms)
+    assert alone is not None
+    assert other is not None
+    assert (alone.times_us == other.times_us).all()
 
 
 def test_files_are_read_once_for_a_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ class KVPool:
         self._free = list(range(self.num_pages - 1, -1, -1))
 
     def copy(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copies pages to other pages, in all layers; all at once."""
+        """Copies pages to other pages, in all layers. No page may be a source and a target."""
         self._copied(self.keys, self.values, list(source), list(target), list(range(len(source) + 1)))
 
     def move(self, source: Sequence[int], target: Sequence[int], first: Sequence[int] | None = None) -> None:
@@ -181,7 +181,7 @@ class KVPool:
     def check(self, holders: Iterable[Sequence[int]] | None = None) -> None:
         """Raises PoolError unless each page is either held or free, and free only once.
 
-        holders: the pages of everyone who holds some. Each page then has to have as many holders as lists.
+        holders: a list of pages for each holder. A page then has to have one holder for each list that names it.
         """
         free = np.zeros(self.num_pages, np.int64)
         np.add.at(free, self._free, 1)

@@ -23,7 +23,7 @@ Edge = tuple[int, ...]
 @dataclass(slots=True, eq=False)
 class _Node:
     """A page in the cache. depth: the number of pages before it. used: when it was last matched or inserted, by the
-    cache's clock; `PrefixCache.evict` raises it to that of the pages below.
+    cache's clock; `PrefixCache.evict` raises it to the times of the pages below.
     """
 
     page: int

@@ -34,8 +34,7 @@ class SequenceTree:
         self.pool, self.max_branches, self.cache = pool, max_branches, cache
         self.live = LiveBatch(pool.page_tokens, max_seats=max_branches)
         """The branches as requests, for kernels of `treegen.compile_batch`."""
-        self.branches: dict[int, Branch] = {}
-        """Running branches by number."""
+        self.branches: dict[int, Branch] = {}  # running ones, by number
         self._made = 0
 
     def __len__(self) -> int:
@@ -72,8 +71,8 @@ class SequenceTree:
     def replace(self, ended: Sequence[int], parents: Sequence[int]) -> list[Branch]:
         """Ends branches and starts forks of others, as `drop` and `fork` do, with one copy for all forks.
 
-        A fork takes the seat of an ended branch, with its tokens and pages as far as both have them in common. Where
-        that branch has as many stored tokens and the same full pages as the parent, kernels keep their plans.
+        A fork takes the seat of an ended branch, and the first tokens and pages that both have in common. Kernels keep
+        their plans where the fork has all pages that others share with the ended branch.
 
         Args:
             ended: The branches that end.
@@ -86,11 +85,11 @@ class SequenceTree:
         if both := sorted({*ended} & {*parents}):
             raise BranchError("parents", both, "end as well", "fork branches that go on")
         self._check_room(len(parents) - len(ended))
-        shared = shared_pages.of_each(self.live, ending)
+        shared = shared_pages.shared_counts(self.live, ending)
         found = shared_pages.predecessors(ending, of_parents, self.pool.page_tokens)
         for number in {*ended} - {branch.number for branch in found if branch is not None}:
             self.drop(number)
-        places = [self._left(*each, shared) for each in zip(found, of_parents, strict=True)]
+        places = [self._place_for(*each, shared) for each in zip(found, of_parents, strict=True)]
         copied: list[tuple[int, int]] = []
         forks = [self._forked(*each, copied) for each in zip(of_parents, places, strict=True)]
         for fork, parent, place in zip(forks, of_parents, places, strict=True):
@@ -100,8 +99,11 @@ class SequenceTree:
             self.pool.copy(*zip(*copied, strict=True))
         return forks
 
-    def _left(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> shared_pages.ForkPlace:
-        """Ends a branch for a fork of `parent`: releases the pages that the fork has not, and returns the rest."""
+    def _place_for(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> shared_pages.ForkPlace:
+        """Ends a branch for a fork of `parent`: releases the pages that the fork does not have, returns the others.
+
+        shared: See `shared_pages.shared_counts`.
+        """
         if branch is None:
             return shared_pages.ForkPlace([], [], -1, True)
         live, seat, size = self.live, branch.seat, self.pool.page_tokens

@@ -29,8 +29,8 @@ class ForkPlace(NamedTuple):
 def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: int) -> list[Branch | None]:
     """Chooses for each fork an ended branch whose place it takes.
 
-    Those with as many stored tokens and the same full pages as the fork's parent come first, then those with the same
-    first page.
+    The best one has stored the same number of tokens in the same full pages as the fork's parent. The next best has the
+    same first page.
 
     Args:
         ended: The branches that end; each is chosen once at most.
@@ -56,8 +56,8 @@ def predecessors(ended: Sequence[Branch], parents: Sequence[Branch], page_size: 
     return found
 
 
-def of_each(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]:
-    """Returns by the number of each branch the first pages that it shares with others."""
+def shared_counts(live: LiveBatch, branches: Iterable[Branch]) -> dict[int, int]:
+    """Counts the first pages that each branch shares with others; the counts are by the numbers of branches."""
     most = live.shared_tokens.copy()
     sharing = (live.shared_with >= 0).nonzero()[0]
     np.maximum.at(most, live.shared_with.take(sharing), most.take(sharing))
