@@ -70,6 +70,7 @@ class Planning:
     def __init__(self, kernel: StepKernel) -> None:
         self._kernel = kernel
         self.prepare, self.refresh = kernel.prepare, kernel.refresh
+        self.device_tables = True
 
     @property
     def rows(self) -> int:

@@ -144,7 +144,9 @@ def test_beams() -> None:
         assert outcome.unshared_bytes == 5 * 13 * PAGE * OF_TOKEN
         assert outcome.held_bytes <= (10 + 5 * 3) * PAGE * OF_TOKEN
     assert known["query"].read_bytes == known["sdpa"].read_bytes == known["query"].path_bytes
-    assert known["auto"].held_bytes == known["query"].held_bytes == known["sdpa"].held_bytes
+    # steps run ahead where kernels read tables on the device: pages of beams that end are held for a step more
+    assert known["auto"].held_bytes == known["query"].held_bytes
+    assert 0 <= known["auto"].held_bytes - known["sdpa"].held_bytes <= 5 * PAGE * OF_TOKEN
     assert known["none"].read_bytes == 0
 
 

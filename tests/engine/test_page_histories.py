@@ -31,6 +31,7 @@ from treegen.engine import Branch, KVPool, PrefixCache, SequenceTree, Step
 from treegen.engine.ahead import UNKNOWN
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.scheduling import schedule
+from treegen.engine.shared_pages import share_by_prompt
 from treegen.ir.errors import BranchError, PoolError
 
 LAYERS, LONGEST, ROWS, DRAFTS = 2, 1000, 40, 4
@@ -210,6 +211,61 @@ class PageHistories(RuleBasedStateMachine):
                     branch.tokens.append(token)
                     branch.stored += 1
 
+    @precondition(lambda self: len(self.tree) > 1)
+    @rule(tokens=st.lists(st.tuples(TOKENS, st.booleans()), min_size=6, max_size=6), rounds=st.integers(1, 4),
+          wanted=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=4, max_size=4))  # fmt: skip
+    def fork_ahead(self, tokens: list[tuple[int, bool]], rounds: int, wanted: list[list[int]]) -> None:
+        """Steps whose rows become forks of others on the device, before the host knows of which."""
+        for _ in range(10):
+            if not any(branch.pending for branch in self.branches) or not self._step(ROWS):
+                break
+        if any(branch.pending for branch in self.branches):
+            return
+        share_by_prompt(self.tree.live, self.branches, self.size)
+        for chosen in wanted[:rounds]:
+            branches = sorted(self.branches, key=lambda branch: self.tree.live.row[branch.seat])
+            counts = dict.fromkeys((branch.number for branch in branches), 1)
+            if not branches or self.tree.pages_missing(counts) > self.tree.available:
+                return
+            parents = self._parents(branches, chosen[: len(branches)])
+            known = [[*branches[parent].tokens, token] for parent, (token, _) in zip(parents, tokens, strict=False)]
+            for branch in branches:
+                branch.tokens.append(UNKNOWN)
+            self._take(counts, known, parents)
+            for branch in branches:  # tokens and parents are read
+                branch.tokens.pop()
+                branch.stored -= 1
+            rows = self.tree.live.row.take([branch.seat for branch in branches]).tolist()
+            forks = [place for place, parent in enumerate(parents) if parent != place]
+            made = self.tree.follow([(branches[place].number, branches[parents[place]].number) for place in forks])
+            for place, fork in zip(forks, made, strict=True):
+                assert fork.seat == branches[place].seat
+                branches[place] = fork
+            for branch, (token, ends) in zip(branches, tokens, strict=False):
+                if ends:
+                    self.tree.drop(branch.number)
+                else:
+                    branch.tokens.append(token)
+                    branch.stored += 1
+            here = {
+                row: branch for row, branch in zip(rows, branches, strict=True) if branch.number in self.tree.branches
+            }
+            self.steps[1 + DRAFTS].forked(here, [rows[place] for place in forks])
+            self.pages_are_free_or_held()
+            self.the_live_batch_is_true()
+
+    @staticmethod
+    def _parents(branches: list[Branch], wanted: list[int]) -> list[int]:
+        """The wanted parents that are like their forks, and go on in their own places."""
+
+        def alike(place: int, other: int) -> bool:
+            pair = branches[place], branches[other]
+            return pair[0].label == pair[1].label and pair[0].stored == pair[1].stored
+
+        known = [other % len(branches) for other in wanted]
+        known = [other if alike(place, other) else place for place, other in enumerate(known)]
+        return [other if known[other] == other else place for place, other in enumerate(known)]
+
     def _step(self, rows: int) -> bool:
         """Takes the step that is scheduled; says whether there is one."""
         try:
@@ -232,13 +288,18 @@ class PageHistories(RuleBasedStateMachine):
             for branch in able:
                 self.tree.propose(branch.number, drafts)
 
-    def _take(self, counts: dict[int, int], known: list[list[int]]) -> None:
-        """Takes a step in which rows are of these tokens, and checks what it reads and where it writes."""
+    def _take(self, counts: dict[int, int], known: list[list[int]], parents: Sequence[int] = ()) -> None:
+        """Takes a step in which rows are of these tokens, and checks what it reads and where it writes.
+
+        parents: those of rows that become forks.
+        """
         decodes = all(count == 1 + self.tree[number].drafts for number, count in counts.items())
         step = self.steps[1 + DRAFTS if decodes else ROWS]
         stored = {number: self.tree[number].stored for number in counts}
+        full = {number: [*self.tree[number].pages[: count // self.size]] for number, count in stored.items()}
+        of_parents = [full[list(counts)[parent]] for parent in parents] or full.values()
         with self._copies_noted():
-            last = step.begin(counts)
+            last = step.begin(counts, parents=torch.tensor(parents) if parents else None)
         tokens_of = dict(zip(counts, known, strict=True))
         rows = [self.tree.live.row[self.tree[number].seat] for number in last]
         assert rows == sorted(rows)
@@ -253,7 +314,9 @@ class PageHistories(RuleBasedStateMachine):
             length = int(step.pages.seq_lens[row])
             assert length == stored[number] + count
             pages = step.pages.table[row, : self.pool.pages_for(length)].tolist()
-            assert pages == branch.pages[: len(pages)] == step.host_table[row, : len(pages)].tolist()
+            shared = dict(zip(counts, of_parents, strict=True))[number]
+            assert pages == [*shared, *branch.pages[len(shared) : len(pages)]]
+            assert parents or pages == step.host_table[row, : len(pages)].tolist()
             self._finds(pages, tokens_of[number][: stored[number]])
             own = step.slots[end - count : end].tolist()
             assert (

@@ -54,15 +54,18 @@ def test_pages_and_tokens_are_copied_in_all_layers(kv_heads: int, dims: tuple[in
             assert torch.equal(other, wanted)
 
 
-def compile_both(architecture: int) -> list[int]:
+def compile_all(architecture: int) -> list[int]:
     """The bytes of stack that kernels take; runs in a process where Triton does not interpret."""
     from treegen.backends import write_kernels
 
     cache, slots = torch.zeros(2, 4, 8, 128, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int64)
+    words = slots.int()
     calls = (
         (write_kernels.write_kv, (cache[0], cache[0], slots, cache[0], cache[0], 1024, 1024, 1024, 1024, 512)),
         (write_kernels.copy_kv, (slots, slots, cache, cache, 1, 4096, 4096, 1024, 1024, 512)),
+        (write_kernels.fork_rows, (slots, slots, words, words, cache, cache, 1, 9, 8192, 8192, 16, 4096, 4096, 2048)),
     )
+
     with device_of(architecture), expected_compiles():
         made: list[Any] = [kernel.warmup(*arguments, grid=(1, 1), num_warps=4) for kernel, arguments in calls]
     return [usage(each.asm["cubin"])[1] for each in made]
@@ -71,7 +74,7 @@ def compile_both(architecture: int) -> list[int]:
 def test_kernels_compile_for_every_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert list(pool.map(compile_both, ARCHITECTURES)) == [[0, 0]] * len(ARCHITECTURES)
+        assert list(pool.map(compile_all, ARCHITECTURES)) == [[0, 0, 0]] * len(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(("ranks", "page_size", "interleave"), [(1, 4, 1), (2, 4, 1), (2, 4, 4), (3, 8, 2), (4, 1, 1)])

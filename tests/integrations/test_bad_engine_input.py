@@ -264,7 +264,7 @@ def test_an_engine_that_is_stopped_at_any_line(stride: int) -> None:
     options = {"num_pages": 17, "page_size": 4, "max_branches": 6}
     prompts = [PROMPTS[0], [*PROMPTS[0], 3, 4], [1, 5]]
     model = HFModel(tiny())
-    for controller in (Sample(2, Sampling(1.0, seed=3), 4, stop_ids=tuple(range(30))), Beam(2, 3)):
+    for controller in (Sample(2, Sampling(1.0, seed=3), 4, stop_ids=tuple(range(30))), Beam(2, 5)):
         made = Engine(model, controller, **options)
         expected, line = [[own.tokens for own in each] for each in made.run(prompts)], 1
         while interrupted_at(line, lambda made=made: made.run(prompts)):

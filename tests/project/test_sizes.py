@@ -62,6 +62,7 @@ MANY_PARAMETERS = {
     "treegen/backends/step_kernels.py:settle_requests": DEVICE,
     "treegen/backends/table_kernels.py:take_table": DEVICE,
     "treegen/backends/write_kernels.py:copy_kv": DEVICE,
+    "treegen/backends/write_kernels.py:fork_rows": DEVICE,
     "treegen/backends/write_kernels.py:write_kv": DEVICE,
     "treegen/cli/bench_command.py:bench": COMMAND,
     "treegen/cli/plan_commands.py:account_workload": COMMAND,

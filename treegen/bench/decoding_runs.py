@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
+from treegen.bench.clocked_controllers import OnProgress, clocked_controller, synchronize
 from treegen.bench.decoding_cases import DecodingCase
 from treegen.bench.decoding_kernels import flashinfer_kernel, no_kernel
 from treegen.bench.decoding_sdpa import sdpa_kernel
@@ -17,19 +15,12 @@ from treegen.bench.providers import UnavailableError
 from treegen.distributed import Parallel
 from treegen.engine.accounting import PARTS
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
-from treegen.engine.branch import Branch
-from treegen.engine.control import Drafting, Frontier, Growth, Selecting
-from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine import CHUNK_ROWS, CHUNK_ROWS_APART, Engine
 from treegen.engine.forward import Model
 from treegen.report.decode_io import decimal_bytes
 
-OnProgress = Callable[[float], None]
-"""Is called with the part of a decoding that is done since its last call."""
 _MOST_STEPS = 100
 """The most decoding steps with figures of their own."""
-_TOLD_EVERY = 16
-"""Decisions of the controller between two calls of it."""
 _PROVIDERS: dict[str, KernelMaker] = {"flashinfer": flashinfer_kernel, "sdpa": sdpa_kernel, "none": no_kernel}
 """Providers beside treegen's strategies: FlashInfer's decode, PyTorch's attention function, and none at all."""
 
@@ -103,106 +94,6 @@ class DecodingOutcome:
         return 1e6 * sum(self.parts[PARTS.index(part)] for part in ("pages", "control")) / max(1, self.decoding_steps)
 
 
-class _Clocked:
-    """A controller that notes when it has first been asked about every prompt, and what the engine had done until then.
-
-    began: the time. steps: the steps of the engine until then.
-    """
-
-    def __init__(self, case: DecodingCase, engine: Engine, reads: KVReads, on_progress: OnProgress | None) -> None:
-        controller = case.controller
-        self.width, self.max_new_tokens, self.together = (
-            controller.width, controller.max_new_tokens, controller.together
-        )  # fmt: skip
-        self._controller, self._engine, self._reads, self._on_progress = controller, engine, reads, on_progress
-        self._missing, self._most = set(range(len(case.prompts))), case.decisions
-        self._decisions = self._told = 0
-        self.began, self.steps = 0.0, 0
-
-    def decide(self, frontier: Frontier) -> Growth:
-        """See Controller."""
-        if self._missing:
-            self._missing -= {branch.label[0] for branch in frontier.branches}
-            if not self._missing:
-                self._begin()
-        growth = self._controller.decide(frontier)
-        self._count()
-        return growth
-
-    def end(self) -> None:
-        """Tells that all is done."""
-        self._tell(self._most)
-
-    def _count(self) -> None:
-        """Counts a decision."""
-        self._decisions += 1
-        if self._decisions % _TOLD_EVERY == 0:
-            self._tell(self._decisions)
-
-    def _begin(self) -> None:
-        synchronize(self._engine)
-        self.began, self.steps = time.perf_counter(), self._engine.accounting.steps
-        self._engine.accounting.seconds.update(dict.fromkeys(PARTS, 0.0))
-        self._reads.restart()
-
-    def _tell(self, done: int) -> None:
-        """Reports progress since the last report."""
-        done = min(done, self._most)
-        if self._on_progress is not None:
-            self._on_progress((done - self._told) / self._most)
-        self._told = done
-
-
-class _ClockedAhead(_Clocked):
-    """The same for a controller that selects tokens on the device."""
-
-    def __init__(self, controller: Selecting, *clocked: Any) -> None:
-        super().__init__(*clocked)
-        self._selecting = controller
-
-    def selects(self, branches: Sequence[Branch]) -> bool:
-        """See Selecting. On all ranks: every prompt has begun, and `decide` was asked about the first ones' ends."""
-        return not self._engine.waiting and self._selecting.selects(branches)
-
-    def select(self, frontier: Frontier) -> torch.Tensor:
-        """See Selecting."""
-        return self._selecting.select(frontier)
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        """See Selecting."""
-        growth = self._selecting.commit(branches, tokens)
-        self._count()
-        return growth
-
-
-class _ClockedDrafts(_Clocked):
-    """The same for a controller that proposes drafts."""
-
-    def __init__(self, controller: Drafting, *clocked: Any) -> None:
-        super().__init__(*clocked)
-        self._drafting = controller
-        self.max_draft, self.draft_trees = controller.max_draft, controller.draft_trees
-
-    def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
-        """See Drafting."""
-        return self._drafting.draft(branches)
-
-
-def _clocked(case: DecodingCase, *noted: Any) -> _Clocked:
-    """Returns the controller of a case, with a clock."""
-    if isinstance(case.controller, Selecting):
-        return _ClockedAhead(case.controller, case, *noted)
-    if isinstance(case.controller, Drafting):
-        return _ClockedDrafts(case.controller, case, *noted)
-    return _Clocked(case, *noted)
-
-
-def synchronize(engine: Engine) -> None:
-    """Waits for the engine's device."""
-    if engine.pool.device.type == "cuda":
-        torch.cuda.synchronize(engine.pool.device)
-
-
 def _engine(model: Model, case: DecodingCase, provider: str, settings: DecodingSettings, reads: KVReads) -> Engine:
     """Makes the engine of a provider; `reads` notes its steps, unless ranks divide tokens."""
     strategy = "auto" if provider in _PROVIDERS else provider
@@ -246,7 +137,7 @@ def run_decoding(
             engine.warm_up()
             engine.controller = case.warm
             engine.run(case.prompts)
-        engine.controller = clocked = _clocked(case, engine, reads, on_progress)
+        engine.controller = clocked = clocked_controller(case, engine, reads, on_progress)
         synchronize(engine)
         begin = time.perf_counter()
         results = engine.run(case.prompts)

@@ -4,7 +4,18 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.beam import Beam
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Next, Sample, Selecting
+from treegen.engine.control import (
+    Continuation,
+    Controller,
+    Drafting,
+    Frontier,
+    Growth,
+    Next,
+    Sample,
+    Selecting,
+    SelectingForks,
+    Selection,
+)
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.drafters import Drafter, DraftModel, NGrams
 from treegen.engine.engine import Engine
@@ -45,6 +56,8 @@ __all__ = [
     "Sampling",
     "Search",
     "Selecting",
+    "SelectingForks",
+    "Selection",
     "SequenceTree",
     "Speculate",
     "Step",

@@ -29,7 +29,12 @@ class AttentionKind(NamedTuple):
 
 
 class StepKernel(Protocol):
-    """A kernel for the attention of a step, as `treegen.BatchKernel` is one."""
+    """A kernel for the attention of a step, as `treegen.BatchKernel` is one.
+
+    A kernel that reads the page table on the device alone has an attribute `device_tables` that is True. With other
+    kernels the host knows the page table of each step before it is launched, so controllers that fork branches on the
+    device do not run ahead.
+    """
 
     @property
     def rows(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import NamedTuple
@@ -10,9 +12,11 @@ import numpy as np
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Frontier, Growth, Next
+from treegen.engine.control import Continuation, Frontier, Growth, Next, Selection
 from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.fork_places import in_places
 from treegen.engine.forward import chosen_rows
+from treegen.engine.host_copy import HostCopy
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
@@ -71,21 +75,49 @@ class Beam:
         self.length_penalty, self.early_stopping, self.stop_ids = length_penalty, early_stopping, frozenset(stop_ids)
         self.together = True
         self._searches: dict[int, _PromptBeams] = {}  # by prompt
+        self._best: tuple[dict[int, list[int]], HostCopy]  # the rows of prompts, and their candidates
+        self._vocabulary = 0
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
-        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
-        results: list[Continuation] = []
-        rows: dict[int, list[int]] = {}
-        for row in sorted(range(len(frontier.branches)), key=lambda row: frontier.branches[row].label):
-            rows.setdefault(frontier.branches[row].label[0], []).append(row)
-        for prompt, own in rows.items():
-            branch = frontier.branches[own[0]]
+        for branch in frontier.branches:
             if len(branch.tokens) == branch.prompt:
-                self._searches[prompt] = _PromptBeams([0.0])
-        for prompt, candidates in self._candidates(rows, frontier.logits).items():
-            search, branches = self._searches[prompt], [frontier.branches[row] for row in rows[prompt]]
-            going = self._advance(search, prompt, branches, candidates)
+                self._searches[branch.label[0]] = _PromptBeams([0.0])
+        rows = _rows_by_prompt(frontier.branches)
+        self._best = rows, HostCopy(torch.cat([best.flatten(1) for best in self._candidates(rows, frontier.logits)], 1))
+        return self._growth(frontier.branches)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See SelectingForks. The first tokens of a prompt fork one branch, and the last ones end all."""
+        counts = Counter(branch.label[0] for branch in branches)
+        lengths = [len(branch.tokens) - branch.prompt for branch in branches]
+        return {*counts.values()} == {self.width} and min(lengths) > 0 and max(lengths) + 1 < self.max_new_tokens
+
+    def select_forks(self, frontier: Frontier) -> Selection:
+        """See SelectingForks."""
+        rows = _rows_by_prompt(frontier.branches)
+        (best,) = self._candidates(rows, frontier.logits)
+        self._best = rows, HostCopy(best.flatten(1))
+        beams, tokens = best[1].long() // frontier.logits.shape[1], best[1].long() % frontier.logits.shape[1]
+        if self.stop_ids:
+            stops = torch.tensor(sorted(self.stop_ids)).to(tokens.device, non_blocking=True)
+            going = torch.isin(tokens, stops).int().sort(dim=1, stable=True).indices  # those that end come last
+            beams, tokens = beams.gather(1, going), tokens.gather(1, going)
+        places = torch.tensor(list(rows.values())).to(tokens.device, non_blocking=True)
+        return in_places(places, beams[:, : self.width], tokens[:, : self.width])
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See SelectingForks."""
+        return self._growth(branches)
+
+    def _growth(self, branches: Sequence[Branch]) -> Growth:
+        """Decides by the candidates that were computed last. Waits for the device."""
+        rows, copy = self._best
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in branches}
+        results: list[Continuation] = []
+        for prompt, candidates in self._read(rows, copy).items():
+            search, own = self._searches[prompt], [branches[row] for row in rows[prompt]]
+            going = self._advance(search, prompt, own, candidates)
             for branch, following in going:
                 grown[branch.number].append(following)
             if not going:
@@ -93,32 +125,39 @@ class Beam:
                 del self._searches[prompt]
         return Growth(grown, results)
 
-    def _candidates(self, rows: dict[int, list[int]], logits: torch.Tensor) -> dict[int, list[_Candidate]]:
-        """Returns the best continuations of each prompt, best first. Waits for the device once.
+    def _candidates(self, rows: dict[int, list[int]], logits: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the best continuations of prompts, best first, without waiting for the device.
 
         Args:
             rows: The rows of each prompt's beams.
             logits: `[rows, vocabulary]`.
+
+        Returns:
+            `[2, prompts, candidates]` in fp64 for each run of prompts with equal numbers of beams: the sums of
+            log-probabilities, and `beam * vocabulary + token`, where beams are counted in the order of their rows.
         """
         order = [row for own in rows.values() for row in own]
         sums = torch.tensor([total for prompt in rows for total in self._searches[prompt].sums])
         scores = chosen_rows(logits, order).float().log_softmax(-1) + sums.to(logits.device, non_blocking=True)[:, None]
-        vocabulary, begin = logits.shape[1], 0
-        best = []
+        best, begin = [], 0
         for width, group in groupby(rows, key=lambda prompt: len(rows[prompt])):  # prompts begin with one beam
             prompts = len(list(group))
             own = scores[begin : begin + prompts * width].view(prompts, -1)
-            most = min(max(2, 1 + len(self.stop_ids)) * self.width, own.shape[1])
-            best.append(torch.stack([each.double() for each in own.topk(most)], -1).flatten(0, 1))
+            best.append(torch.stack([each.double() for each in own.topk(self._most(own.shape[1]))]))
             begin += prompts * width
-        totals, places = torch.cat(best).cpu().numpy().T
-        beams, tokens = divmod(places.astype(np.int64), vocabulary)
+        self._vocabulary = logits.shape[1]
+        return best
+
+    def _most(self, continuations: int) -> int:
+        """Returns the number of candidates of a prompt with this many continuations."""
+        return min(max(2, 1 + len(self.stop_ids)) * self.width, continuations)
+
+    def _read(self, rows: dict[int, list[int]], copy: HostCopy) -> dict[int, list[_Candidate]]:
+        """Returns the candidates of each prompt, best first. Waits for the device."""
+        totals, places = copy.read().numpy()
+        beams, tokens = divmod(places.astype(np.int64), self._vocabulary)
         known = map(_Candidate, totals.tolist(), beams.tolist(), tokens.tolist())
-        found = {}
-        for prompt, own_rows in rows.items():
-            most = min(max(2, 1 + len(self.stop_ids)) * self.width, len(own_rows) * vocabulary)
-            found[prompt] = list(islice(known, most))
-        return found
+        return {prompt: list(islice(known, self._most(len(own) * self._vocabulary))) for prompt, own in rows.items()}
 
     def _advance(
         self, search: _PromptBeams, prompt: int, branches: list[Branch], candidates: list[_Candidate]
@@ -150,3 +189,11 @@ class Beam:
         longest = self.early_stopping == "never" and self.length_penalty > 0
         best = search.sums[0] / float((self.max_new_tokens if longest else length) ** self.length_penalty)
         return best > search.ended[-1].score
+
+
+def _rows_by_prompt(branches: Sequence[Branch]) -> dict[int, list[int]]:
+    """Returns the places of each prompt's beams among these branches, in the order of the beams."""
+    rows: dict[int, list[int]] = {}
+    for row in sorted(range(len(branches)), key=lambda row: branches[row].label):
+        rows.setdefault(branches[row].label[0], []).append(row)
+    return rows

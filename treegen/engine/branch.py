@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -44,6 +45,17 @@ class Branch:
     def new_tokens(self) -> list[int]:
         """The tokens after the prompt."""
         return self.tokens[self.prompt :]
+
+    def keep(self, drafts: Sequence[int]) -> list[tuple[int, int]]:
+        """Makes these drafts usual tokens, in this order, and removes the others.
+
+        Returns for each token that moves its number before and after; its KV moves with it.
+        """
+        begin = len(self.tokens) - self.drafts
+        self.stored += len(drafts) - self.drafts
+        self.tokens[begin:] = [self.tokens[begin + draft] for draft in drafts]
+        self.draft_parents = []
+        return [(begin + draft, begin + place) for place, draft in enumerate(drafts) if draft != place]
 
     def slot(self, token: int, page_size: int) -> int:
         """Returns where the KV of a token is, `page * page_size + offset`, if this rank holds all tokens."""

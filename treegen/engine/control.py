@@ -128,6 +128,45 @@ class Selecting(Protocol):
         """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
 
 
+class Selection(NamedTuple):
+    """Next tokens that were selected on the device, and the branches that they continue.
+
+    Each branch's place in the batch goes to the continuation of a branch of the same prompt and length: mostly to its
+    own, otherwise it ends, and a fork of the other branch takes its place. A branch that others continue has a
+    continuation in its own place as well.
+
+    tokens: int64 `[branches]`; the next token in each place. parents: int64 `[branches]`; the branch that it continues.
+    """
+
+    tokens: torch.Tensor
+    parents: torch.Tensor
+
+
+@runtime_checkable
+class SelectingForks(Protocol):
+    """A controller that selects tokens on the device, and which branches fork and end for them, as `Beam` does.
+
+    The engine then launches a step before the host has read what was selected. Kernels that read the page table on the
+    host, and several ranks, wait for `decide` instead.
+    """
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens after a prompt; a branch ends there."""
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """Whether `select_forks` serves these branches. If not, `decide` is asked."""
+
+    def select_forks(self, frontier: Frontier) -> Selection:
+        """Selects the next token in the place of each branch, without waiting for it."""
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """Decides on the host as `select_forks` did on the device, or ends all branches of a prompt.
+
+        The first of several next tokens of a branch is the one in the branch's own place.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Draws samples of each prompt, independent of one another.

@@ -14,18 +14,18 @@ On several ranks each rank has such an engine, with the same branches. The contr
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
-from treegen.engine.ahead import run_ahead
+from treegen.engine.ahead import Ahead, run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting, SelectingForks
 from treegen.engine.engine_checks import (
     check_deterministic,
     check_drafts,
@@ -160,7 +160,7 @@ class Engine:
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)
         drafting = controller if isinstance(controller, Drafting) else None
-        selecting = controller if isinstance(controller, Selecting) else None
+        selecting = controller if isinstance(controller, Selecting | SelectingForks) else None
         try:
             self._waiting.extend(enumerate(checked))
             while self._waiting or len(self.sequences):
@@ -195,7 +195,7 @@ class Engine:
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
-    def _advance(self, controller: Controller, drafting: Drafting | None, selecting: Selecting | None) -> None:
+    def _advance(self, controller: Controller, drafting: Drafting | None, selecting: Ahead | None) -> None:
         """Takes one step of the model, and does what the controller decides.
 
         drafting, selecting: the controller, if it proposes drafts, or selects tokens on the device.
@@ -254,14 +254,21 @@ class Engine:
         rows = [self._logits.pop(branch.number) for branch in complete]
         return Frontier(complete, torch.stack(rows) if rows else logits[:0])
 
-    def _grow(self, ready: Sequence[Branch], growth: Growth) -> None:
-        """Does what the controller has decided about branches."""
+    def _grow(
+        self, ready: Sequence[Branch], growth: Growth, places: Mapping[tuple[int, int], Branch] | None = None
+    ) -> None:
+        """Does what the controller has decided about branches. places: as of `ahead.Grow`."""
         grown, results, accepted = growth.grown, growth.results, growth.accepted
         check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
         ended = [each.number for each in ready if not grown[each.number] and each.number not in growth.resting]
-        parents = [branch.number for branch in ready for _ in grown[branch.number][1:]]
-        forks = iter(self.sequences.replace(ended, parents))
+        forked = [(branch.number, token) for branch in ready for token, _ in grown[branch.number][1:]]
+        if places is None:
+            forks = iter(self.sequences.replace(ended, [parent for parent, _ in forked]))
+        else:
+            forks = iter(self.sequences.follow([(places[fork].number, fork[0]) for fork in forked]))
+            for number in {*ended} & self.sequences.branches.keys():
+                self.sequences.drop(number)
         for branch in ready:
             for place, (token, label) in enumerate(grown[branch.number]):
                 own = next(forks) if place else branch

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, chain
 from treegen.engine.sequences import SequenceTree
-from treegen.ir.arrays import int32_array, positive_int
+from treegen.ir.arrays import Longs, int32_array, positive_int
 from treegen.ir.errors import BranchError, InputError
+from treegen.ir.shape import Shape
 
 if TYPE_CHECKING:
     from treegen.engine.control import Controller, Frontier, Growth
@@ -135,15 +137,81 @@ def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
         raise BranchError("parents", list(drafts.parents), reason, "set draft_trees")
 
 
-def check_selected(tokens: object, branches: int) -> None:
-    """Raises BranchError unless this is an int64 tensor with a token for each branch; does not wait for the device."""
-    if isinstance(tokens, torch.Tensor):
-        if tokens.dtype == torch.int64 and tokens.shape == (branches,):
+def check_counts(counts: Mapping[int, int], facts: Longs, rows: int | None, most: tuple[int, int, int]) -> None:
+    """Raises BranchError for a step that cannot be taken.
+
+    Args:
+        counts: The new tokens of each branch.
+        facts: `[4, branches]`; seats, stored tokens, tokens and new tokens of these branches.
+        rows: The rows of the step; by default one for each new token.
+        most: The most tokens of a branch, the most new ones of a branch, and the most rows.
+    """
+    max_tokens, max_new, max_rows = most
+    _, stored, tokens, new = facts
+    wrong = (new < 1) | (stored + new > np.minimum(tokens, max_tokens)) | (new > max_new)
+    for place in wrong.nonzero()[0].tolist():
+        number, pending, count = list(counts)[place], int(tokens[place] - stored[place]), int(new[place])
+        if not 1 <= count <= pending:
+            raise BranchError(
+                "counts", number, f"has {pending} tokens to store, not {count}", "extend the branch first"
+            )
+        if stored[place] + count > max_tokens:
+            reason = f"would have {stored[place] + count} tokens, and max_tokens is {max_tokens}"
+            raise BranchError("branch", number, reason, "end it earlier, or raise max_tokens")
+        reason = f"has {count} new tokens, and max_new is {max_new}"
+        raise BranchError("branch", number, reason, "divide the step, or raise max_new")
+    total = sum(counts.values()) if rows is None else rows
+    if not sum(counts.values()) <= total <= max_rows or not counts:
+        found = f"{total} rows for {sum(counts.values())} tokens"
+        raise BranchError("counts", found, f"is not within 1..{max_rows}", "divide the step, or raise max_rows")
+
+
+def check_heads(shape: Shape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Raises InputError for tensors of a layer with other heads or head dims than the pool's shape."""
+    heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
+    dims = shape.head_dim, shape.head_dim, shape.head_dim_v
+    for name, tensor, wanted in zip(
+        ("q", "keys", "values"), (q, keys, values), zip(heads, dims, strict=True), strict=True
+    ):
+        if tuple(tensor.shape[1:]) != wanted:
+            reason = f"has not the pool's heads and head dims {wanted}"
+            raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
+
+
+def check_selected(name: str, selected: object, branches: int) -> None:
+    """Raises BranchError, with this name, unless this is an int64 tensor with an entry for each branch; does not wait
+    for the device.
+    """
+    if isinstance(selected, torch.Tensor):
+        if selected.dtype == torch.int64 and selected.shape == (branches,):
             return
-        found = f"{str(tokens.dtype).removeprefix('torch.')} of shape {tuple(tokens.shape)}"
+        found = f"{str(selected.dtype).removeprefix('torch.')} of shape {tuple(selected.shape)}"
     else:
-        found = type(tokens).__name__
-    raise BranchError("select()", found, f"is not int64 of shape ({branches},)", "return a token for each branch")
+        found = type(selected).__name__
+    raise BranchError(name, found, f"is not int64 of shape ({branches},)", "return an entry for each branch")
+
+
+def check_forks(branches: Sequence[Branch], tokens: Sequence[int], parents: Sequence[int], growth: Growth) -> None:
+    """Raises BranchError unless a decision is what was selected on the device, or ends branches.
+
+    Args:
+        branches: Those that were decided about.
+        tokens: The next token in the place of each branch.
+        parents: The branch that it continues.
+        growth: The decision.
+    """
+    continued: dict[int, list[int]] = {}
+    for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        branch, other = branches[place], branches[parent] if 0 <= parent < len(branches) else None
+        alike = other is not None and (other.label[0], other.stored) == (branch.label[0], branch.stored)
+        if not alike or parents[parent] != parent:
+            reason = f"does not go on in its own place, or is no branch like {place}, of its prompt and its length"
+            raise BranchError("select_forks()", parent, reason, f"return another parent for {place}")
+        continued.setdefault(parent, []).append(token)
+    for place, branch in enumerate(branches):
+        found, selected = [token for token, _ in growth.grown.get(branch.number, ())], continued.get(place, [])
+        if found and (found[0] != tokens[place] or sorted(found) != sorted({*selected})):
+            raise BranchError("commit()", branch.number, "has not the token that was selected", "return it")
 
 
 def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:

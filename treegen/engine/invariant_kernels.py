@@ -25,6 +25,8 @@ class InvariantSteps:
         sinks: `[num_qo_heads]`, where the layers have them.
     """
 
+    device_tables = True
+
     def __init__(self, step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> None:
         self._rows = RowRequests(step)
         self._kernel = compile_batch(

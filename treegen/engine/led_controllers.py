@@ -67,7 +67,7 @@ class _LedSelecting(_Led):
         tokens = torch.zeros(count, dtype=torch.int64, device=frontier.logits.device)
         if is_first(self._parallel):
             selected = self._controller.select(frontier)
-            check_selected(selected, count)
+            check_selected("select()", selected, count)
             tokens = selected.contiguous()
         broadcast_tensor(tokens, self._parallel)
         return tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ class PageRows:
         self.host: Ints = np.zeros((rows, width), np.int32)
         self.table = torch.zeros(rows, width, dtype=torch.int32, device=device)
         self._listed: list[tuple[list[int], list[int]]] = [([], [])] * rows  # a branch's list, and what it held
+        self._before: dict[int, tuple[list[int], list[int]]] = {}  # the same of rows that may have become forks
 
     def write(self, rows: Longs, branches: Sequence[Branch]) -> None:
         """Lists the pages of branches in these rows. A branch whose pages change otherwise than at the end gets a new
@@ -52,3 +53,24 @@ class PageRows:
             self.table.view(-1)[places] = listed.view(torch.int32)[::2]  # the low words
         for row, own in changed:
             self._listed[row] = own, own[:]
+
+    def lose(self, rows: Longs) -> None:
+        """Notes that the device has made some of these rows forks of others: what they hold is not known any more."""
+        self._before = {row: self._listed[row] for row in rows.tolist()}
+        for row in self._before:
+            self._listed[row] = [], []
+
+    def find(self, branches: Mapping[int, Branch], forks: Sequence[int]) -> None:
+        """Notes what these rows hold.
+
+        Args:
+            branches: The branch in each row.
+            forks: The rows that the device has made forks. Without a branch now, what they hold stays unknown.
+        """
+        for row in self._before.keys() - {*forks}:
+            self._listed[row] = self._before[row]
+        for row in branches.keys() & {*forks}:
+            pages = branches[row].pages
+            self.host[row, : len(pages)] = pages
+            self._listed[row] = pages, pages[:]
+        self._before = {}

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from treegen.engine.pool import KVPool
+from treegen.ir.errors import PoolError
 
 Edge = tuple[int, ...]
 """The tokens of a page."""
@@ -98,6 +99,15 @@ class PrefixCache:
                 freed += 1
                 self._forget(node)
         return freed
+
+    def check(self) -> None:
+        """Raises PoolError unless the cache finds each page that it holds by its tokens."""
+        for page, node in self._pages.items():
+            above = node.parent
+            if above is None or above.below.get(node.edge) is not node or not self._has[page]:
+                raise PoolError(
+                    "page", page, "of the cache is not found by its tokens", "report this as a bug of treegen"
+                )
 
     def _by_use(self) -> list[tuple[_Node, int]]:
         """Returns the nodes whose pages only the cache holds, with their times of use, those used longest ago last.

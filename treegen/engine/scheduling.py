@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from treegen.engine.branch import Branch
 from treegen.engine.sequences import SequenceTree
+from treegen.engine.shared_pages import common_tokens, known_pages
 from treegen.ir.errors import PoolError
 
 
@@ -43,7 +44,7 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
             break
         begins = not branch.stored
         if begins:
-            if sequences.is_coming(branch.number, counts):
+            if _is_coming(sequences, branch, counts):
                 continue
             sequences.adopt(branch.number)
             pages = sequences.available - taken  # less than none where it took over pages that others are to get
@@ -62,6 +63,14 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
     if not counts:
         _raise_needed(sequences, together)
     return Scheduled(counts, preempted)
+
+
+def _is_coming(sequences: SequenceTree, branch: Branch, counts: dict[int, int]) -> bool:
+    """Says whether `adopt` finds more pages for a branch after a step that stores these numbers of tokens."""
+    size, running = sequences.pool.page_tokens, sequences.branches
+    known = len(known_pages(branch, running.values(), sequences.cache, size)[0]) * size
+    others = ((running[number], count) for number, count in counts.items())
+    return any(common_tokens(branch, each, each.stored + count - each.drafts, size, known) for each, count in others)
 
 
 def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], together: bool) -> Branch | None:

@@ -55,9 +55,7 @@ class SequenceTree:
         if not len(tokens):
             raise BranchError("tokens", list(tokens), "is empty", "give a prompt of at least one token")
         self._check_room()
-        branch = Branch(self._made, label, len(tokens), list(tokens))
-        branch.seat = self.live.add(0)
-        return self._started(branch)
+        return self._started(Branch(self._made, label, len(tokens), list(tokens), seat=self.live.add(0)))
 
     def fork(self, number: int) -> Branch:
         """Starts a branch with the tokens and the label of another one.
@@ -98,6 +96,24 @@ class SequenceTree:
         if copied:
             self.pool.copy(*zip(*copied, strict=True))
         return forks
+
+    def follow(self, forks: Sequence[tuple[int, int]]) -> list[Branch]:
+        """Ends branches in whose places the device has made forks of others, as `row_forks` does; returns the forks.
+
+        forks: For each fork the branch that ends, and the parent, which has stored as many tokens and goes on.
+        """
+        made, size = [], self.pool.page_tokens
+        for branch, parent in ((self[ended], self[parent]) for ended, parent in forks):
+            full, common = parent.stored // size, shared_pages.common_pages(branch, parent, size)
+            self.pool.retain(parent.pages[common:full])
+            pages, branch.pages = [*parent.pages[:full], *branch.pages[full:]], branch.pages[:full]
+            self._release(branch, common)
+            tokens, branch.tokens = branch.tokens, []
+            tokens[common * size :] = parent.tokens[common * size :]
+            del self.branches[branch.number]
+            fork = Branch(self._made, parent.label, parent.prompt, tokens, parent.stored, pages, branch.seat)
+            made.append(self._started(fork))
+        return made
 
     def _place_for(self, branch: Branch | None, parent: Branch, shared: Mapping[int, int]) -> shared_pages.ForkPlace:
         """Ends a branch for a fork of `parent`: releases the pages that the fork does not have, returns the others.
@@ -163,14 +179,10 @@ class SequenceTree:
             check_path(number, drafts, self[number].draft_parents)
         for number, drafts in kept.items():
             branch = self[number]
-            begin = len(branch.tokens) - branch.drafts
-            moved = [(begin + draft, begin + place) for place, draft in enumerate(drafts) if draft != place]
+            moved = branch.keep(drafts)
             source += [branch.slot(token, size) for token, _ in moved]
             target += [branch.slot(token, size) for _, token in moved]
             first += [len(source)] if moved else []
-            branch.stored += len(drafts) - branch.drafts
-            branch.tokens[begin:] = [branch.tokens[begin + draft] for draft in drafts]
-            branch.draft_parents = []
         if source:
             self.pool.move(source, target, first)
 
@@ -227,16 +239,6 @@ class SequenceTree:
                 self.live.share(branch.seat, owner.seat, tokens)
         return branch.stored
 
-    def is_coming(self, number: int, counts: Mapping[int, int]) -> bool:
-        """Says whether `adopt` finds more pages after a step in which branches store these numbers of tokens."""
-        branch, size = self[number], self.pool.page_tokens
-        known = len(shared_pages.known_pages(branch, self.branches.values(), self.cache, size)[0]) * size
-        others = ((self.branches[other], count) for other, count in counts.items())
-        return any(
-            shared_pages.common_tokens(branch, each, each.stored + count - each.drafts, size, known)
-            for each, count in others
-        )
-
     def pages_missing(self, counts: Mapping[int, int]) -> int:
         """Returns how many pages these branches need to store this many more tokens each."""
         return sum(more for _, more in self._missing(counts))
@@ -264,18 +266,15 @@ class SequenceTree:
             if self.pool.pages_for(branch.stored) > len(branch.pages) or branch.stored > len(branch.tokens):
                 reason = f"has {branch.stored} stored tokens in {len(branch.pages)} pages"
                 raise BranchError("branch", branch.number, reason, "report this as a bug of treegen")
+        if self.cache is not None:
+            self.cache.check()
         cached = [] if self.cache is None else [self.cache.pages]
         self.pool.check([*(branch.pages for branch in self.branches.values()), *cached])
 
     def _missing(self, counts: Mapping[int, int]) -> list[tuple[Branch, int]]:
         """Returns the branches that need pages to store this many more tokens each, with the number of pages."""
-        size, missing = self.pool.page_tokens, []
-        for number, count in counts.items():
-            branch = self[number]
-            more = -(-(branch.stored + count) // size) - len(branch.pages)
-            if more > 0:
-                missing.append((branch, more))
-        return missing
+        needed = ((self[number], self.pool.pages_for(self[number].stored + count)) for number, count in counts.items())
+        return [(branch, pages - len(branch.pages)) for branch, pages in needed if pages > len(branch.pages)]
 
     def _take(self, count: int) -> list[int]:
         """Takes free pages, and before that evicts from the cache where there are too few."""

@@ -76,6 +76,25 @@ def follow(live: LiveBatch, fork: Branch, parent: Branch) -> None:
     live.share(fork.seat, parent.seat, fork.stored)
 
 
+def share_by_prompt(live: LiveBatch, branches: Iterable[Branch], page_size: int) -> None:
+    """Tells the live batch that branches of a prompt share the pages that all of them have, and no more.
+
+    They share these still whichever of them end, with forks of others in their places. Plans that rely on more are not
+    used for the branches that had it in common.
+    """
+    of_prompts: dict[int, list[Branch]] = {}
+    for branch in branches:
+        of_prompts.setdefault(branch.label[0], []).append(branch)
+    for own in of_prompts.values():
+        owner = min(own, key=lambda branch: _depth(live, branch.seat))
+        others = [branch for branch in own if branch is not owner]
+        tokens = min((common_pages(branch, owner, page_size) for branch in others), default=0) * page_size
+        for seat in (branch.seat for branch in others if live.shared_tokens[branch.seat] != tokens):
+            if live.shared_tokens[seat] > tokens:
+                live.moved(seat)
+            live.share(seat, owner.seat, tokens)
+
+
 def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:
     """Returns how many first full pages two branches have in common; the same tokens are in them."""
     most = min(branch.stored, parent.stored) // page_size
@@ -121,3 +140,11 @@ def _full_pages(branch: Branch, page_size: int) -> tuple[int, int]:
     """Returns the stored tokens and the last full page: whoever shares a page shares all pages before it."""
     full = branch.stored // page_size
     return branch.stored, branch.pages[full - 1] if full else -1
+
+
+def _depth(live: LiveBatch, seat: int) -> int:
+    """Returns how many seats there are above a seat, which it shares with directly or through others."""
+    depth = 0
+    while (seat := int(live.shared_with[seat])) >= 0:
+        depth += 1
+    return depth

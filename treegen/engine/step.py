@@ -19,7 +19,9 @@ from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftMask, chain, draft_shape
+from treegen.engine.engine_checks import check_counts, check_heads
 from treegen.engine.page_rows import PageRows
+from treegen.engine.row_forks import fork_rows
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Ints, Longs, positive_int
 from treegen.ir.errors import BranchError, InputError
@@ -98,11 +100,21 @@ class Step:
 
     @property
     def host_table(self) -> Ints:
-        """int32 `[max_branches, pages]`; the page table on the host."""
+        """int32 `[max_branches, pages]`; the page table on the host, where it was known before the step."""
         return self._page_rows.host
 
+    @property
+    def takes_forks(self) -> bool:
+        """Whether `begin` takes `parents`: all kernels read the page table on the device alone."""
+        kernels = self._kernels.values()
+        return bool(kernels) and all(kernel is None or getattr(kernel, "device_tables", False) for kernel in kernels)
+
     def begin(
-        self, counts: Mapping[int, int], rows: int | None = None, ids: torch.Tensor | None = None
+        self,
+        counts: Mapping[int, int],
+        rows: int | None = None,
+        ids: torch.Tensor | None = None,
+        parents: torch.Tensor | None = None,
     ) -> dict[int, int]:
         """Prepares a step in which these branches store this many of their pending tokens.
 
@@ -110,6 +122,8 @@ class Step:
             counts: The new tokens of each branch of the step, at least 1; other branches rest.
             rows: The rows of the step, by default one for each new token. Further rows stand for no token.
             ids: int64 `[new tokens]` on the device; the tokens in place of the branches' own, in the order of the rows.
+            parents: int64 `[new tokens]` on the device, where each branch has one new token: the rows that rows of the
+                step are forks of, as in `Selection`. `forked` then tells the step what the host has read of them.
 
         Returns:
             The row of the last new token of each branch, which gives its next token.
@@ -118,11 +132,11 @@ class Step:
             BranchError: A branch has fewer pending tokens, or gets too long, or the step has too many rows.
             PoolError: There are too few free pages. Nothing has changed then.
         """
-        sequences, batch = self.sequences, self.sequences.max_branches
+        sequences = self.sequences
         chosen = [sequences[number] for number in counts]
         facts = [(each.seat, each.stored, len(each.tokens), counts[each.number]) for each in chosen]
         by_count = np.array(facts, np.int64).reshape(-1, 4).T
-        self._check(counts, by_count, rows)
+        check_counts(counts, by_count, rows, (self.max_tokens, self.max_new, self.max_rows))
         sequences.reserve(counts)
         order = sequences.live.row.take(by_count[0]).argsort()
         branches = [chosen[place] for place in order.tolist()]
@@ -131,32 +145,25 @@ class Step:
         self._tell_lengths(seats, lengths, new)
         self._page_rows.write(table_rows, branches)
         self.rows = int(ends[-1]) if rows is None else rows
-        place = np.arange(ends[-1]) + np.repeat(lengths - ends, new)
-        page = self.host_table[np.repeat(table_rows, new), place // self.pool.page_tokens].astype(np.int64)
-        tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
-        if ids is None:
-            tokens[0, : ends[-1]] = [
-                token for branch, end in zip(branches, lengths.tolist(), strict=True)
-                for token in branch.tokens[branch.stored : end]
-            ]  # fmt: skip
-        tokens[1, : ends[-1]] = place
-        self._place_drafts(branches, ends, tokens[1])
-        tokens[2] = self.pool.spare_slot
-        tokens[2, : ends[-1]] = self.pool.slots_for(page, place)
-        self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
-        if ids is not None:
-            self.ids[: len(ids)].copy_(ids)
-        of_rows = np.zeros(2 * batch + 1, np.int32)  # seq_lens, then qo_indptr
-        of_rows[table_rows] = lengths
-        new_of_rows = np.zeros(batch, np.int32)
-        new_of_rows[table_rows] = new
-        new_of_rows.cumsum(out=of_rows[batch + 1 :])
-        self._lengths.copy_(torch.from_numpy(of_rows), non_blocking=True)
-        self.host_lengths = of_rows[:batch], new_of_rows
+        self._write_tokens(branches, table_rows, lengths, new, ids)
+        self._write_lengths(table_rows, lengths, new)
+        if parents is not None:
+            self._page_rows.lose(table_rows)
+            places = torch.from_numpy(table_rows).to(self.pool.device, non_blocking=True)
+            fork_rows(self.pool, self.pages.table, self.pages.seq_lens, places, parents)
         self._counts = dict(counts)
         for kernel in self.kernels.values():
             kernel.prepare(sequences.live)
         return dict(zip((branch.number for branch in branches), (ends - 1).tolist(), strict=True))
+
+    def forked(self, branches: Mapping[int, Branch], forks: Sequence[int]) -> None:
+        """Tells which rows of the batch became forks, after a step with `parents`.
+
+        Args:
+            branches: The branch in each row.
+            forks: The rows that became forks.
+        """
+        self._page_rows.find(branches, forks)
 
     def compute(self, model: Callable[[Step, torch.Tensor], torch.Tensor], keep: torch.Tensor) -> torch.Tensor:
         """Runs a model on the step.
@@ -206,7 +213,7 @@ class Step:
         Raises:
             InputError: A tensor has other heads or head dims than the pool's shape.
         """
-        self._check_heads(q, keys, values)
+        check_heads(self.pool.shape, q, keys, values)
         with self._accounting.part("attention"):
             self._attended.add(layer)
             if kind not in self._kernels:
@@ -232,6 +239,36 @@ class Step:
         for kernel in self.kernels.values():
             kernel.refresh(self.sequences.live)
 
+    def _write_tokens(
+        self, branches: Sequence[Branch], table_rows: Longs, lengths: Longs, new: Longs, ids: torch.Tensor | None
+    ) -> None:
+        """Copies ids, positions and slots of the new tokens to the device."""
+        ends = new.cumsum()
+        place = np.arange(ends[-1]) + np.repeat(lengths - ends, new)
+        page = self.host_table[np.repeat(table_rows, new), place // self.pool.page_tokens].astype(np.int64)
+        tokens = np.zeros((3, self.max_rows), np.int64)  # ids, positions and slots
+        if ids is None:
+            tokens[0, : ends[-1]] = [
+                token for branch, end in zip(branches, lengths.tolist(), strict=True)
+                for token in branch.tokens[branch.stored : end]
+            ]  # fmt: skip
+        tokens[1, : ends[-1]] = place
+        self._place_drafts(branches, ends, tokens[1])
+        tokens[2] = self.pool.spare_slot
+        tokens[2, : ends[-1]] = self.pool.slots_for(page, place)
+        self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
+        if ids is not None:
+            self.ids[: len(ids)].copy_(ids)
+
+    def _write_lengths(self, table_rows: Longs, lengths: Longs, new: Longs) -> None:
+        """Copies the lengths and the query rows of rows of the table to the device."""
+        batch = self.sequences.max_branches
+        of_rows, new_of_rows = np.zeros(2 * batch + 1, np.int32), np.zeros(batch, np.int32)  # seq_lens, then qo_indptr
+        of_rows[table_rows], new_of_rows[table_rows] = lengths, new
+        new_of_rows.cumsum(out=of_rows[batch + 1 :])
+        self._lengths.copy_(torch.from_numpy(of_rows), non_blocking=True)
+        self.host_lengths = of_rows[:batch], new_of_rows
+
     def _place_drafts(self, branches: Sequence[Branch], ends: Longs, positions: Longs) -> None:
         """Sets the positions of drafts that are no chain, and who sees them."""
         if self.draft_mask is None:
@@ -253,34 +290,3 @@ class Step:
         if not np.array_equal(rows, live.rows):
             running = live.seats
             live.set_rows(running, rows[running])
-
-    def _check_heads(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        shape = self.pool.shape
-        heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
-        dims = shape.head_dim, shape.head_dim, shape.head_dim_v
-        for name, tensor, wanted in zip(
-            ("q", "keys", "values"), (q, keys, values), zip(heads, dims, strict=True), strict=True
-        ):
-            if tuple(tensor.shape[1:]) != wanted:
-                reason = f"has not the pool's heads and head dims {wanted}"
-                raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
-
-    def _check(self, counts: Mapping[int, int], facts: Longs, rows: int | None) -> None:
-        """Raises BranchError for a step that cannot be taken. facts: seats, stored tokens, tokens and new tokens."""
-        _, stored, tokens, new = facts
-        wrong = (new < 1) | (stored + new > np.minimum(tokens, self.max_tokens)) | (new > self.max_new)
-        for place in wrong.nonzero()[0].tolist():
-            number, pending, count = list(counts)[place], int(tokens[place] - stored[place]), int(new[place])
-            if not 1 <= count <= pending:
-                reason = f"has {pending} tokens to store, not {count}"
-                raise BranchError("counts", number, reason, "extend the branch first")
-            if stored[place] + count > self.max_tokens:
-                reason = f"would have {stored[place] + count} tokens, and max_tokens is {self.max_tokens}"
-                raise BranchError("branch", number, reason, "end it earlier, or raise max_tokens")
-            reason = f"has {count} new tokens, and max_new is {self.max_new}"
-            raise BranchError("branch", number, reason, "divide the step, or raise max_new")
-        total = sum(counts.values()) if rows is None else rows
-        if not sum(counts.values()) <= total <= self.max_rows or not counts:
-            reason = f"is not within 1..{self.max_rows}"
-            found = f"{total} rows for {sum(counts.values())} tokens"
-            raise BranchError("counts", found, reason, "divide the step, or raise max_rows")

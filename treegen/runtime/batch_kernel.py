@@ -63,6 +63,9 @@ class BatchKernel(ExplainedKernel):
     `replanning` decides when a new plan pays.
     """
 
+    device_tables = True
+    """The page table and the lengths are read on the device alone: an engine may change them there."""
+
     def __init__(
         self,
         shape: Shape,
