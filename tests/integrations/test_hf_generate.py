@@ -23,6 +23,8 @@ from transformers import (
 from transformers.generation import StopStringCriteria
 
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, padded, tiny
+from treegen.engine import Step
+from treegen.engine.host_copy import HostCopy
 from treegen.integrations import generate, hf_engines
 from treegen.ir.errors import InputError, PoolError, TreegenError
 
@@ -111,6 +113,25 @@ def test_beams_of_a_batch(width: int, penalty: float, early_stopping: bool | str
             tiny(), PROMPTS, do_sample=False, num_beams=width, num_return_sequences=width, length_penalty=penalty,
             early_stopping=early_stopping, eos_token_id=ends,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_are_launched_before_the_host_has_read(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    for owner, name, event in ((HostCopy, "__init__", "c"), (HostCopy, "read", "r"), (Step, "begin", "l")):
+        monkeypatch.setattr(owner, name, noting(getattr(owner, name), noted, event))
+    check_equal(tiny(), PROMPTS, max_new_tokens=9, eos_token_id=ENDS, **WAYS[way])
+    assert re.search(r"(c+lr+){5}", "".join(noted))
+
+
+def noting(call: Callable[..., Any], noted: list[str], event: str) -> Callable[..., Any]:
+    """Returns a call that notes an event when it is made."""
+
+    def made(*given: Any) -> Any:
+        noted.append(event)
+        return call(*given)
+
+    return made
 
 
 @pytest.mark.parametrize("way", WAYS)

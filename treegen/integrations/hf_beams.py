@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from treegen.engine import Frontier, Growth, Next
+from treegen.engine import Branch, Frontier, Growth, Next, Selection
+from treegen.engine.fork_places import in_places
+from treegen.engine.host_copy import HostCopy
 from treegen.integrations.hf_requests import GenerateRequest
 from treegen.integrations.hf_rules import TokenRules, resting, rows_of, spread
 
@@ -65,30 +68,54 @@ class LockstepBeams:
         sums[:, 0] = 0  # all beams of a prompt are the same before the first token: only one of them counts
         self._beams = Beams(ids, paths, sums, none)
         self._improvable = torch.ones(prompts, 1, dtype=torch.bool, device=device)
-        self._running = prompts
+        self._running, self._read = prompts, HostCopy(torch.zeros(0))
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
         if len(frontier.branches) < self._running:
             return resting(frontier)
-        ids = self._beams.ids.flatten(0, 1)
-        logits = spread(frontier.branches, frontier.logits, self.width, ids)
-        parents = self._advance(self.rules.scored(ids, logits, normal=True))
-        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
-        if parents is None:
+        self._advance(frontier)
+        return self._growth(frontier.branches)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See SelectingForks. The first tokens of a prompt fork one branch."""
+        return len(branches) == self._running and all(len(branch.label) > 1 for branch in branches)
+
+    def select_forks(self, frontier: Frontier) -> Selection:
+        """See SelectingForks."""
+        self._advance(frontier)
+        device = frontier.logits.device
+        parents, tokens = (each[:, :, -1].long().to(device) for each in (self._beams.paths, self._beams.ids))
+        rows = [rows_of(branch, self.width)[0] for branch in frontier.branches]
+        places = torch.tensor(sorted(range(len(rows)), key=rows.__getitem__)).to(device, non_blocking=True)
+        return in_places(places.view(parents.shape), parents % self.width, tokens)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See SelectingForks."""
+        return self._growth(branches)
+
+    def _growth(self, branches: Sequence[Branch]) -> Growth:
+        """Decides by what `_advance` has chosen. Waits for the device."""
+        goes_on, *chosen = self._read.read().tolist()
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in branches}
+        if not goes_on:
             return Growth(grown, [])
-        number_of = {row: branch.number for branch in frontier.branches for row in rows_of(branch, self.width)}
-        tokens = self._beams.ids[:, :, -1].flatten().tolist()
-        for row, (parent, token) in enumerate(zip(parents.flatten().tolist(), tokens, strict=True)):
+        number_of = {row: branch.number for branch in branches for row in rows_of(branch, self.width)}
+        count = len(chosen) // 2
+        for row, (parent, token) in enumerate(zip(chosen[:count], chosen[count:], strict=True)):
             grown[number_of[parent]].append(Next(token, (row // self.width, row % self.width)))
-        self._running = len(tokens)
+        self._running = count
         return Growth(grown, [])
 
-    def _advance(self, scores: torch.Tensor) -> torch.Tensor | None:
-        """Takes the best continuations; returns the row of each beam's parent, `[prompts, width]`, None at the end."""
-        candidates = self._candidates(scores)
+    def _advance(self, frontier: Frontier) -> None:
+        """Takes the best continuations. Whether there are more, and the parents and tokens of the beams that then go
+        on, are on their way to the host.
+        """
+        ids = self._beams.ids.flatten(0, 1)
+        logits = spread(frontier.branches, frontier.logits, self.width, ids)
+        candidates = self._candidates(self.rules.scored(ids, logits, normal=True))
         length = candidates.paths.shape[2]
-        top = torch.arange(self._many, device=scores.device) < self.width
+        top = torch.arange(self._many, device=candidates.scores.device) < self.width
         unended = candidates.scores + candidates.ended.float() * NEVER
         kept = unended.topk(self.width).indices
         self._beams = candidates._replace(scores=unended).taken(kept)
@@ -98,9 +125,11 @@ class LockstepBeams:
         found = self.results
         worst = torch.where(found.ended, found.scores.min(1, keepdim=True).values, NEVER)
         self._improvable = self._improvable & (best > worst).any(-1, keepdim=True)
-        full = self._early is True and bool(found.ended.all())
-        goes_on = bool(self._improvable.any()) and not full and not bool(candidates.ended.all())
-        return self._beams.paths[:, :, -1] if goes_on else None
+        goes_on = self._improvable.any() & ~candidates.ended.all()
+        if self._early is True:
+            goes_on &= ~found.ended.all()
+        following = (each[:, :, -1].flatten().long() for each in (self._beams.paths, self._beams.ids))
+        self._read = HostCopy(torch.cat([goes_on.long()[None], *following]))
 
     def _candidates(self, scores: torch.Tensor) -> Beams:
         """Returns the continuations that compete, with one more token each, and whether they end."""

@@ -83,7 +83,7 @@ def spread(branches: Sequence[Branch], logits: torch.Tensor, width: int, ids: to
         ids: `[rows, length]`; says how many rows there are, and where the result is.
     """
     pairs = [(row, place) for place, branch in enumerate(branches) for row in rows_of(branch, width)]
-    rows, places = (torch.tensor(each, device=logits.device) for each in zip(*pairs, strict=True))
+    rows, places = (torch.tensor(each).to(logits.device, non_blocking=True) for each in zip(*pairs, strict=True))
     made = torch.zeros(len(ids), logits.shape[1], device=logits.device)
     return made.index_copy_(0, rows, logits[places].float()).to(ids.device)
 

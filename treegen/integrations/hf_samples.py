@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from treegen.engine import Branch, DraftTree, Frontier, Growth, Next, NGrams
+from treegen.engine.forward import chosen_rows
+from treegen.engine.host_copy import HostCopy
 from treegen.integrations.hf_requests import GenerateRequest
 from treegen.integrations.hf_rules import TokenRules, resting, rows_of, spread
 
@@ -33,30 +35,55 @@ class LockstepSample:
         self._pad = request.pad
         self._keeps_all = request.pad is None or rules.scores is not None or rules.logits is not None
         self._unfinished = torch.ones(len(self.ids), dtype=torch.bool, device=self.ids.device)
-        self._running = len(request.prompts)
+        self._running, self._going = len(request.prompts), HostCopy(self._unfinished)
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""
         if len(frontier.branches) < self._running:
             return resting(frontier)
+        return self._growth(frontier.branches, self._advance(frontier).tolist())
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See Selecting. The first token of a prompt may fork."""
+        return len(branches) == self._running and all(len(branch.label) > 1 for branch in branches)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See Selecting."""
+        rows = [rows_of(branch, self.width)[0] for branch in frontier.branches]
+        return chosen_rows(self._advance(frontier).to(frontier.logits.device), rows)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting."""
+        chosen = [0] * len(self.ids)
+        for branch, token in zip(branches, tokens, strict=True):
+            chosen[rows_of(branch, self.width)[0]] = token
+        return self._growth(branches, chosen)
+
+    def _advance(self, frontier: Frontier) -> torch.Tensor:
+        """Gives each row its next token; returns them, `[rows]`, without waiting for them."""
         logits = spread(frontier.branches, frontier.logits, self.width, self.ids)
         tokens = self.rules.chosen(self.rules.scored(self.ids, logits))
         if self._pad is not None:
             tokens = torch.where(self._unfinished, tokens, self._pad)
         self.ids = torch.cat([self.ids, tokens[:, None]], 1)
-        self.rules.stream(tokens)
         self._unfinished &= ~self.rules.ended(self.ids)
-        going, chosen = self._unfinished.tolist(), tokens.tolist()
+        self._going = HostCopy(self._unfinished.clone())
+        return tokens
+
+    def _growth(self, branches: Sequence[Branch], tokens: list[int]) -> Growth:
+        """Decides which branches go on. tokens: the next one of each row."""
+        self.rules.stream(torch.tensor(tokens))
+        going: list[bool] = self._going.read().tolist()
         if any(going) and self._keeps_all:
             going = [True] * len(going)
         self._running = sum(going)
         grown = {
             branch.number: [
-                Next(chosen[row], (branch.label[0], row % self.width))
+                Next(tokens[row], (branch.label[0], row % self.width))
                 for row in rows_of(branch, self.width)
                 if going[row]
             ]
-            for branch in frontier.branches
+            for branch in branches
         }
         return Growth(grown, [])
 
