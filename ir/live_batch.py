@@ -168,7 +168,7 @@ class LiveBatch:
 
         Afterwards they share nothing, not even with one another; call `share` for what they share now. Other requests
         still share the same tokens with one another, as in `finish`. Plans that were made earlier are not used for the
-        moved requests.
+        moved requests, unless these share all that a plan assumes.
         """
         for seat in seat_checks.running_seats(seats, self.row).tolist():
             self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat)

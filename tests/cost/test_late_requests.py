@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 import treegen
 from treegen import LiveBatch, PageTable, Shape
 from treegen.cost.late_requests import LatePlan, PlannedRequests, TokenRates
+from treegen.ir.request_schedule import NO_EPOCH
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.target.targets import target_from
 
@@ -30,7 +33,7 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     assert kernel.planned is not None
     (tree, shape, target), _, _, schedule = kernel.planned
     rates = TokenRates.of(kernel.form.tile, shape, target)
-    return LatePlan(schedule, tree.unique_tokens, kernel.form.room, rates).cost(batch).late_us
+    return LatePlan(schedule, tree, kernel.form.room, rates).cost(batch).late_us
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
@@ -199,41 +202,96 @@ def test_an_owner_that_went() -> None:
     batch.finish(owner)
     assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [heir, other]
     assert batch.add(70) == owner
-    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [owner, heir, other]
+    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == [heir, other]
     kernel.update(batch)
-    batch.moved(apart)
-    assert alone(kernel, batch) == [apart]
+    batch.moved([apart, heir])
+    assert alone(kernel, batch) == [other]  # it shares with the heir by the plan, and these two with nobody
 
 
 @given(st.data())
 def test_who_is_walked_alone(data: st.DataObject) -> None:
-    """The seats that the plan does not know, and those with a claim on one of these."""
+    """Whoever does not fit what the plan assumes of the seat: its pages, by a list of them, and its length."""
     kernel, batch = kernel_for(12, 256), LiveBatch(page_size=16)
+    pages: dict[int, list[int]] = {}
+    numbers = itertools.count()
+
+    def add(tokens: int, begin: list[int], **shared: int) -> None:
+        seat = batch.add(tokens, **shared)
+        pages[seat] = [*begin, *itertools.islice(numbers, tokens // 16 - len(begin))]
 
     def events(count: int) -> None:
         for _ in range(count):
             seats = batch.seats.tolist()
-            kind = data.draw(st.sampled_from(["add", "share", "fork", "finish", "moved"]))
+            kind = data.draw(st.sampled_from(["add", "share", "finish", "moved"]))
             seat = data.draw(st.sampled_from(seats)) if seats else None
-            if kind in ("add", "share", "fork") and len(batch) < 12:
+            if kind in ("add", "share") and len(batch) < 12:
+                tokens = data.draw(st.integers(0, 100))
                 if seat is None or kind == "add":
-                    batch.add(data.draw(st.integers(0, 100)))
+                    add(tokens, [])
                 else:
-                    batch.fork(seat) if kind == "fork" else batch.add(100, seat, int(batch.tokens[seat]) // 2)
-            elif seat is not None and kind in ("finish", "moved"):
-                batch.finish(seat) if kind == "finish" else batch.moved(seat)
+                    shared = data.draw(st.integers(0, min(tokens, int(batch.tokens[seat]))))
+                    add(tokens, pages[seat][: shared // 16], shared_with=seat, shared_tokens=shared)
+            elif seat is not None and kind == "finish":
+                batch.finish(seat)
+                del pages[seat]
+            elif seat is not None and kind == "moved":
+                batch.moved(seat)
+                pages[seat] = [*itertools.islice(numbers, len(pages[seat]))]
 
     events(8)
     kernel.update(batch)
     assert kernel.planned is not None
     made = kernel.planned.schedule
+    before = dict(enumerate(batch.epoch.tolist()))
     events(6)
-    known = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] == batch.epoch[seat]}
-    expected = []
+    served = PlannedRequests(made).served(batch)
+    assert PlannedRequests(made).walked_alone(batch).tolist() == ((batch.row >= 0) & ~served.planned).tolist()
+    fits = {seat for seat in batch.seats.tolist() if seat < len(made.epoch) and made.epoch[seat] != NO_EPOCH
+            and (batch.epoch[seat] == before[seat] or batch.tokens[seat] <= made.most[seat])}  # fmt: skip
+    others = {seat for seat in fits if batch.epoch[seat] != before[seat]}
     for seat in batch.seats.tolist():
-        owners = []
-        if seat in known:
-            owners = made.claims_of(seat)[:, 0].tolist()
-        if seat not in known or not known.issuperset(owners):
-            expected.append(seat)
-    assert PlannedRequests(made).walked_alone(batch).nonzero()[0].tolist() == expected
+        claims = [(owner, end) for owner, _, end in made.claims_of(seat).tolist()] if seat in fits else []
+        planned = bool(served.planned[seat])
+        if planned:  # all that the plan assumes is true
+            assert seat in fits
+            assert all(owner in fits and pages[owner][:end] == pages[seat][:end] for owner, end in claims)
+            assert all(len(pages[seat]) >= end for _, end in claims)
+        if seat in fits and not others & {seat, *(owner for owner, _ in claims)}:
+            assert planned == all(owner in fits for owner, _ in claims)
+        if seat in others and all(owner in fits and batch.shared_with[seat] == owner
+                                  and batch.shared_tokens[seat] >= 16 * end for owner, end in claims):  # fmt: skip
+            assert planned
+        assert (seat in served.others.tolist()) == (planned and seat in others)
+
+
+def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
+    """It shares the same prompt, or nothing. The kernel is told the epoch that it planned for."""
+    kernel, batch = kernel_for(64), LiveBatch(page_size=16)
+    prompt = batch.add(8000)
+    shared = [batch.add(8100, prompt, 8000) for _ in range(10)]
+    apart = [batch.add(3000) for _ in range(20)]
+    assert kernel.prepare(batch)
+    for seat in (shared[3], apart[5]):
+        batch.finish(seat)
+    assert (batch.add(8100, prompt, 8000), batch.add(500)) == (shared[3], apart[5])
+    assert not kernel.prepare(batch)
+    assert alone(kernel, batch) == []
+    assert late(kernel, batch) == 0
+    assert kernel.planned is not None
+    epochs = kernel.planned.schedule.epoch
+    assert kernel.program.seats[1, : len(epochs)].tolist() == epochs.tolist()
+    assert not any(kernel.refresh(batch) for _ in range(100))
+    batch.finish(apart[6])
+    assert batch.add(3100, prompt, 2992) == apart[6]  # it would read the prompt by itself
+    assert not kernel.prepare(batch)
+    assert alone(kernel, batch) == []
+    rates = TokenRates.of(kernel.form.tile, SHAPE, TARGET)
+    assert late(kernel, batch) == pytest.approx(2992 * rates.token_us + 100 * rates.lone_token_us)
+    assert any(kernel.refresh(batch) for _ in range(100))
+    batch.finish(shared[4])
+    batch.add(8300)
+    assert not kernel.prepare(batch)
+    assert alone(kernel, batch) == [shared[4]]  # the plan has it share the prompt
+    batch.finish(apart[7])
+    batch.add(30000)
+    assert alone(kernel, batch) == [shared[4], apart[7]]  # too long for the room of its items

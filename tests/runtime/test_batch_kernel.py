@@ -368,7 +368,7 @@ def test_counters_tell_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     batch.moved(0)
     kernel.seat(batch)
     kernel.step()
-    assert counted(kernel) == {"steps": 3, "planned": 6, "new": 3, "refuted": 2, "outgrown": 1, "invalid": 2}
+    assert counted(kernel) == {"steps": 3, "planned": 7, "new": 2, "refuted": 2, "outgrown": 1, "invalid": 2}
 
 
 def test_the_workspace_follows_from_the_page_table() -> None:

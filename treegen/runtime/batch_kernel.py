@@ -177,8 +177,9 @@ class BatchKernel(ExplainedKernel):
     def seat(self, batch: LiveBatch) -> None:
         """Takes the running requests and their rows, without a new plan.
 
-        Requests that came, moved or were forked since the last `update` are walked alone. Takes some microseconds of
-        host work, and one copy to the device that is not waited for.
+        Requests that came, moved or were forked since the last `update` are walked alone. Those in seats that the plan
+        knows are served by it, if they are not much longer than planned and share what the plan assumes of the seat.
+        Takes some microseconds of host work, and one copy to the device that is not waited for.
 
         Args:
             batch: The running requests.
@@ -189,7 +190,7 @@ class BatchKernel(ExplainedKernel):
         self._seat(batch, self._checked(batch))
 
     def _seat(self, batch: LiveBatch, rows: int) -> None:
-        self.program.seat(batch.rows_and_epochs)
+        self.program.seat(self.replanning.seats(batch))
         self._rows = rows
 
     def _checked(self, batch: LiveBatch) -> int:

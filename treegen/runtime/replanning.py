@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import LateCost, LatePlan, TokenRates
+from treegen.cost.late_requests import LateCost, LatePlan, Served, TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
@@ -63,15 +63,15 @@ class Replanning:
         self._seen: _PlannedBatch | None = None
         self._moves = 0  # the batch's counter when the kernel took the seats
         self._late_plan: LatePlan | None = None
-        self._late: tuple[tuple[int, int], LateCost] | None = None  # of this step, with counters of the batch
+        self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
 
     def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch."""
         self.plans, self._late_us = self.plans + 1, 0.0
-        self._late_plan = LatePlan(planned.schedule, planned.problem.tree.unique_tokens, self._room, self._rates)
-        self._late, self._moves = None, batch.moves
+        self._late_plan = LatePlan(planned.schedule, planned.problem.tree, self._room, self._rates)
+        self._served, self._moves = None, batch.moves
         self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
 
     def note_seats(self, batch: LiveBatch) -> None:
@@ -92,9 +92,7 @@ class Replanning:
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether walking requests alone would cost the layers of this step more than a plan."""
-        cost = self._late_cost(batch)
-        self._late = (batch.changes, batch.moves), cost  # for `refresh`, after the launch of the same step
-        return cost.late_us * self.layers > 2 * _PLAN_US
+        return self._late_cost(batch).late_us * self.layers > 2 * _PLAN_US
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -112,22 +110,39 @@ class Replanning:
         """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
         if self._room.chunk:
             return False
-        grown = (batch.tokens - seen.tokens) * (batch.epoch == seen.epoch)
+        planned, others = self._served_by_plan(batch)
+        grown = (batch.tokens - seen.tokens) * planned
+        if len(others):  # a longer request in the place of another one is not grown
+            grown[others] = np.minimum(grown.take(others), GROWN - 1)
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
-        at, cost = self._late or (None, None)
-        self._late = None
-        if cost is None or at != (batch.changes, batch.moves):
-            cost = self._late_cost(batch)
-        self._late_us += cost.late_us + _ALONE_US
-        return cost.layer_us * self.layers > 1.5 * _PLAN_US or self._late_us * self.layers > _PLAN_US
+        cost = self._late_cost(batch)
+        self._late_us += cost.late_us + (_ALONE_US if cost.alone else 0.0)
+        at_once = cost.alone > 0 and cost.layer_us * self.layers > 1.5 * _PLAN_US
+        return at_once or self._late_us * self.layers > _PLAN_US
+
+    def seats(self, batch: LiveBatch) -> Ints:
+        """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the
+        plan where it serves other requests than it was made for.
+        """
+        if self._late_plan is None or self.is_new(batch):
+            return batch.rows_and_epochs
+        return np.array([batch.row, self._late_plan.epochs(batch, self._served_by_plan(batch))])
+
+    def _served_by_plan(self, batch: LiveBatch) -> Served:
+        """Returns which requests the present plan serves."""
+        assert self._late_plan is not None
+        at = batch.changes, batch.moves
+        if self._served is None or self._served[0] != at:
+            self._served = at, self._late_plan.requests.served(batch)
+        return self._served[1]
 
     def _late_cost(self, batch: LiveBatch) -> LateCost:
         """Estimates the cost of serving the batch with the present plan."""
         assert self._late_plan is not None
-        return self._late_plan.cost(batch)
+        return self._late_plan.cost(batch, self._served_by_plan(batch))
 
 
 def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
