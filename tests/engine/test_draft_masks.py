@@ -14,8 +14,11 @@ PAGE, CPU = 16, torch.device("cpu")
 SHAPE = Shape(2, 1, 16, dtype="fp32", page_size=PAGE)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-@pytest.mark.parametrize(("drafts", "prompt"), [(7, 20), (32, 16), (33, 40), (70, 50)])
+@pytest.mark.parametrize(
+    ("drafts", "prompt", "backend"),
+    [*((*sizes, "torch") for sizes in ((7, 20), (32, 16), (33, 40), (70, 50))), (7, 20, "triton"), (33, 40, "triton"),
+     pytest.param(70, 50, "triton", marks=pytest.mark.full)],
+)  # fmt: skip
 def test_rows_see_the_drafts_on_their_paths(drafts: int, prompt: int, backend: str) -> None:
     source, generator = random.Random(drafts), torch.Generator().manual_seed(drafts)
     parents = [source.randrange(-1, draft) if draft else -1 for draft in range(drafts)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import INT32_MAX, Bools, Ints, Longs, largest, ragged_ranges
+from treegen.ir.arrays import Bools, Ints, Longs, largest, offsets
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
@@ -18,6 +18,11 @@ from treegen.ir.tree import Tree
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.targets import Target
 from treegen.target.tile_config import tile_work
+
+_OTHERS = 64
+"""The most requests in others' seats that are looked at; with more of them a new plan is due."""
+_ABOVE = 4
+"""How many requests that share with one another are looked at, from one to the owner of what they share."""
 
 
 class LateCost(NamedTuple):
@@ -37,7 +42,7 @@ class Served(NamedTuple):
     """
 
     planned: Bools
-    others: Longs
+    others: list[int]
 
 
 class TokenRates(NamedTuple):
@@ -68,14 +73,8 @@ class PlannedRequests:
 
     def __init__(self, made: RequestSchedule) -> None:
         self._made, self.epochs = made, made.epoch
-        self._owner, _, self._end_page = made.claims.T
-        owner, _, _, further, end = made.seats[4:]
-        claiming = (owner >= 0).nonzero()[0]
-        counts = end.take(claiming) - further.take(claiming) + 1
-        self._claimant = np.empty(len(made.claims), np.int64)
-        self._claimant[ragged_ranges(further.take(claiming) - 1, counts)] = claiming.repeat(counts)
-        self._claimed = np.zeros(len(self.epochs), np.int64)  # by seat: pages from the first on
-        np.maximum.at(self._claimed, self._claimant, self._end_page)
+        self._claimed, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
+        self._fits: dict[int, tuple[int, bool]] = {}  # by seat: the epoch of another request, and whether it fits
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
@@ -89,49 +88,73 @@ class PlannedRequests:
         planned = np.zeros(max(len(runs), len(self.epochs)), bool)
         np.equal(batch.epoch[:both], self.epochs[:both], out=planned[:both])
         planned[: len(runs)] &= runs
-        others = (runs[:both] & (self.epochs[:both] != NO_EPOCH) & ~planned[:both]).nonzero()[0]
+        changed = np.greater(runs[:both] & self._known[:both], planned[:both]).nonzero()[0]
+        gone = ~planned.take(self._claimed)
+        others: list[int] = []
+        if len(changed) and len(changed) <= _OTHERS:
+            others = [seat for seat in changed.tolist() if self._takes(batch, seat, planned)]
+        if np.count_nonzero(gone):
+            planned[self._claiming_one_of(gone)] = False
+        planned[others] = True
         queries = self._made.queries
-        if len(others):
-            tokens = batch.tokens.take(others)
-            fits = tokens <= self._made.most.take(others)
-            others = others[fits if queries is None else fits & (tokens >= queries.least.take(others))]
-            planned[others] = True
         if queries is not None or largest(batch.rows) > 1:
             rows = np.ones(len(planned), np.int32)
             if queries is not None:
                 rows[: len(queries.rows)] = queries.rows
             planned[: len(runs)] &= batch.rows == rows[: len(runs)]
-        fails = ~planned.take(self._owner)
-        if len(others):
-            is_other = np.zeros(len(planned), bool)
-            is_other[others] = True
-            of_others = (is_other.take(self._owner) | is_other.take(self._claimant)).nonzero()[0]
-            fails[of_others] |= ~self._hold(batch, of_others)
-        if np.count_nonzero(fails):
-            planned[self._claimant[fails]] = False
-        return Served(planned[: len(runs)], others[planned.take(others)] if len(others) else others)
+            others = [seat for seat in others if planned[seat]]
+        return Served(planned[: len(runs)], others)
 
-    def _hold(self, batch: LiveBatch, claims: Longs) -> Bools:
-        """Says which of these claims hold: the request shares their pages with the owner, or with one that does."""
-        above, owner = self._claimant.take(claims), self._owner.take(claims)
-        tokens = self._end_page.take(claims) * batch.page_size
-        least, holds = np.full(len(claims), INT32_MAX), np.zeros(len(claims), bool)
-        while np.count_nonzero(least >= tokens):
-            np.minimum(least, batch.shared_tokens.take(above), out=least)
-            above = batch.shared_with.take(above).astype(np.int64)
-            holds |= (above == owner) & (least >= tokens)
-            least[holds | (above < 0)] = 0
-        return holds
+    def _takes(self, batch: LiveBatch, seat: int, same: Bools) -> bool:
+        """Says whether the plan serves another request in a seat that it knows. same: the seats with its requests."""
+        epoch = batch.epoch.item(seat)
+        known = self._fits.get(seat)
+        if known is None or known[0] != epoch:
+            tokens, least = batch.tokens.item(seat), 0
+            if self._made.queries is not None:
+                least = self._made.queries.least.item(seat)
+            fits = least <= tokens <= self._made.most.item(seat)
+            claims = self._made.claims_of(seat).tolist() if fits else []
+            fits = fits and all(
+                same.item(owner) and _shares(batch, seat, owner, end * batch.page_size) for owner, _, end in claims
+            )
+            self._fits[seat] = known = epoch, fits
+        return known[1]
 
-    def missed_tokens(self, batch: LiveBatch, seats: Longs) -> int:
-        """Counts the tokens that these requests share with others, and that the plan has them read by themselves."""
-        missed = batch.shared_tokens.take(seats) - self._claimed.take(seats) * batch.page_size
-        return int(np.maximum(missed, 0).sum())
+    def missed_tokens(self, batch: LiveBatch, others: list[int]) -> int:
+        """Counts the tokens that requests in others' seats share, and that the plan has them read by themselves."""
+        missed = 0
+        for seat in others:
+            shared = batch.shared_tokens.item(seat)
+            if shared:
+                ends = self._made.claims_of(seat)[:, 2].tolist()
+                missed += max(0, shared - max(ends, default=0) * batch.page_size)
+        return missed
+
+    def _claiming_one_of(self, claims: Bools) -> Longs:
+        """Returns the seats that have one of these claims."""
+        owner, _, _, further, end = self._made.seats[4:]
+        claiming = (owner >= 0).nonzero()[0]
+        of_seats = offsets(claims)
+        has: Bools = of_seats.take(end.take(claiming)) > of_seats.take(further.take(claiming) - 1)
+        seats: Longs = claiming[has]
+        return seats
 
     def walked_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone."""
         alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
         return alone
+
+
+def _shares(batch: LiveBatch, seat: int, owner: int, tokens: int) -> bool:
+    """Says whether a request shares this many tokens with the one in the seat `owner`, or with one that shares them."""
+    for _ in range(_ABOVE):
+        if batch.shared_tokens.item(seat) < tokens:
+            return False
+        seat = batch.shared_with.item(seat)
+        if seat == owner:
+            return True
+    return False
 
 
 class LatePlan:
@@ -169,9 +192,9 @@ class LatePlan:
         """
         planned, others = served or self.requests.served(batch)
         again, longer_us = 0, 0.0
-        if len(others):
+        if others:
             again = self.requests.missed_tokens(batch, others)
-            longer = int((batch.tokens.take(others) - self._tokens.take(others)).max())
+            longer = max(batch.tokens.item(seat) - self._tokens.item(seat) for seat in others)
             longer_us = max(longer, 0) * self._rates.lone_token_us
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):

@@ -112,7 +112,7 @@ class Replanning:
             return False
         planned, others = self._served_by_plan(batch)
         grown = (batch.tokens - seen.tokens) * planned
-        if len(others):  # a longer request in the place of another one is not grown
+        if others:  # a longer request in the place of another one is not grown
             grown[others] = np.minimum(grown.take(others), GROWN - 1)
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
@@ -127,9 +127,9 @@ class Replanning:
         """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the
         plan where it serves other requests than it was made for.
         """
-        if self._late_plan is None or self.is_new(batch):
+        if self._late_plan is None or self.is_new(batch) or not (served := self._served_by_plan(batch)).others:
             return batch.rows_and_epochs
-        return np.array([batch.row, self._late_plan.epochs(batch, self._served_by_plan(batch))])
+        return np.array([batch.row, self._late_plan.epochs(batch, served)])
 
     def _served_by_plan(self, batch: LiveBatch) -> Served:
         """Returns which requests the present plan serves."""
