@@ -64,6 +64,7 @@ class Replanning:
         self._moves = 0  # the batch's counter when the kernel took the seats
         self._late_plan: LatePlan | None = None
         self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
+        self._cost: LateCost | None = None  # of that
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
 
@@ -136,13 +137,16 @@ class Replanning:
         assert self._late_plan is not None
         at = batch.changes, batch.moves
         if self._served is None or self._served[0] != at:
-            self._served = at, self._late_plan.requests.served(batch)
+            self._served, self._cost = (at, self._late_plan.requests.served(batch)), None
         return self._served[1]
 
     def _late_cost(self, batch: LiveBatch) -> LateCost:
         """Estimates the cost of serving the batch with the present plan."""
-        assert self._late_plan is not None
-        return self._late_plan.cost(batch, self._served_by_plan(batch))
+        served = self._served_by_plan(batch)
+        if self._cost is None:
+            assert self._late_plan is not None
+            self._cost = self._late_plan.cost(batch, served)
+        return self._cost
 
 
 def has_outgrown(grown: Ints, tokens: Ints, shared: Ints, requests: int) -> bool:
