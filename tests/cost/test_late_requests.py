@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -33,7 +34,10 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     assert kernel.planned is not None
     (tree, shape, target), _, _, schedule = kernel.planned
     rates = TokenRates.of(kernel.form.tile, shape, target)
-    return LatePlan(schedule, tree, kernel.form.room, rates).cost(batch).late_us
+    assert tree.requests is not None
+    shared = np.zeros(len(schedule.epoch), np.int32)
+    shared[tree.requests.seat] = tree.requests.shared_tokens
+    return LatePlan(schedule, tree, shared, kernel.form.room, rates).cost(batch).late_us
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
@@ -295,3 +299,55 @@ def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
     batch.finish(apart[7])
     batch.add(30000)
     assert alone(kernel, batch) == [shared[4], apart[7]]  # too long for the room of its items
+
+
+def test_sharing_that_is_told_late_gets_a_plan() -> None:
+    """The plan had sixteen requests read their tokens by themselves."""
+    kernel, batch = kernel_for(16), LiveBatch(page_size=16)
+    for _ in range(16):
+        batch.add(12000)
+    kernel.prepare(batch)
+    assert not kernel.refresh(batch)
+    for seat in range(1, 16):
+        batch.share(seat, 0, 11200)
+    assert not kernel.prepare(batch) or kernel.counters()["plans"] == 2
+    assert kernel.counters()["plans"] == 2 or kernel.refresh(batch)
+    assert not any(kernel.prepare(batch) or kernel.refresh(batch) for _ in range(50))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_requests_in_others_seats_outgrow_a_plan_as_all_do(replaced: bool) -> None:
+    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
+    for _ in range(4):
+        batch.add(4000)
+    kernel.prepare(batch)
+    if replaced:
+        for seat in range(4):
+            batch.finish(seat)
+            assert batch.add(4000) == seat
+    steps = []
+    for _ in range(400):
+        kernel.prepare(batch)
+        batch.grow()
+        steps.append(kernel.refresh(batch))
+    assert alone(kernel, batch) == []
+    assert 3 <= sum(steps) <= 4
+
+
+def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
+    """Also one that has come into the seat of another request, and was served by the plan until then."""
+    kernel, batch = kernel_for(8), LiveBatch(page_size=16)
+    owner = batch.add(4000)
+    sharing = batch.add(4000, owner, 3200)
+    kernel.prepare(batch)
+    planned = PlannedRequests(kernel.planned.schedule)  # type: ignore[union-attr]
+    batch.finish(sharing)
+    assert batch.add(4000, owner, 3200) == sharing
+    assert planned.served(batch).others == [sharing]
+    batch.finish(owner)
+    assert batch.add(100) == owner
+    assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]
+    batch.finish(sharing)
+    assert batch.add(0) == sharing
+    batch.set_tokens(sharing, 9000)  # it had no tokens when it was looked at
+    assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]

@@ -75,8 +75,9 @@ def test_branches_of_a_prompt_share_what_all_of_them_have(data: st.DataObject) -
         common = next((place for place in range(10) if len({tuple(each.pages[: place + 1]) for each in own}) > 1
                        or any(len(each.pages) <= place for each in own)), 0)  # fmt: skip
         told = [(int(live.shared_with[each.seat]), int(live.shared_tokens[each.seat])) for each in own]
-        inside = [tokens for seat, tokens in told if seat in {each.seat for each in own}]
-        assert all(tokens <= common * size for tokens in inside)
+        seats = [each.seat for each in own]
+        sharing = [each.seat for each in branches if live.shared_with[each.seat] in seats]  # of both prompts
+        assert all(live.shared_tokens[seat] <= common * size for seat in sharing)
         if common and len(own) > 1:
             assert sum(tokens >= common * size for _, tokens in told) >= len(own) - 1
     by_seat = {branch.seat: branch for branch in branches}

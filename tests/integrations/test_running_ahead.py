@@ -12,6 +12,7 @@ from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, generated, tiny
 from treegen.engine import Beam, Branch, Engine, Growth, Next, Sample, Sampling, Selection, tree_kernels
 from treegen.engine.control import Frontier
+from treegen.engine.row_forks import launch_forks
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError
 
@@ -287,6 +288,21 @@ def test_forks_that_cannot_be_are_refused(change: Any, text: str) -> None:
     assert beams_of(made, PROMPTS[:1]) == beams_of(
         Engine(HFModel(tiny()), Beam(3, 9), num_pages=80, page_size=4), PROMPTS[:1]
     )
+
+
+class Strided(Beam):
+    """Selects columns of a wider tensor."""
+
+    def select_forks(self, frontier: Frontier) -> Selection:
+        return Selection(*torch.stack(super().select_forks(frontier), 1).T)
+
+
+def test_what_is_selected_may_be_a_part_of_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read it, so on a GPU it has to lie together: here by the interpreted kernel."""
+    monkeypatch.setattr("treegen.engine.step.fork_rows", launch_forks)
+    found = [beams_of(Engine(HFModel(tiny()), beams, num_pages=80, page_size=4), PROMPTS[:1])
+             for beams in (Beam(3, 12), Strided(3, 12))]  # fmt: skip
+    assert found[0] == found[1]
 
 
 def test_other_forks_than_were_selected_are_refused() -> None:

@@ -28,12 +28,24 @@ _ABOVE = 4
 class LateCost(NamedTuple):
     """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least.
 
-    alone: the requests that are served alone.
+    shares_less: whether requests are served alone, or read by themselves what they share since the plan.
     """
 
     late_us: float
     layer_us: float
-    alone: int
+    shares_less: bool
+
+
+class _Newcomer(NamedTuple):
+    """Another request in a seat that a plan knows.
+
+    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. owners: the seats that
+    the plan has it share with; None if it does not share that.
+    """
+
+    at: tuple[int, int, int]
+    tokens: int
+    owners: list[int] | None
 
 
 class Served(NamedTuple):
@@ -74,7 +86,7 @@ class PlannedRequests:
     def __init__(self, made: RequestSchedule) -> None:
         self._made, self.epochs = made, made.epoch
         self._claimed, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
-        self._fits: dict[int, tuple[int, bool]] = {}  # by seat: the epoch of another request, and whether it fits
+        self._newcomers: dict[int, _Newcomer] = {}  # by seat
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
@@ -107,29 +119,21 @@ class PlannedRequests:
 
     def _takes(self, batch: LiveBatch, seat: int, same: Bools) -> bool:
         """Says whether the plan serves another request in a seat that it knows. same: the seats with its requests."""
-        epoch = batch.epoch.item(seat)
-        known = self._fits.get(seat)
-        if known is None or known[0] != epoch:
-            tokens, least = batch.tokens.item(seat), 0
-            if self._made.queries is not None:
-                least = self._made.queries.least.item(seat)
-            fits = least <= tokens <= self._made.most.item(seat)
-            claims = self._made.claims_of(seat).tolist() if fits else []
-            fits = fits and all(
-                same.item(owner) and _shares(batch, seat, owner, end * batch.page_size) for owner, _, end in claims
-            )
-            self._fits[seat] = known = epoch, fits
-        return known[1]
+        at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
+        tokens, known, queries = batch.tokens.item(seat), self._newcomers.get(seat), self._made.queries
+        if known is None or known.at != at:
+            claims = self._made.claims_of(seat).tolist()
+            shares = all(_shares(batch, seat, owner, end * batch.page_size) for owner, _, end in claims)
+            begun = known.tokens if known is not None and known.at[0] == at[0] else tokens
+            self._newcomers[seat] = known = _Newcomer(at, begun, [claim[0] for claim in claims] if shares else None)
+        if known.owners is None or not all(same.item(owner) for owner in known.owners):
+            return False
+        least = 0 if queries is None else queries.least.item(seat)
+        return bool(least <= tokens <= self._made.most.item(seat))
 
-    def missed_tokens(self, batch: LiveBatch, others: list[int]) -> int:
-        """Counts the tokens that requests in others' seats share, and that the plan has them read by themselves."""
-        missed = 0
-        for seat in others:
-            shared = batch.shared_tokens.item(seat)
-            if shared:
-                ends = self._made.claims_of(seat)[:, 2].tolist()
-                missed += max(0, shared - max(ends, default=0) * batch.page_size)
-        return missed
+    def begun(self, seat: int) -> int:
+        """Returns the tokens that another request in this seat had when it was first looked at."""
+        return self._newcomers[seat].tokens
 
     def _claiming_one_of(self, claims: Bools) -> Longs:
         """Returns the seats that have one of these claims."""
@@ -165,14 +169,15 @@ class LatePlan:
     Args:
         made: The plan's schedule.
         tree: The plan's tree, by request.
+        shared: By seat, the tokens that requests were known to share at the plan, whether it uses that or not.
         room: The sizes of the kernel's tables.
         rates: The time that tokens take.
     """
 
-    def __init__(self, made: RequestSchedule, tree: Tree, room: RequestRoom, rates: TokenRates) -> None:
+    def __init__(self, made: RequestSchedule, tree: Tree, shared: Ints, room: RequestRoom, rates: TokenRates) -> None:
         self.requests, self._room, self._rates = PlannedRequests(made), room, rates
         self._layer_us = tree.unique_tokens * rates.token_us
-        self._tokens = np.zeros(len(made.epoch), np.int64)
+        self._tokens, self._shared = np.zeros(len(made.epoch), np.int64), shared
         if tree.requests is not None:
             self._tokens[tree.requests.seat] = tree.requests.length
 
@@ -187,18 +192,19 @@ class LatePlan:
 
         Requests that are served alone read again the tokens that they share with others, and each of their query rows
         reads all of its tokens by itself. The longest of them may also take longer than the rest of the layer; that
-        depends on how many there are for each lone item. A request that is served in the place of a shorter one adds
-        what it is longer to one item.
+        depends on how many there are for each lone item. Requests that the plan serves read by themselves what they
+        share since it was made, and one that is served in the place of a shorter one makes one item longer.
         """
         planned, others = served or self.requests.served(batch)
-        again, longer_us = 0, 0.0
+        both = min(len(planned), len(self._shared))
+        unused = (batch.shared_tokens[:both] - self._shared[:both]) * planned[:both]
+        again, longer_us = int(np.maximum(unused, 0).sum()), 0.0
         if others:
-            again = self.requests.missed_tokens(batch, others)
             longer = max(batch.tokens.item(seat) - self._tokens.item(seat) for seat in others)
             longer_us = max(longer, 0) * self._rates.lone_token_us
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
-            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, 0)
+            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, again > 0)
         tokens, rows = batch.tokens.take(alone), batch.rows.take(alone)
         again += int(np.add.reduce(batch.shared_tokens.take(alone), dtype=np.int64))
         queries = len(rows)
@@ -209,4 +215,4 @@ class LatePlan:
         part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
         longest_us = largest(tokens) * part * self._rates.lone_token_us
         late_us = again * self._rates.token_us + longer_us + max(longest_us - self._layer_us, 0.0)
-        return LateCost(late_us, self._layer_us, len(alone))
+        return LateCost(late_us, self._layer_us, True)

@@ -120,7 +120,7 @@ def _selected(controller: Ahead, frontier: Frontier) -> tuple[torch.Tensor, torc
     tokens, parents = Selection(*controller.select_forks(frontier))
     check_selected("select_forks()", tokens, count)
     check_selected("select_forks()", parents, count)
-    return tokens, parents
+    return tokens, parents.contiguous()
 
 
 def _followed(forward: Forward, following: Frontier, chosen: _Chosen, growth: Growth, grow: Grow) -> Frontier:

@@ -143,7 +143,7 @@ class Forward:
         return Frontier(ready, logits)
 
     def warm_up(self) -> None:
-        """Captures the graphs of all numbers of rows, and compiles copies of pages; without graphs it does nothing.
+        """Captures the graphs of all numbers of rows, and compiles what forks launch; without graphs it does nothing.
 
         Raises:
             BranchError: Branches are running.
@@ -152,14 +152,15 @@ class Forward:
             return
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "warm up before run")
+        pool = self.sequences.pool
+        itself = torch.zeros(1, dtype=torch.int64, device=pool.device)
         number = self.sequences.add([0], (0,)).number
         try:
             for rows in reversed(self.graphs.buckets):  # the largest first: smaller ones reuse its memory
-                self.decoding.begin({number: 1}, rows)
+                self.decoding.begin({number: 1}, rows, parents=itself)
                 self.graphs.compute()
         finally:
             self.sequences.drop(number)
-        pool = self.sequences.pool
         pool.copy([pool.num_pages], [pool.num_pages])  # the page that nobody reads; compiles the copies of forks
         pool.move([pool.spare_slot], [pool.spare_slot])
 

@@ -18,7 +18,7 @@ class HostCopy:
             self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._copy.copy_(tensor, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._done.record()
+            self._done.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> torch.Tensor:
         """Waits for the copy, and returns it."""

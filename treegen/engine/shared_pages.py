@@ -87,12 +87,15 @@ def share_by_prompt(live: LiveBatch, branches: Iterable[Branch], page_size: int)
         of_prompts.setdefault(branch.label[0], []).append(branch)
     for own in of_prompts.values():
         owner = min(own, key=lambda branch: _depth(live, branch.seat))
-        others = [branch for branch in own if branch is not owner]
-        tokens = min((common_pages(branch, owner, page_size) for branch in others), default=0) * page_size
-        for seat in (branch.seat for branch in others if live.shared_tokens[branch.seat] != tokens):
-            if live.shared_tokens[seat] > tokens:
+        common = min(common_pages(branch, owner, page_size) for branch in own)
+        seats, tokens = [branch.seat for branch in own], common * page_size
+        while len(untrue := (np.isin(live.shared_with, seats) & (live.shared_tokens > tokens)).nonzero()[0]):
+            for seat in untrue.tolist():  # also of branches of other prompts; who shares with it may be untrue then
                 live.moved(seat)
-            live.share(seat, owner.seat, tokens)
+                live.share(seat, owner.seat, tokens)
+        for seat in seats:
+            if seat != owner.seat and live.shared_tokens[seat] != tokens:
+                live.share(seat, owner.seat, tokens)
 
 
 def common_pages(branch: Branch, parent: Branch, page_size: int) -> int:

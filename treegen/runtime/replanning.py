@@ -71,7 +71,9 @@ class Replanning:
     def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch."""
         self.plans, self._late_us = self.plans + 1, 0.0
-        self._late_plan = LatePlan(planned.schedule, planned.problem.tree, self._room, self._rates)
+        self._late_plan = LatePlan(
+            planned.schedule, planned.problem.tree, batch.shared_tokens.copy(), self._room, self._rates
+        )  # fmt: skip
         self._served, self._moves = None, batch.moves
         self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
 
@@ -113,15 +115,17 @@ class Replanning:
             return False
         planned, others = self._served_by_plan(batch)
         grown = (batch.tokens - seen.tokens) * planned
-        if others:  # a longer request in the place of another one is not grown
-            grown[others] = np.minimum(grown.take(others), GROWN - 1)
+        if others:
+            assert self._late_plan is not None
+            begun = np.array([self._late_plan.requests.begun(seat) for seat in others])
+            grown[others] = batch.tokens.take(others) - np.maximum(begun, seen.tokens.take(others))
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
         cost = self._late_cost(batch)
-        self._late_us += cost.late_us + (_ALONE_US if cost.alone else 0.0)
-        at_once = cost.alone > 0 and cost.layer_us * self.layers > 1.5 * _PLAN_US
+        self._late_us += cost.late_us + (_ALONE_US if cost.shares_less else 0.0)
+        at_once = cost.shares_less and cost.layer_us * self.layers > 1.5 * _PLAN_US
         return at_once or self._late_us * self.layers > _PLAN_US
 
     def seats(self, batch: LiveBatch) -> Ints:
