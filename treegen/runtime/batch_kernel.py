@@ -152,10 +152,10 @@ class BatchKernel(ExplainedKernel):
     def refresh(self, batch: LiveBatch) -> bool:
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
 
-        A plan pays where an eighth of the requests ended, or grew by a quarter of the tokens that they share with no
-        other one (at least 16), or where one grew by 128 tokens. Where requests came, were forked or share other pages,
-        it pays at once if the layers of a step take clearly longer than a plan. Otherwise it pays as soon as the steps
-        since the last plan have taken longer by the time of a plan, all together.
+        A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
+        they share with no other one (at least 16), or where one grew by 128 tokens. Where requests are walked alone, or
+        share more than at the plan, it pays at once if the layers of a step take clearly longer than a plan. Otherwise
+        it pays as soon as the present plan has cost more than another one takes, over all steps since it was made.
 
         Args:
             batch: The running requests.
