@@ -186,10 +186,7 @@ class PageHistories(RuleBasedStateMachine):
     @rule(tokens=st.lists(st.tuples(TOKENS, st.booleans()), min_size=6, max_size=6), rounds=st.integers(1, 3))
     def run_ahead(self, tokens: list[tuple[int, bool]], rounds: int) -> None:
         """Steps that are launched before the host knows their tokens; branches end by these while one is under way."""
-        for _ in range(10):
-            if not any(branch.pending for branch in self.branches) or not self._step(ROWS):
-                break
-        if any(branch.pending for branch in self.branches):  # there are too few pages for all at a time
+        if not self._stores_all():
             return
         for _ in range(rounds):
             branches = self.branches
@@ -201,25 +198,15 @@ class PageHistories(RuleBasedStateMachine):
             for branch in branches:
                 branch.tokens.append(UNKNOWN)
             self._take(counts, known)
-            for branch in branches:  # the tokens are read
-                branch.tokens.pop()
-                branch.stored -= 1
-            for branch, (token, ends) in zip(branches, tokens, strict=False):
-                if ends:
-                    self.tree.drop(branch.number)
-                else:
-                    branch.tokens.append(token)
-                    branch.stored += 1
+            self._forget_unknown(branches)
+            self._go_on(branches, tokens)
 
     @precondition(lambda self: len(self.tree) > 1)
     @rule(tokens=st.lists(st.tuples(TOKENS, st.booleans()), min_size=6, max_size=6), rounds=st.integers(1, 4),
           wanted=st.lists(st.lists(st.integers(0, 5), min_size=6, max_size=6), min_size=4, max_size=4))  # fmt: skip
     def fork_ahead(self, tokens: list[tuple[int, bool]], rounds: int, wanted: list[list[int]]) -> None:
-        """Steps whose rows become forks of others on the device, before the host knows of which."""
-        for _ in range(10):
-            if not any(branch.pending for branch in self.branches) or not self._step(ROWS):
-                break
-        if any(branch.pending for branch in self.branches):
+        """Steps in which the device makes forks, before the host knows their parents."""
+        if not self._stores_all():
             return
         share_by_prompt(self.tree.live, self.branches, self.size)
         for chosen in wanted[:rounds]:
@@ -232,27 +219,43 @@ class PageHistories(RuleBasedStateMachine):
             for branch in branches:
                 branch.tokens.append(UNKNOWN)
             self._take(counts, known, parents)
-            for branch in branches:  # tokens and parents are read
-                branch.tokens.pop()
-                branch.stored -= 1
+            self._forget_unknown(branches)
             rows = self.tree.live.row.take([branch.seat for branch in branches]).tolist()
             forks = [place for place, parent in enumerate(parents) if parent != place]
             made = self.tree.follow([(branches[place].number, branches[parents[place]].number) for place in forks])
             for place, fork in zip(forks, made, strict=True):
                 assert fork.seat == branches[place].seat
                 branches[place] = fork
-            for branch, (token, ends) in zip(branches, tokens, strict=False):
-                if ends:
-                    self.tree.drop(branch.number)
-                else:
-                    branch.tokens.append(token)
-                    branch.stored += 1
+            self._go_on(branches, tokens)
             here = {
                 row: branch for row, branch in zip(rows, branches, strict=True) if branch.number in self.tree.branches
             }
             self.steps[1 + DRAFTS].forked(here, [rows[place] for place in forks])
             self.pages_are_free_or_held()
             self.the_live_batch_is_true()
+
+    def _stores_all(self) -> bool:
+        """Takes steps until no branch has pending tokens; says whether there are pages for that."""
+        for _ in range(10):
+            if not any(branch.pending for branch in self.branches) or not self._step(ROWS):
+                break
+        return not any(branch.pending for branch in self.branches)
+
+    @staticmethod
+    def _forget_unknown(branches: list[Branch]) -> None:
+        """Takes back the tokens of the step under way, which the host has now read."""
+        for branch in branches:
+            branch.tokens.pop()
+            branch.stored -= 1
+
+    def _go_on(self, branches: list[Branch], tokens: list[tuple[int, bool]]) -> None:
+        """Gives each branch the token that was read, or ends it."""
+        for branch, (token, ends) in zip(branches, tokens, strict=False):
+            if ends:
+                self.tree.drop(branch.number)
+            else:
+                branch.tokens.append(token)
+                branch.stored += 1
 
     @staticmethod
     def _parents(branches: list[Branch], wanted: list[int]) -> list[int]:

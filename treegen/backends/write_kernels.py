@@ -52,9 +52,9 @@ def fork_rows(
     """Makes row r of 0..count a fork of row parents[r], in all layers; a row that is its own parent stays as it is.
 
     Row r is row table_rows[r] of table, whose rows lie stride entries apart. It has seq_lens tokens, the last one of
-    which is not written yet. It gets the parent's full pages, of P tokens on all ranks. Its next page is its own, and
-    gets what the parent has in its own one: pages of K elements in k_caches [layers, pages, K], and of V in v_caches.
-    A thread block copies BLOCK elements of K and of V in one layer.
+    which is not written yet. It gets the parent's full pages, of P tokens on all ranks, and keeps its own last page, to
+    which the tokens of the parent's last page are copied. Caches are k_caches [layers, pages, K] and v_caches
+    [layers, pages, V]. A thread block copies BLOCK elements of K and of V in one layer.
     """
     row = tl.program_id(0)
     parent = tl.load(parents + row)

@@ -91,9 +91,9 @@ class PlannedRequests:
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
 
-        That are those which it was made for, and others in the seats of such requests: they have as many query rows,
-        few enough tokens for the room of the plan's items, and share what it assumes of the seat. The others are served
-        alone, and so are those that share with one which is gone.
+        It serves those that it was made for, except those that share with one that is gone. It also serves a request
+        that came into a seat it knows, if the request has as many query rows, fits into the room of the plan's items
+        and shares what the plan assumes of the seat. All others are walked alone.
         """
         runs: Bools = batch.row >= 0
         both = min(len(runs), len(self.epochs))

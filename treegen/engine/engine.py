@@ -257,7 +257,10 @@ class Engine:
     def _grow(
         self, ready: Sequence[Branch], growth: Growth, places: Mapping[tuple[int, int], Branch] | None = None
     ) -> None:
-        """Does what the controller has decided about branches. places: as of `ahead.Grow`."""
+        """Does what the controller has decided about branches.
+
+        places: Where the device has made the forks, the branches that they replace; see `ahead.Grow`.
+        """
         grown, results, accepted = growth.grown, growth.results, growth.accepted
         check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
         self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})

@@ -1,4 +1,4 @@
-"""Row forks: rows of a step become forks of other rows on the device, before the host knows of which.
+"""Row forks: the device turns rows of a step into forks of other rows. The host learns later which ones.
 
              before                      row 1 is a fork of row 0
     row 0    [ 4 | 7 | 2: 5 tokens ]     [ 4 | 7 | 2: 5 tokens ]
@@ -27,8 +27,8 @@ def fork_rows(
         table: int32 `[batch, pages]`; the page table.
         seq_lens: int32 `[batch]`; tokens of each row of the table. KV of the last one is not stored yet.
         table_rows: int64 `[rows]`; the row of the table of each row of the step.
-        parents: int64 `[rows]`; the row of the step that each one is a fork of, mostly itself. A row that others are
-            forks of is its own parent. Rows with a parent out of range stay as they are.
+        parents: int64 `[rows]`; the parent of each row of the step: the row that it becomes a fork of, or itself if it
+            stays as it is. A parent is its own parent. Rows with a parent out of range stay as they are.
     """
     keys, values = pool.keys, pool.values
     if table.device.type == "cpu":

@@ -98,9 +98,9 @@ class SequenceTree:
         return forks
 
     def follow(self, forks: Sequence[tuple[int, int]]) -> list[Branch]:
-        """Ends branches in whose places the device has made forks of others, as `row_forks` does; returns the forks.
+        """Replaces branches by forks that the device has already made (see `row_forks`); returns the forks.
 
-        forks: For each fork the branch that ends, and the parent, which has stored as many tokens and goes on.
+        forks: For each fork, the branch that it replaces and its parent. Both have stored the same number of tokens.
         """
         made, size = [], self.pool.page_tokens
         for branch, parent in ((self[ended], self[parent]) for ended, parent in forks):
