@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Continuation, Engine, Frontier, Growth, Next, Sample, Sampling, Search
+from treegen.engine import Branch, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling, Search
 from treegen.engine.control import Controller
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError
@@ -192,6 +192,77 @@ def test_a_search_goes_on_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         made.run(PROMPTS)
     assert served(made, PROMPTS) == served(engine(FORMS[4].controller(Scorer())), PROMPTS)
+
+
+class Noting(Search):
+    """Notes what happens in which order. trouble: the commit that is interrupted."""
+
+    trouble = 0
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.noted: list[str] = []
+
+    def decide(self, frontier: Frontier) -> Growth:
+        self.noted.append("decide")
+        return super().decide(frontier)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        self.noted.append("select")
+        return super().select(frontier)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        self.noted.append("commit")
+        if self.noted.count("commit") == self.trouble:
+            raise KeyboardInterrupt
+        return super().commit(branches, tokens)
+
+
+def test_within_a_level_steps_are_launched_before_tokens_are_read() -> None:
+    """Decisions are for levels, and after first tokens that end thoughts, also where others end one by one and rest."""
+    form = Form(2, 3, 12, 3, tuple(range(0, 97, 9)))
+    controller = Noting(Scorer(), sampling=SAMPLING, **form._asdict())
+    made = engine(controller)
+    begin = made.forward.decoding.begin
+
+    def launch(*given: Any) -> dict[int, int]:
+        controller.noted.append("launch")
+        return begin(*given)
+
+    made.forward.decoding.begin = launch  # type: ignore[method-assign]
+    (found,) = served(made, PROMPTS[:1])
+    assert len({len(each.tokens) for each in found}) > 1
+    noted = controller.noted
+    assert noted.count("decide") <= 2 * form.depth
+    assert noted.count("select") == noted.count("commit") > 15
+    unread = [place for place, each in enumerate(noted) if each == "select" and noted[place + 1] != "launch"]
+    assert len(unread) <= 1  # the last token of all
+
+
+def test_a_search_that_is_stopped_while_a_step_is_under_way() -> None:
+    form = FORMS[4]
+    expected = served(engine(form.controller(Scorer())), PROMPTS)
+    made = engine(Noting(Scorer(), sampling=SAMPLING, **form._asdict()))
+    for trouble in (1, 3, 6):
+        made.controller.trouble, made.controller.noted = trouble, []
+        with pytest.raises(KeyboardInterrupt):
+            made.run(PROMPTS)
+        made.sequences.check()
+        assert made.sequences.available == made.pool.num_pages
+        made.controller.trouble = 0
+        assert served(made, PROMPTS) == expected
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_branches_that_may_not_rest_when_their_token_is_stored(together: bool) -> None:
+    class Tired(Sample):
+        def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+            numbers = [99] if together else [branch.number for branch in branches]
+            return super().commit(branches, tokens)._replace(resting=numbers)
+
+    Tired.together = together  # type: ignore[assignment, method-assign]
+    with pytest.raises(BranchError, match=r"resting = \[\d+\]: has no next token, or rests with drafts or without"):
+        engine(Tired(max_new_tokens=5)).run(PROMPTS[:1])
 
 
 @pytest.mark.parametrize("name", ["width", "branching", "thought_tokens", "depth"])

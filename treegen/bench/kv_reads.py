@@ -108,12 +108,13 @@ class _NotedStep(NamedTuple):
 
 class _NotedKernel:
     """A kernel that notes its steps. layers: its calls in a step. began: when each step began, in seconds.
-    device_tables: see StepKernel.
+    device_tables, device_lengths: see StepKernel.
     """
 
     def __init__(self, kernel: StepKernel, window_left: int) -> None:
         self._kernel, self._window_left = kernel, window_left
         self.device_tables = getattr(kernel, "device_tables", False)
+        self.device_lengths = getattr(kernel, "device_lengths", False)
         self.layers = 0
         self.steps: list[_NotedStep] = []
         self.began: list[float] = []

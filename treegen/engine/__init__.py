@@ -13,11 +13,12 @@ from treegen.engine.control import (
     Next,
     Sample,
     Selecting,
+    SelectingDrafts,
     SelectingForks,
     Selection,
 )
 from treegen.engine.draft_trees import DraftTree
-from treegen.engine.drafters import Drafter, DraftModel, NGrams
+from treegen.engine.drafters import DeviceDrafter, Drafter, DraftModel, NGrams
 from treegen.engine.engine import Engine
 from treegen.engine.forced import Forced
 from treegen.engine.forced_drafts import ForcedDrafts
@@ -37,6 +38,7 @@ __all__ = [
     "Branch",
     "Continuation",
     "Controller",
+    "DeviceDrafter",
     "DraftModel",
     "DraftTree",
     "Drafter",
@@ -56,6 +58,7 @@ __all__ = [
     "Sampling",
     "Search",
     "Selecting",
+    "SelectingDrafts",
     "SelectingForks",
     "Selection",
     "SequenceTree",

@@ -33,7 +33,7 @@ class StepKernel(Protocol):
 
     A kernel that reads the page table on the device alone has an attribute `device_tables` that is True. With other
     kernels the host knows the page table of each step before it is launched, so controllers that fork branches on the
-    device do not run ahead.
+    device do not run ahead. The same goes for `device_lengths`, and controllers that accept drafts on the device.
     """
 
     @property

@@ -125,7 +125,53 @@ class Selecting(Protocol):
         """Returns the next token of each branch, int64 `[branches]` on the device, without waiting for it."""
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        """Decides, for each branch, whether it goes on with the token that was selected, or ends."""
+        """Decides, for each branch, whether it goes on with the token that was selected, or ends.
+
+        With `together`, a branch that goes on may also be among those that rest: it does when the token is stored.
+        """
+
+
+@runtime_checkable
+class SelectingDrafts(Protocol):
+    """A controller that selects tokens and proposes drafts on the device, as `Speculate` does with `NGrams`.
+
+    The engine then accepts drafts there, and launches a step before the host has read which. Branches have `max_draft`
+    drafts each, none of them a tree. Kernels that read lengths on the host, the deterministic mode, and several ranks
+    wait for `decide` instead.
+    """
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The most tokens after a prompt; a branch ends there."""
+
+    @property
+    def max_draft(self) -> int:
+        """The drafts of a branch."""
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """Whether `select` serves these branches. If not, `decide` is asked."""
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """Returns the next token after each row, int64 `[rows]` on the device, without waiting for it.
+
+        The host may not know the drafts of the branches.
+        """
+
+    def drafts_after(self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """Returns the next drafts of branches, int64 `[branches, max_draft]` on the device, without waiting for it.
+
+        Args:
+            branches: The branches, with the drafts that were accepted or rejected.
+            texts: int32 `[branches, width]` on the device; the tokens of each branch, with those that were accepted.
+            lengths: int64 `[branches]` on the device; how many there are.
+        """
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """Decides, by the token that was selected after each row, whether each branch goes on, or ends.
+
+        One that goes on keeps the drafts that are the selected tokens, up to the first that is not, and has the token
+        after them next.
+        """
 
 
 class Selection(NamedTuple):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from treegen.engine.branch import Branch
 from treegen.ir.arrays import INT32_MAX, Ints, Longs
 from treegen.ir.errors import BranchError
 
@@ -157,6 +158,22 @@ class DraftMask:
             return (age <= window_left) & (kv_idx <= q_idx)
 
         return within
+
+    def place(self, branches: Sequence[Branch], ends: Longs, positions: Longs) -> None:
+        """Sets the mask of a step, and the positions of drafts that are no chain.
+
+        Args:
+            branches: The branches of the step.
+            ends: `[branches]`; the end of each branch's rows.
+            positions: `[rows]`; as if all drafts were chains.
+        """
+        trees = []
+        for branch, end in zip(branches, ends.tolist(), strict=True):
+            if branch.draft_parents != chain(branch.drafts):
+                parents, begin = tuple(branch.draft_parents), len(branch.tokens) - branch.drafts
+                positions[end - branch.drafts : end] = begin - 1 + draft_shape(parents).depths
+                trees.append((end - branch.drafts, begin, parents))
+        self.fill(trees)
 
     def fill(self, drafts: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
         """Sets the mask of a step.

@@ -6,9 +6,13 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import torch
+
+from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next
+from treegen.engine.draft_chains import DraftChains
 from treegen.engine.draft_trees import DraftTree, trie
 from treegen.engine.engine import CHUNK_ROWS, Engine
 from treegen.engine.forward import Model
@@ -27,11 +31,31 @@ class Drafter(Protocol):
         """Returns for each text at most `most` drafts."""
 
 
+@runtime_checkable
+class DeviceDrafter(Protocol):
+    """A drafter that can work on the device, so that the engine need not wait for the texts."""
+
+    def drafts_after(
+        self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
+    ) -> torch.Tensor:
+        """Returns the drafts of a call, int64 `[texts, most]`, without waiting for the device.
+
+        Where a call gives fewer drafts, the text's last token follows them.
+
+        Args:
+            branches: The branches; the host knows their tokens up to the drafts of the step before.
+            texts: int32 `[texts, width]`; the tokens of each branch, some of these drafts included.
+            lengths: int64 `[texts]`; the tokens of each.
+            most: The drafts of a text.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class NGrams:
     """Drafts what followed a text's last tokens where they occurred before (prompt lookup).
 
-    The lists of the last call are kept, so that the next call reads only what was appended to them.
+    The lists of the last call are kept, so that the next call reads only what was appended to them. With one occurrence
+    it works on the device, too.
 
     Args:
         longest: The most last tokens to look for. Fewer are looked for where they do not occur.
@@ -68,6 +92,25 @@ class NGrams:
             self._texts[id(text)] = text, words
         return [trie(self._found(self._texts[id(text)][1], each), most) for text in texts]
 
+    def drafts_after(
+        self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
+    ) -> torch.Tensor:
+        """See DeviceDrafter. It takes the latest occurrence alone."""
+        width = texts.shape[1]
+        last = lengths[:, None] - 1
+        place = torch.arange(width, device=texts.device)
+        alike = place < last  # tokens at which an occurrence of the last tokens ends
+        found = torch.full_like(last, -1)  # the latest of those that are the longest
+        for length in range(1, min(self.longest, width) + 1):
+            wanted = texts.gather(1, (last - length + 1).clamp(min=0))
+            alike[:, length - 1 :] &= texts[:, : width - length + 1] == wanted
+            alike[:, : length - 1] = False
+            end = torch.where(alike, place, -1).amax(1, keepdim=True)
+            found = torch.where(end >= 0, end, found)
+        following = found + 1 + torch.arange(most, device=texts.device)
+        known = (found >= 0) & (following <= last)
+        return texts.gather(1, torch.where(known, following, last)).long()
+
     def _found(self, text: array[int], most: int) -> list[Sequence[int]]:
         """Returns up to `most` tokens after each of the latest occurrences of the last tokens, the latest first."""
         size, data = text.itemsize, text.tobytes()
@@ -87,8 +130,9 @@ class NGrams:
 class DraftModel:
     """Drafts the most likely tokens of a smaller model.
 
-    The model runs in an engine of its own, whose prefix cache keeps what it has computed of each text. Texts that are
-    too long for the model get no drafts.
+    A chain is drafted on the device, where the KV of texts stays from one step to the next. For a tree the model runs
+    in an engine of its own, whose prefix cache keeps what it has computed of each text. Texts that are too long for the
+    model get no drafts, nor do those of one token, and in chains those for which there are too few pages.
 
     Args:
         model: The smaller model; it has the vocabulary of the large one.
@@ -96,7 +140,7 @@ class DraftModel:
             tree of 4 + 8 + 8 drafts.
         num_pages: Pages of its KV pool.
         page_size: Tokens of a page.
-        max_texts: The most texts at a time.
+        max_texts: The most texts at a time. Further ones wait where drafts are trees, and get no chains.
 
     Raises:
         InputError: There are no widths, or one is not at least 1.
@@ -115,13 +159,35 @@ class DraftModel:
         self.drafts = sum(prod(widths[: depth + 1]) for depth in range(len(widths)))
         """The drafts of a text."""
         branches = max_texts * prod(widths)
+        self._device = model.device
+        if not self.trees:
+            self._chains = DraftChains(model, self.drafts, num_pages, page_size, max_texts, CHUNK_ROWS)
+            return
         self._engine = Engine(
             model, _MostLikely(tuple(widths)), num_pages=num_pages, page_size=page_size, max_branches=branches,
             max_rows=max(CHUNK_ROWS, branches),
         )  # fmt: skip
 
+    def warm_up(self) -> None:
+        """Captures the CUDA graphs of the model, so that no step does; without a GPU it does nothing."""
+        (self._engine if self.trees else self._chains).warm_up()
+
+    def drafts_after(
+        self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
+    ) -> torch.Tensor:
+        """See DeviceDrafter. It does so for chains."""
+        counts = [len(branch.tokens) - branch.drafts for branch in branches]
+        known = [branch.tokens for branch in branches]
+        drafts = self._chains(known, counts, 1 + branches[0].drafts, most, lengths, texts)
+        return torch.where(drafts < 0, texts.gather(1, lengths[:, None] - 1), drafts)
+
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter."""
+        if not self.trees:
+            counts = [len(text) for text in texts]
+            lengths = torch.tensor(counts).to(self._device)
+            rows = self._chains(texts, counts, 0, most, lengths).tolist() if texts else []
+            return [DraftTree.chain([token for token in row if token >= 0]) for row in rows]
         able = [place for place, text in enumerate(texts) if len(text) <= self._engine.max_prompt_tokens]
         drafts = [DraftTree((), ())] * len(texts)
         for place, paths in zip(able, self._engine.run([texts[place] for place in able]), strict=True):

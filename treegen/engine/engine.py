@@ -21,28 +21,28 @@ import torch
 
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
-from treegen.engine.ahead import Ahead, run_ahead
+from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, Selecting, SelectingForks
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth
 from treegen.engine.engine_checks import (
     check_deterministic,
-    check_drafts,
     check_growth,
     check_resting,
     check_sizes,
-    check_tokens,
     checked_prompts,
 )
-from treegen.engine.forward import Forward, Model, StepSizes
+from treegen.engine.forward import Forward, Model, StepSizes, chosen_rows
 from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.led_controllers import led
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
+from treegen.engine.proposals import propose
 from treegen.engine.rank_checks import check_context, check_engines, check_parallel, check_prompts, check_step
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
+from treegen.engine.tokens_ahead import TokensAhead
 from treegen.ir.errors import BranchError
 from treegen.strategies import Strategy
 
@@ -135,6 +135,7 @@ class Engine:
         )
         self._waiting: deque[tuple[int, list[int]]] = deque()
         self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
+        self._resting: set[int] = set()  # those of them that rest
         self._results: list[list[Continuation]] = []
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
@@ -160,15 +161,16 @@ class Engine:
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)
         drafting = controller if isinstance(controller, Drafting) else None
-        selecting = controller if isinstance(controller, Selecting | SelectingForks) else None
+        ahead = ahead_of(controller, self.forward)
         try:
             self._waiting.extend(enumerate(checked))
             while self._waiting or len(self.sequences):
                 self._admit()
-                self._advance(controller, drafting, selecting)
+                self._advance(controller, drafting, ahead)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
             self._logits.clear()
+            self._resting.clear()
             self.sequences.clear()
         return [sorted(results) for results in self._results]
 
@@ -195,24 +197,27 @@ class Engine:
         running = {branch.label[0] for branch in self.sequences.branches.values()}
         return (len(running) + 1) * self.controller.width <= self.sequences.max_branches
 
-    def _advance(self, controller: Controller, drafting: Drafting | None, selecting: Ahead | None) -> None:
+    def _advance(self, controller: Controller, drafting: Drafting | None, ahead: TokensAhead | None) -> None:
         """Takes one step of the model, and does what the controller decides.
 
-        drafting, selecting: the controller, if it proposes drafts, or selects tokens on the device.
+        drafting: the controller, if it proposes drafts. ahead: how to run ahead of it, if it selects on the device.
         """
         if drafting is not None:
             with self.accounting.part("control"):
-                self._propose(drafting)
+                propose(drafting, self.sequences, self.forward.sizes.max_tokens, self.forward.vocabulary)
         with self.accounting.part("pages"):
             counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
             for number in preempted:
                 self._logits.pop(number, None)
+            self._resting.difference_update(preempted)
             self.accounting.preempted += len(preempted)
             check_step(self.parallel, counts, self.sequences)
-        frontier = self._frontier(*self.forward(counts))
+        frontier = self.forward(counts)
         with self.accounting.part("control"):
-            if selecting is not None:
-                frontier = run_ahead(selecting, self.forward, frontier, lambda: not self._has_room(), self._grow)
+            if ahead is not None:
+                around = AroundSteps(self._is_whole, lambda: not self._has_room(), self._grow, self._keep)
+                frontier = run_ahead(ahead, frontier, around)
+            frontier = self._frontier(*frontier)
             if frontier.branches:
                 growth = controller.decide(frontier)
                 self._rest(frontier, growth)
@@ -226,20 +231,6 @@ class Engine:
         """
         self.forward.warm_up()
 
-    def _propose(self, controller: Drafting) -> None:
-        """Appends drafts to branches that decode, where there are pages for all of them."""
-        running = self.sequences.branches.values()
-        able = [branch for branch in running if branch.stored and branch.pending == 1]
-        drafts = []
-        for branch, own in zip(able, controller.draft(able), strict=True):
-            check_drafts(own, controller.max_draft, controller.draft_trees)
-            check_tokens("draft()", own.tokens, self.forward.vocabulary)
-            drafts.append(own.first(self.forward.sizes.max_tokens - len(branch.tokens)))
-        counts = {branch.number: 1 + len(own.tokens) for branch, own in zip(able, drafts, strict=True)}
-        if self.sequences.have_pages(counts):
-            for branch, own in zip(able, drafts, strict=True):
-                self.sequences.propose(branch.number, own)
-
     def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
         """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""
         if not self.controller.together:
@@ -252,6 +243,7 @@ class Engine:
         self._logits |= {branch.number: row.clone() for branch, row in zip(ready, logits, strict=True)}
         complete = [branch for branch in branches if branch.number in known and branch.label[0] not in late]
         rows = [self._logits.pop(branch.number) for branch in complete]
+        self._resting.difference_update(branch.number for branch in complete)
         return Frontier(complete, torch.stack(rows) if rows else logits[:0])
 
     def _grow(
@@ -285,6 +277,17 @@ class Engine:
         if growth.resting:
             others = len(self.sequences) > len(frontier.branches)
             check_resting(frontier, growth, self.controller.together, others)
-            for branch, row in zip(frontier.branches, frontier.logits, strict=True):
-                if branch.number in growth.resting:
-                    self._logits[branch.number] = row.clone()
+            places = [place for place, each in enumerate(frontier.branches) if each.number in growth.resting]
+            self._keep([frontier.branches[place] for place in places], chosen_rows(frontier.logits, places))
+
+    def _keep(self, branches: Sequence[Branch], logits: torch.Tensor) -> None:
+        """Keeps the logits of branches that rest, one row for each."""
+        self._logits |= {branch.number: row.clone() for branch, row in zip(branches, logits, strict=True)}
+        self._resting |= {branch.number for branch in branches}
+
+    def _is_whole(self, branches: Sequence[Branch]) -> bool:
+        """Says whether all running branches are these, but for those that rest and wait for some of these."""
+        if len(branches) + len(self._resting) != len(self.sequences):
+            return False
+        of_prompts = {branch.label[0] for branch in branches}
+        return all(self.sequences[number].label[0] in of_prompts for number in self._resting)

@@ -92,7 +92,8 @@ def check_growth(
         if not result.label or not 0 <= result.label[0] < prompts:
             reason = "is the label of a result, and does not begin with the number of a prompt"
             raise BranchError("decide()", result.label, reason, "begin with the branch's own first number")
-    after = len(sequences) - len(grown) + sum(map(len, grown.values())) + len(growth.resting)
+    resting = sum(not grown.get(number) for number in growth.resting)
+    after = len(sequences) - len(grown) + sum(map(len, grown.values())) + resting
     if after > sequences.max_branches:
         reason = f"is more than max_branches = {sequences.max_branches}"
         raise BranchError("decide()", f"{after} branches", reason, "return fewer next tokens, or raise max_branches")
@@ -114,6 +115,13 @@ def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bo
     if resting and not others and not any(grown.values()):
         reason = "of all branches none has next tokens, and these rest"
         raise BranchError("resting", sorted(resting), reason, "extend a branch, or end all")
+
+
+def check_going_to_rest(growth: Growth, able: bool) -> None:
+    """Raises BranchError unless the branches that rest when their token is stored have one, and may rest."""
+    if wrong := [number for number in growth.resting if not growth.grown.get(number) or not able]:
+        reason = "has no next token, or rests with drafts or without `together`"
+        raise BranchError("resting", sorted(wrong), reason, "let a branch rest that goes on")
 
 
 def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
@@ -178,17 +186,17 @@ def check_heads(shape: Shape, q: torch.Tensor, keys: torch.Tensor, values: torch
             raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
 
 
-def check_selected(name: str, selected: object, branches: int) -> None:
-    """Raises BranchError, with this name, unless this is an int64 tensor with an entry for each branch; does not wait
-    for the device.
+def check_selected(name: str, selected: object, *shape: int) -> None:
+    """Raises BranchError, with this name, unless this is an int64 tensor of this shape, whose first dimension are
+    branches or their rows; does not wait for the device.
     """
     if isinstance(selected, torch.Tensor):
-        if selected.dtype == torch.int64 and selected.shape == (branches,):
+        if selected.dtype == torch.int64 and selected.shape == shape:
             return
         found = f"{str(selected.dtype).removeprefix('torch.')} of shape {tuple(selected.shape)}"
     else:
         found = type(selected).__name__
-    raise BranchError(name, found, f"is not int64 of shape ({branches},)", "return an entry for each branch")
+    raise BranchError(name, found, f"is not int64 of shape {shape}", "return an entry for each branch")
 
 
 def check_forks(branches: Sequence[Branch], tokens: Sequence[int], parents: Sequence[int], growth: Growth) -> None:
@@ -212,6 +220,23 @@ def check_forks(branches: Sequence[Branch], tokens: Sequence[int], parents: Sequ
         found, selected = [token for token, _ in growth.grown.get(branch.number, ())], continued.get(place, [])
         if found and (found[0] != tokens[place] or sorted(found) != sorted({*selected})):
             raise BranchError("commit()", branch.number, "has not the token that was selected", "return it")
+
+
+def check_drafted(branch: Branch, drawn: Sequence[int], growth: Growth) -> None:
+    """Raises BranchError unless a decision about a branch with drafts is what was accepted on the device, or ends it.
+
+    Args:
+        branch: The branch, with its drafts.
+        drawn: The token that was selected after its last token that is no draft, and after each draft.
+        growth: The decision.
+    """
+    drafts = branch.tokens[len(branch.tokens) - branch.drafts :]
+    right = [draft == token for draft, token in zip(drafts, drawn, strict=False)]
+    accepted = [*right, False].index(False)
+    found, kept = [token for token, _ in growth.grown.get(branch.number, ())], growth.accepted.get(branch.number, ())
+    if found and (found != [drawn[accepted]] or [*kept] != [*range(accepted)]):
+        reason = f"has not the token that was selected after {accepted} accepted drafts"
+        raise BranchError("commit()", branch.number, reason, "accept the drafts that were selected, and return it")
 
 
 def check_deterministic(deterministic: object, strategy: object, make_kernel: object) -> None:

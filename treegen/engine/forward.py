@@ -104,7 +104,11 @@ class Forward:
         self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
 
     def __call__(
-        self, counts: Mapping[int, int], ids: torch.Tensor | None = None, parents: torch.Tensor | None = None
+        self,
+        counts: Mapping[int, int],
+        ids: torch.Tensor | None = None,
+        parents: torch.Tensor | None = None,
+        behind: torch.Tensor | None = None,
     ) -> Frontier:
         """Takes a step.
 
@@ -112,7 +116,7 @@ class Forward:
             counts: The tokens that each branch stores; other branches rest.
             ids: int64 `[tokens]` on the device; the tokens, in the order of the rows, where the host does not know them
                 yet. By default they are the branches' own.
-            parents: As in `Step.begin`.
+            parents, behind: As in `Step.begin`.
 
         Returns:
             The branches whose tokens are all stored, in the order of their rows, and their logits.
@@ -127,7 +131,7 @@ class Forward:
                 step, graphs = self.decoding, self.graphs
             resting = len(branches) - len(counts)
             rows = None if graphs is None else graphs.rows_for(sum(counts.values()) + resting)
-            last_rows = step.begin(counts, rows, ids, parents)
+            last_rows = step.begin(counts, rows, ids, parents, behind)
             ready = [branches[number] for number in last_rows]
             ready = [branch for branch in ready if branch.pending == counts[branch.number]]
             kept = [last_rows[branch.number] + place for branch in ready for place in range(-branch.drafts, 1)]

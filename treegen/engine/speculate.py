@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
+
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.draft_trees import DraftTree, draft_shape
-from treegen.engine.drafters import Drafter, NGrams
+from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
 from treegen.engine.engine_checks import check_drafts, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
@@ -99,8 +101,36 @@ class Speculate:
         labels = [each.label for each in asked for _ in range(1 + each.branch.drafts)]
         positions = [position for each in asked for position in each.positions()]
         logits = frontier.logits if rows == list(range(begin)) else frontier.logits[rows]
-        drawn = iter(self.sampling.draw(logits, labels, positions))
-        grown: dict[int, list[Next]] = {branch.number: [] for branch in frontier.branches}
+        return self._growth(frontier.branches, asked, self.sampling.draw(logits, labels, positions))
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See SelectingDrafts. Drafters that read texts on the host, and first tokens of prompts, need `decide`."""
+        able = isinstance(self.drafter, DeviceDrafter) and not self.draft_trees
+        return able and all(branch.drafts == self.max_draft for branch in branches)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See SelectingDrafts."""
+        rows = [(each, place) for each in self._asked(frontier.branches) for place in range(1 + self.max_draft)]
+        labels, positions = [each.label for each, _ in rows], [each.given + place for each, place in rows]
+        return self.sampling.select(frontier.logits, labels, positions)
+
+    def drafts_after(self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """See SelectingDrafts."""
+        assert isinstance(self.drafter, DeviceDrafter)
+        return self.drafter.drafts_after(branches, texts, lengths, self.max_draft)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See SelectingDrafts."""
+        return self._growth(branches, self._asked(branches), tokens)
+
+    def _asked(self, branches: Sequence[Branch]) -> list[_Asked]:
+        """Returns the samples that branches are."""
+        return [_Asked(branch, branch.label, len(branch.tokens) - branch.drafts) for branch in branches]
+
+    def _growth(self, branches: Sequence[Branch], asked: Sequence[_Asked], tokens: Sequence[int]) -> Growth:
+        """Returns what follows from the tokens that were drawn for all rows of these samples."""
+        drawn = iter(tokens)
+        grown: dict[int, list[Next]] = {branch.number: [] for branch in branches}
         results: list[Continuation] = []
         accepted: dict[int, list[int]] = {}
         for each in asked:

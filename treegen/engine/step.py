@@ -18,7 +18,8 @@ from treegen.backends.page_table import PageTable
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel, tree_kernels
 from treegen.engine.branch import Branch
-from treegen.engine.draft_trees import DraftMask, chain, draft_shape
+from treegen.engine.draft_rows import draw_back
+from treegen.engine.draft_trees import DraftMask
 from treegen.engine.engine_checks import check_counts, check_heads
 from treegen.engine.page_rows import PageRows
 from treegen.engine.row_forks import fork_rows
@@ -106,8 +107,12 @@ class Step:
     @property
     def takes_forks(self) -> bool:
         """Whether `begin` takes `parents`: all kernels read the page table on the device alone."""
-        kernels = self._kernels.values()
-        return bool(kernels) and all(kernel is None or getattr(kernel, "device_tables", False) for kernel in kernels)
+        return self._all_kernels("device_tables")
+
+    @property
+    def takes_lengths(self) -> bool:
+        """Whether `begin` takes `behind`: all kernels read the page table and lengths on the device alone."""
+        return self._all_kernels("device_tables") and self._all_kernels("device_lengths")
 
     def begin(
         self,
@@ -115,6 +120,7 @@ class Step:
         rows: int | None = None,
         ids: torch.Tensor | None = None,
         parents: torch.Tensor | None = None,
+        behind: torch.Tensor | None = None,
     ) -> dict[int, int]:
         """Prepares a step in which these branches store this many of their pending tokens.
 
@@ -124,6 +130,8 @@ class Step:
             ids: int64 `[new tokens]` on the device; the tokens in place of the branches' own, in the order of the rows.
             parents: int64 `[new tokens]` on the device, where each branch has one new token: the rows that rows of the
                 step are forks of, as in `Selection`. `forked` then tells the step what the host has read of them.
+            behind: int64 `[branches]` on the device, where all branches have equally many new tokens: by how many
+                tokens each one is shorter than the host assumes.
 
         Returns:
             The row of the last new token of each branch, which gives its next token.
@@ -147,10 +155,14 @@ class Step:
         self.rows = int(ends[-1]) if rows is None else rows
         self._write_tokens(branches, table_rows, lengths, new, ids)
         self._write_lengths(table_rows, lengths, new)
+        if parents is not None or behind is not None:
+            places = torch.from_numpy(table_rows).to(self.pool.device, non_blocking=True)
         if parents is not None:
             self._page_rows.lose(table_rows)
-            places = torch.from_numpy(table_rows).to(self.pool.device, non_blocking=True)
             fork_rows(self.pool, self.pages.table, self.pages.seq_lens, places, parents)
+        if behind is not None:
+            tokens = self.positions[: ends[-1]], self.slots[: ends[-1]]
+            draw_back(self.pool, self.pages.table, self.pages.seq_lens, places, behind, tokens)
         self._counts = dict(counts)
         for kernel in self.kernels.values():
             kernel.prepare(sequences.live)
@@ -239,6 +251,11 @@ class Step:
         for kernel in self.kernels.values():
             kernel.refresh(self.sequences.live)
 
+    def _all_kernels(self, attribute: str) -> bool:
+        """Says whether there are kernels, and all have an attribute that is True."""
+        kernels = self._kernels.values()
+        return bool(kernels) and all(kernel is None or getattr(kernel, attribute, False) for kernel in kernels)
+
     def _write_tokens(
         self, branches: Sequence[Branch], table_rows: Longs, lengths: Longs, new: Longs, ids: torch.Tensor | None
     ) -> None:
@@ -253,7 +270,8 @@ class Step:
                 for token in branch.tokens[branch.stored : end]
             ]  # fmt: skip
         tokens[1, : ends[-1]] = place
-        self._place_drafts(branches, ends, tokens[1])
+        if self.draft_mask is not None:
+            self.draft_mask.place(branches, ends, tokens[1])
         tokens[2] = self.pool.spare_slot
         tokens[2, : ends[-1]] = self.pool.slots_for(page, place)
         self._tokens.copy_(torch.from_numpy(tokens), non_blocking=True)
@@ -268,18 +286,6 @@ class Step:
         new_of_rows.cumsum(out=of_rows[batch + 1 :])
         self._lengths.copy_(torch.from_numpy(of_rows), non_blocking=True)
         self.host_lengths = of_rows[:batch], new_of_rows
-
-    def _place_drafts(self, branches: Sequence[Branch], ends: Longs, positions: Longs) -> None:
-        """Sets the positions of drafts that are no chain, and who sees them."""
-        if self.draft_mask is None:
-            return
-        trees = []
-        for branch, end in zip(branches, ends.tolist(), strict=True):
-            if branch.draft_parents != chain(branch.drafts):
-                parents, begin = tuple(branch.draft_parents), len(branch.tokens) - branch.drafts
-                positions[end - branch.drafts : end] = begin - 1 + draft_shape(parents).depths
-                trees.append((end - branch.drafts, begin, parents))
-        self.draft_mask.fill(trees)
 
     def _tell_lengths(self, seats: Longs, lengths: Longs, new: Longs) -> None:
         """Tells the live batch the tokens and query rows of the branches of the step; others have one row."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
 from treegen.engine.engine_checks import check_stop_ids
@@ -102,24 +104,54 @@ class Search:
                     rows.append(row)
                     labels.append(branches[row].label)
         drawn = self.sampling.draw(frontier.logits[rows], labels, [len(branches[row].tokens) for row in rows])
+        growth = self._growth(branches, list(zip(rows, labels, drawn, strict=True)))
+        return growth._replace(resting=resting)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See Selecting. Thoughts that are complete wait for the others of their level, or are rated by `decide`."""
+        return not any(self._is_complete(branch) for branch in branches)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        """See Selecting."""
+        branches = frontier.branches
+        labels, positions = [branch.label for branch in branches], [len(branch.tokens) for branch in branches]
+        return self.sampling.select(frontier.logits, labels, positions)
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See Selecting."""
+        drawn = [(row, branch.label, token) for row, (branch, token) in enumerate(zip(branches, tokens, strict=True))]
+        growth = self._growth(branches, drawn)
+        going = [(branches[row], label, token) for row, label, token in drawn if growth.grown[branches[row].number]]
+        complete = [each.number for each, label, token in going if self._ends(token, self._count(each, label) + 1)]
+        return growth._replace(resting=complete)
+
+    def _growth(self, branches: Sequence[Branch], drawn: Sequence[tuple[int, Label, int]]) -> Growth:
+        """Returns what follows from tokens: each is for the branch in a row, and for a label."""
         grown: dict[int, list[Next]] = {branch.number: [] for branch in branches}
-        for row, label, token in zip(rows, labels, drawn, strict=True):
-            branch, level = branches[row], self._levels[label[0]]
-            if len(label) > self.depth and self._ends(token, len(branch.tokens) + 1 - level.begins[label]):
-                level.ended.append((label, [*branch.new_tokens, token]))
+        for row, label, token in drawn:
+            branch = branches[row]
+            if len(label) > self.depth and self._ends(token, self._count(branch, label) + 1):
+                self._levels[label[0]].ended.append((label, [*branch.new_tokens, token]))
             else:
                 grown[branch.number].append(Next(token, label))
+        of_prompt: dict[int, list[Branch]] = {}
+        for branch in branches:
+            of_prompt.setdefault(branch.label[0], []).append(branch)
         results = []
         for own in of_prompt.values():
-            if not any(grown[branches[row].number] for row in own):
-                results += self._results(branches[own[0]])
-        return Growth(grown, results, resting=resting)
+            if not any(grown[branch.number] for branch in own):
+                results += self._results(own[0])
+        return Growth(grown, results)
 
     def _is_complete(self, branch: Branch) -> bool:
         """Says whether the prompt, or the branch's thought, is complete."""
         if len(branch.label) == 1:
             return True
-        return self._ends(branch.tokens[-1], len(branch.tokens) - self._levels[branch.label[0]].begins[branch.label])
+        return self._ends(branch.tokens[-1], self._count(branch, branch.label))
+
+    def _count(self, branch: Branch, label: Label) -> int:
+        """Returns the tokens of the thought with this label that the branch has."""
+        return len(branch.tokens) - self._levels[label[0]].begins[label]
 
     def _ends(self, token: int, count: int) -> bool:
         """Says whether this token, number `count` of a thought, is its last one."""

@@ -63,7 +63,7 @@ class BatchKernel(ExplainedKernel):
     `replanning` decides when a new plan pays.
     """
 
-    device_tables = True
+    device_tables = device_lengths = True
     """The page table and the lengths are read on the device alone: an engine may change them there."""
 
     def __init__(

@@ -1,0 +1,232 @@
+"""Drafts that are accepted and proposed on the device: tokens and steps are those of a controller that decides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from support.replayed_steps import replaying
+from support.tiny_models import PROMPTS, VOCABULARY, tiny
+from treegen.engine import Branch, Engine, Growth, NGrams, Sampling, Speculate, tree_kernels
+from treegen.engine.control import Frontier, Next
+from treegen.engine.draft_rows import DraftTexts, draw_back
+from treegen.engine.pool import KVPool
+from treegen.integrations import HFModel
+from treegen.ir.errors import BranchError
+from treegen.ir.shape import Shape
+
+
+class Later:
+    """Drafts and decides after each step."""
+
+    together = False
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        own = Speculate(*given, **options)
+        self.width, self.max_new_tokens, self.max_draft, self.draft_trees = (
+            own.width, own.max_new_tokens, own.max_draft, own.draft_trees
+        )  # fmt: skip
+        self.draft, self.decide = own.draft, own.decide
+
+
+class Noting(Speculate):
+    """Notes what happens in which order. `change` changes what is selected, proposed or decided, by its name.
+
+    trouble: the commit that is interrupted.
+    """
+
+    noted: list[str]
+    trouble: int
+    change: dict[str, Any]
+
+    def __init__(self, *given: Any, trouble: int = 0, **options: Any) -> None:
+        super().__init__(*given, **options)
+        for name, value in (("noted", []), ("trouble", trouble), ("change", {})):
+            object.__setattr__(self, name, value)
+
+    def decide(self, frontier: Frontier) -> Growth:
+        self.noted.append("decide")
+        return super().decide(frontier)
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        return super().selects(branches) and self.change.get("selects", lambda branches: True)(branches)
+
+    def select(self, frontier: Frontier) -> torch.Tensor:
+        self.noted.append("select")
+        return self.change.get("select", lambda it: it)(super().select(frontier))
+
+    def drafts_after(self, *given: Any) -> torch.Tensor:
+        return self.change.get("drafts_after", lambda it: it)(super().drafts_after(*given))
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        self.noted.append("commit")
+        if self.noted.count("commit") == self.trouble:
+            raise KeyboardInterrupt
+        return self.change.get("commit", lambda it, _: it)(super().commit(branches, tokens), branches)
+
+
+def engine(controller: Any, name: str = "Llama", page_size: int = 4, tokens: int = 900, **options: Any) -> Engine:
+    return Engine(
+        HFModel(tiny(name)), controller, num_pages=tokens // page_size, page_size=page_size, max_rows=200,
+        max_branches=12, **options,
+    )  # fmt: skip
+
+
+def tokens_of(made: Engine, prompts: list[list[int]]) -> list[list[list[int]]]:
+    found = [[each.tokens for each in own] for own in made.run(prompts)]
+    made.sequences.check()
+    assert made.sequences.available == made.pool.num_pages
+    return found
+
+
+LOOPS = [[*range(9)] * 3, [5, 6, 7] * 6, *PROMPTS[:2]]
+"""Prompts whose n-grams recur, so that drafts are accepted now and then."""
+DRAWN = {"sampling": Sampling(0.7, seed=5), "stop_ids": (3, 50, 61)}
+
+
+@pytest.mark.parametrize(("name", "page_size", "max_draft", "n", "options"), [
+    ("Llama", 4, 1, 1, {}), ("Llama", 1, 4, 2, DRAWN), ("Mistral", 4, 3, 1, {}), ("Gemma3", 16, 6, 3, DRAWN),
+    ("Llama", 4, 3, 12, DRAWN),
+])  # fmt: skip
+def test_tokens_and_steps_are_those_of_deciding_after_each_step(
+    name: str, page_size: int, max_draft: int, n: int, options: dict[str, Any]
+) -> None:
+    """With prompts that wait for room, samples that end, and a second run by what the prefix cache has."""
+    found = []
+    for kind in (Later, Noting):
+        controller = kind(NGrams(), max_draft, n, max_new_tokens=40, **options)
+        made = engine(controller, name, page_size, tokens=3000)
+        if page_size == 4 and kind is Noting:
+            replaying(made)
+        found.append(([tokens_of(made, LOOPS) for _ in range(2)], made.accounting.steps))
+    assert controller.noted.count("select") > 20
+    assert found[0][0] == found[1][0]
+    # Nobody ends a branch while its step is under way that would not have had it; a dead one has a row in one more.
+    assert found[0][1] <= found[1][1] <= 1.3 * found[0][1]
+
+
+def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> None:
+    controller = Noting(NGrams(), 2, max_new_tokens=9)
+    made = engine(controller)
+    begin = made.forward.decoding.begin
+
+    def launch(*given: Any) -> dict[int, int]:
+        controller.noted.append("launch")
+        return begin(*given)
+
+    made.forward.decoding.begin = launch  # type: ignore[method-assign]
+    tokens_of(made, [PROMPTS[0]])
+    noted = controller.noted
+    assert noted[:2] == ["decide", "launch"]
+    ahead = (len(noted) - 4) // 3
+    assert ahead >= 2
+    assert noted[2:] == [*["select", "launch", "commit"] * ahead, "select", "commit"]
+
+
+def test_rows_are_drawn_back() -> None:
+    """Three branches of four new tokens, in rows 2, 0 and 3 of the table."""
+    pool = KVPool(Shape(4, 2, 16, page_size=4), 1, 40, torch.device("cpu"))
+    table = torch.randperm(40).to(torch.int32).view(5, 8)
+    rows, lengths, behind = torch.tensor([2, 0, 3]), torch.tensor([13, 4, 31]), torch.tensor([3, 0, 1])
+    seq_lens = torch.full((5,), 9, dtype=torch.int32)
+    seq_lens[rows] = lengths.to(torch.int32)
+    positions, slots = (lengths[:, None] - 4 + torch.arange(4)).view(-1), torch.zeros(12, dtype=torch.int64)
+    draw_back(pool, table, seq_lens, rows, behind, (positions, slots))
+    assert seq_lens.tolist() == [4, 9, 10, 30, 9]
+    assert positions.tolist() == [6, 7, 8, 9, 0, 1, 2, 3, 26, 27, 28, 29]
+    places = zip([2] * 4 + [0] * 4 + [3] * 4, positions.tolist(), strict=True)
+    assert slots.tolist() == [int(table[row, place // 4]) * 4 + place % 4 for row, place in places]
+
+
+@pytest.mark.parametrize("trouble", [1, 2, 5, 9])
+def test_an_engine_that_is_stopped_while_a_step_is_under_way(trouble: int) -> None:
+    """What was assumed of drafts that were never read is not found by later prompts."""
+    expected = tokens_of(engine(Later(NGrams(), 3, max_new_tokens=40)), LOOPS)
+    made = engine(Noting(NGrams(), 3, max_new_tokens=40, trouble=trouble))
+    with pytest.raises(KeyboardInterrupt):
+        made.run(LOOPS)
+    made.sequences.check()
+    assert made.sequences.available == made.pool.num_pages
+    object.__setattr__(made.controller, "trouble", 0)
+    assert tokens_of(made, LOOPS) == expected
+
+
+def test_a_controller_that_decides_now_and_then_knows_all_drafts() -> None:
+    expected = tokens_of(engine(Later(NGrams(), 3, max_new_tokens=60)), LOOPS)
+    controller = Noting(NGrams(), 3, max_new_tokens=60)
+    controller.change["selects"] = lambda branches: len(controller.noted) % 7 != 3
+    assert tokens_of(engine(controller), LOOPS) == expected
+    assert controller.noted.count("decide") > 5
+
+
+def test_few_pages() -> None:
+    """Branches wait for pages, are preempted, and go on without drafts."""
+    for tokens in (84, 160):
+        made = engine(Noting(NGrams(), 3, n=2, max_new_tokens=40, **DRAWN), tokens=tokens)
+        expected = tokens_of(engine(Later(NGrams(), 3, n=2, max_new_tokens=40, **DRAWN)), LOOPS)
+        assert tokens_of(made, LOOPS) == expected
+
+
+def test_kernels_that_read_lengths_on_the_host_wait_for_decisions() -> None:
+    controller = Noting(NGrams(), 3, max_new_tokens=12)
+
+    def reading(step: Any, kind: Any, sinks: Any) -> Any:
+        kernel = tree_kernels()(step, kind, sinks)
+        kernel.device_lengths = False
+        return kernel
+
+    tokens_of(engine(controller, make_kernel=reading), LOOPS)
+    tokens_of(engine(controller, deterministic=True), LOOPS)
+    assert "select" not in controller.noted
+
+
+@pytest.mark.parametrize(("name", "change", "text"), [
+    ("select", lambda it: it[1:], r"select\(\) = int64 of shape \(3,\): is not int64 of shape \(4,\)"),
+    ("select", lambda it: it * 0 + VOCABULARY, r"select\(\) = 97: is not one of the tokens"),
+    ("drafts_after", lambda it: it.int(), r"drafts_after\(\) = int32 of shape \(1, 3\): is not int64 of shape"),
+    ("drafts_after", lambda it: it - 200, r"drafts_after\(\) = -\d+: is not one of the tokens"),
+    ("commit", lambda it, branches: it._replace(accepted={0: [0, 1, 2]}), r"commit\(\) = 0: has not the token"),
+    ("commit", lambda it, branches: it._replace(grown={0: [Next(1, (0, 0))]}), r"commit\(\) = 0: has not the token"),
+])  # fmt: skip
+def test_selections_that_cannot_be_are_refused(name: str, change: Any, text: str) -> None:
+    controller = Noting(NGrams(), 3, max_new_tokens=30)
+    controller.change[name] = change
+    made = engine(controller)
+    with pytest.raises(BranchError, match=text):
+        made.run(PROMPTS[1:2])
+    made.sequences.check()
+    assert made.sequences.available == made.pool.num_pages
+    made.controller = Speculate(NGrams(), 3, max_new_tokens=30)
+    assert tokens_of(made, LOOPS) == tokens_of(engine(Later(NGrams(), 3, max_new_tokens=30)), LOOPS)
+
+
+def test_n_grams_are_the_same_on_the_device() -> None:
+    source = random.Random(3)
+    for _ in range(500):
+        words, most, longest = source.choice([1, 2, 3, 5, 50]), source.randint(1, 6), source.randint(1, 5)
+        texts = [[source.randrange(words) for _ in range(source.randint(1, 30))] for _ in range(5)]
+        drafter = NGrams(longest)
+        expected = [own.filled(most, text[-1]).tokens for own, text in zip(drafter(texts, most), texts, strict=True)]
+        held = torch.randint(words, (5, max(map(len, texts)) + source.randint(0, 4)), dtype=torch.int32)
+        for row, text in zip(held, texts, strict=True):
+            row[: len(text)] = torch.tensor(text)
+        found = drafter.drafts_after((), held, torch.tensor([len(text) for text in texts]), most)
+        assert found.tolist() == [list(own) for own in expected]
+
+
+def test_texts_are_written_once() -> None:
+    texts = DraftTexts(4, torch.device("cpu"))
+    branches = [Branch(number, (0,), 3, [*range(number, number + 40)], seat=seat) for number, seat in ((0, 2), (1, 0))]
+    texts.write(branches, np.array([10, 12]), 5)
+    texts.tokens[2, :10] = 77  # what is known is not written again
+    texts.write(branches, np.array([20, 20]), 50)
+    assert texts.tokens[2, :20].tolist() == [77] * 10 + [*range(10, 20)]
+    assert texts.tokens[0, :20].tolist() == [*range(1, 21)]
+    other = Branch(5, (1,), 3, [90] * 30, seat=2)  # takes the seat
+    texts.write([other], np.array([25]), 0)
+    assert texts.tokens[2, :25].tolist() == [90] * 25
