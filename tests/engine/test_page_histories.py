@@ -28,10 +28,10 @@ from hypothesis.stateful import (
 
 from treegen import Shape
 from treegen.engine import Branch, KVPool, PrefixCache, SequenceTree, Step
-from treegen.engine.ahead import UNKNOWN
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.scheduling import schedule
 from treegen.engine.shared_pages import share_by_prompt
+from treegen.engine.tokens_ahead import UNKNOWN
 from treegen.ir.errors import BranchError, PoolError
 
 LAYERS, LONGEST, ROWS, DRAFTS = 2, 1000, 40, 4

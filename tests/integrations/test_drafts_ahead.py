@@ -12,9 +12,10 @@ import torch
 
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, VOCABULARY, tiny
-from treegen.engine import Branch, Engine, Growth, NGrams, Sampling, Speculate, tree_kernels
+from treegen.engine import Branch, DraftModel, Engine, Growth, NGrams, Sample, Sampling, Speculate, tree_kernels
 from treegen.engine.control import Frontier, Next
-from treegen.engine.draft_rows import DraftTexts, draw_back
+from treegen.engine.draft_rows import DraftPaths, DraftTexts, draw_back, move_drafts
+from treegen.engine.draft_trees import DraftMask, longest_path
 from treegen.engine.pool import KVPool
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError
@@ -128,19 +129,70 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> No
     assert noted[2:] == [*["select", "launch", "commit"] * ahead, "select", "commit"]
 
 
+def slots_of(table: torch.Tensor, rows: Sequence[int], places: Sequence[int]) -> list[int]:
+    return [int(table[row, place // 4]) * 4 + place % 4 for row, place in zip(rows, places, strict=True)]
+
+
 def test_rows_are_drawn_back() -> None:
-    """Three branches of four new tokens, in rows 2, 0 and 3 of the table."""
+    """Three branches of four new tokens, in rows 2, 0 and 3 of the table. Drafts of one lie side by side."""
     pool = KVPool(Shape(4, 2, 16, page_size=4), 1, 40, torch.device("cpu"))
     table = torch.randperm(40).to(torch.int32).view(5, 8)
     rows, lengths, behind = torch.tensor([2, 0, 3]), torch.tensor([13, 4, 31]), torch.tensor([3, 0, 1])
     seq_lens = torch.full((5,), 9, dtype=torch.int32)
     seq_lens[rows] = lengths.to(torch.int32)
     positions, slots = (lengths[:, None] - 4 + torch.arange(4)).view(-1), torch.zeros(12, dtype=torch.int64)
+    positions[11] = positions[10]
     draw_back(pool, table, seq_lens, rows, behind, (positions, slots))
     assert seq_lens.tolist() == [4, 9, 10, 30, 9]
-    assert positions.tolist() == [6, 7, 8, 9, 0, 1, 2, 3, 26, 27, 28, 29]
-    places = zip([2] * 4 + [0] * 4 + [3] * 4, positions.tolist(), strict=True)
-    assert slots.tolist() == [int(table[row, place // 4]) * 4 + place % 4 for row, place in places]
+    assert positions.tolist() == [6, 7, 8, 9, 0, 1, 2, 3, 26, 27, 28, 28]
+    places = [6, 7, 8, 9, 0, 1, 2, 3, 26, 27, 28, 29]
+    assert slots.tolist() == slots_of(table, [2] * 4 + [0] * 4 + [3] * 4, places)
+    mask = DraftMask(16, 3, torch.device("cpu"))
+    mask.first[:12] = torch.tensor([99, 10, 10, 10, 99, 1, 1, 1, 99, 28, 28, 28])
+    mask.draw_back(behind, 4)
+    assert mask.first[:12].tolist() == [96, 7, 7, 7, 99, 1, 1, 1, 98, 27, 27, 27]
+
+
+def test_the_longest_path_is_accepted() -> None:
+    """Of trees and chains, on the device as on the host; its KV moves, and no other."""
+    source, pool = random.Random(8), KVPool(Shape(4, 2, 16, page_size=4), 2, 40, torch.device("cpu"))
+    deepest = 0
+    for _ in range(200):
+        count, words = source.randint(1, 9), source.choice([1, 2, 3])
+        parents = [source.randint(-1, draft - 1) for draft in range(count)]
+        drafts = torch.randint(words, (3, count))
+        drawn = torch.randint(words, (3, 1 + count))
+        paths = DraftPaths(parents, torch.device("cpu"))
+        accepted = paths.accept(drawn, drafts)
+        own = [longest_path(*each, parents) for each in zip(drawn.tolist(), drafts.tolist(), strict=True)]
+        assert accepted.counts.tolist() == [len(path) for path in own]
+        assert [row[: len(path)] for row, path in zip(accepted.paths.tolist(), own, strict=True)] == own
+        for row, tokens, path in zip(drawn.tolist(), accepted.tokens.tolist(), own, strict=True):
+            assert tokens[: len(path) + 1] == [row[draft + 1] for draft in [-1, *path]]
+        deepest = max(deepest, *map(len, own))
+        table = torch.randperm(40).to(torch.int32).view(5, 8)
+        rows, given = torch.tensor([4, 1, 2]), torch.tensor([5, 7, 12])
+        pool.keys.normal_()
+        expected = pool.keys.clone().flatten(1, 2)
+        for row, begin, path in zip(rows.tolist(), given.tolist(), own, strict=True):
+            here = slots_of(table, [row] * len(path), [begin + draft for draft in path])
+            there = slots_of(table, [row] * len(path), [*range(begin, begin + len(path))])
+            expected[:, there] = expected[:, here]
+        move_drafts(pool, table, rows, given, accepted.paths)
+        assert torch.equal(pool.keys.flatten(1, 2)[:, :160], expected[:, :160])
+    assert deepest > 4
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma3"])
+@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2)])
+def test_models_with_windows(name: str, widths: tuple[int, ...]) -> None:
+    options = {"sampling": Sampling(0.6, top_k=4, seed=5), "max_new_tokens": 20}
+    expected = tokens_of(engine(Sample(2, **options), name, tokens=3000), LOOPS)
+    drafter = DraftModel(HFModel(tiny(name)), widths, num_pages=900, page_size=4)
+    controller = Noting(drafter, drafter.drafts, 2, **options)
+    made = engine(controller, name, tokens=3000)
+    assert tokens_of(made, LOOPS) == expected
+    assert controller.noted.count("select") > 5
 
 
 @pytest.mark.parametrize("trouble", [1, 2, 5, 9])

@@ -107,7 +107,9 @@ class Drafting(Protocol):
 class Selecting(Protocol):
     """A controller that selects tokens on the device.
 
-    The engine then launches a step before the host has read the tokens of the one before.
+    The engine then launches a step before the host has read the tokens of the one before. On several ranks `selects`
+    and `commit` have to follow from branches and tokens alone: a controller for which that is not so has an attribute
+    `keeps_notes` that is True, and is asked to decide there.
     """
 
     @property
@@ -135,9 +137,9 @@ class Selecting(Protocol):
 class SelectingDrafts(Protocol):
     """A controller that selects tokens and proposes drafts on the device, as `Speculate` does with `NGrams`.
 
-    The engine then accepts drafts there, and launches a step before the host has read which. Branches have `max_draft`
-    drafts each, none of them a tree. Kernels that read lengths on the host, the deterministic mode, and several ranks
-    wait for `decide` instead.
+    The engine then accepts the longest path of drafts that were selected (of equal ones the first), and launches a step
+    before the host has read which that is. All branches have drafts with the same parents. Kernels that read lengths on
+    the host, the deterministic mode, and several ranks wait for `decide` instead.
     """
 
     @property
@@ -145,8 +147,8 @@ class SelectingDrafts(Protocol):
         """The most tokens after a prompt; a branch ends there."""
 
     @property
-    def max_draft(self) -> int:
-        """The drafts of a branch."""
+    def draft_parents(self) -> Sequence[int]:
+        """The parents of the drafts of a branch; none where the controller always decides."""
 
     def selects(self, branches: Sequence[Branch]) -> bool:
         """Whether `select` serves these branches. If not, `decide` is asked."""
@@ -158,7 +160,7 @@ class SelectingDrafts(Protocol):
         """
 
     def drafts_after(self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Returns the next drafts of branches, int64 `[branches, max_draft]` on the device, without waiting for it.
+        """Returns the next drafts of branches, int64 `[branches, drafts]` on the device, without waiting for it.
 
         Args:
             branches: The branches, with the drafts that were accepted or rejected.
@@ -169,8 +171,7 @@ class SelectingDrafts(Protocol):
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """Decides, by the token that was selected after each row, whether each branch goes on, or ends.
 
-        One that goes on keeps the drafts that are the selected tokens, up to the first that is not, and has the token
-        after them next.
+        One that goes on keeps the path of drafts that the engine has accepted, and has the token after them next.
         """
 
 

@@ -108,6 +108,27 @@ def trie(texts: Sequence[Sequence[int]], most: int) -> DraftTree:
     return DraftTree(tokens, parents)
 
 
+def longest_path(drawn: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:
+    """Returns the numbers of the drafts of the longest path that was drawn; of equal ones the first.
+
+    Args:
+        drawn: The tokens after the last token that is no draft, and after each draft.
+        drafts: The drafts.
+        parents: See DraftTree.
+    """
+    depths: list[int] = []  # 0 for those that were not drawn
+    for draft, parent in zip(drafts, parents, strict=True):
+        before = 0 if parent < 0 else depths[parent]
+        follows = (parent < 0 or before > 0) and drawn[parent + 1] == draft
+        depths.append(before + 1 if follows else 0)
+    path: list[int] = []
+    draft = depths.index(max(depths)) if any(depths) else -1
+    while draft >= 0:
+        path.insert(0, draft)
+        draft = parents[draft]
+    return path
+
+
 class DraftMask:
     """Tensors of fixed addresses that say which drafts the query rows of a step see.
 
@@ -174,6 +195,15 @@ class DraftMask:
                 positions[end - branch.drafts : end] = begin - 1 + draft_shape(parents).depths
                 trees.append((end - branch.drafts, begin, parents))
         self.fill(trees)
+
+    def draw_back(self, behind: torch.Tensor, rows: int) -> None:
+        """Notes that branches are shorter than the step's mask says, whose rows are equally many.
+
+        Args:
+            behind: int64 `[branches]` on the device; by how many tokens.
+            rows: The rows of each branch.
+        """
+        self.first[: len(behind) * rows].view(-1, rows).sub_(behind[:, None])
 
     def fill(self, drafts: Sequence[tuple[int, int, tuple[int, ...]]]) -> None:
         """Sets the mask of a step.

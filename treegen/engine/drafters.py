@@ -11,10 +11,9 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Frontier, Growth, Next
-from treegen.engine.draft_chains import DraftChains
-from treegen.engine.draft_trees import DraftTree, trie
-from treegen.engine.engine import CHUNK_ROWS, Engine
+from treegen.engine.draft_steps import DraftSteps
+from treegen.engine.draft_trees import DraftTree, chain, trie
+from treegen.engine.engine import CHUNK_ROWS
 from treegen.engine.forward import Model
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -35,12 +34,16 @@ class Drafter(Protocol):
 class DeviceDrafter(Protocol):
     """A drafter that can work on the device, so that the engine need not wait for the texts."""
 
+    def fixed_parents(self, most: int) -> list[int]:
+        """Returns the parents that drafts of all calls have; none where their shape follows from the texts.
+
+        Where a call gives fewer drafts than `most`, the text's last token follows them, as a chain.
+        """
+
     def drafts_after(
         self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
     ) -> torch.Tensor:
         """Returns the drafts of a call, int64 `[texts, most]`, without waiting for the device.
-
-        Where a call gives fewer drafts, the text's last token follows them.
 
         Args:
             branches: The branches; the host knows their tokens up to the drafts of the step before.
@@ -92,10 +95,14 @@ class NGrams:
             self._texts[id(text)] = text, words
         return [trie(self._found(self._texts[id(text)][1], each), most) for text in texts]
 
+    def fixed_parents(self, most: int) -> list[int]:
+        """See DeviceDrafter."""
+        return [] if self.trees else chain(most)
+
     def drafts_after(
         self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
     ) -> torch.Tensor:
-        """See DeviceDrafter. It takes the latest occurrence alone."""
+        """See DeviceDrafter."""
         width = texts.shape[1]
         last = lengths[:, None] - 1
         place = torch.arange(width, device=texts.device)
@@ -130,9 +137,9 @@ class NGrams:
 class DraftModel:
     """Drafts the most likely tokens of a smaller model.
 
-    A chain is drafted on the device, where the KV of texts stays from one step to the next. For a tree the model runs
-    in an engine of its own, whose prefix cache keeps what it has computed of each text. Texts that are too long for the
-    model get no drafts, nor do those of one token, and in chains those for which there are too few pages.
+    It drafts on the device, where the KV of texts stays from one call to the next; a text is known again by its list.
+    Texts of one token (in trees: of no more than the depth) and texts that are too long for the model get no drafts,
+    nor do the last ones where there is no room for all.
 
     Args:
         model: The smaller model; it has the vocabulary of the large one.
@@ -140,7 +147,7 @@ class DraftModel:
             tree of 4 + 8 + 8 drafts.
         num_pages: Pages of its KV pool.
         page_size: Tokens of a page.
-        max_texts: The most texts at a time. Further ones wait where drafts are trees, and get no chains.
+        max_texts: The most texts that get drafts at a time.
 
     Raises:
         InputError: There are no widths, or one is not at least 1.
@@ -156,71 +163,35 @@ class DraftModel:
         for depth, width in enumerate(widths):
             positive_int(f"widths[{depth}]", width, InputError)
         self.trees = prod(widths) > 1
-        self.drafts = sum(prod(widths[: depth + 1]) for depth in range(len(widths)))
-        """The drafts of a text."""
-        branches = max_texts * prod(widths)
         self._device = model.device
-        if not self.trees:
-            self._chains = DraftChains(model, self.drafts, num_pages, page_size, max_texts, CHUNK_ROWS)
-            return
-        self._engine = Engine(
-            model, _MostLikely(tuple(widths)), num_pages=num_pages, page_size=page_size, max_branches=branches,
-            max_rows=max(CHUNK_ROWS, branches),
-        )  # fmt: skip
+        self._steps = DraftSteps(model, tuple(widths), num_pages, page_size, max_texts, CHUNK_ROWS)
+
+    @property
+    def drafts(self) -> int:
+        """The drafts of a text."""
+        return len(self._steps.parents)
 
     def warm_up(self) -> None:
         """Captures the CUDA graphs of the model, so that no step does; without a GPU it does nothing."""
-        (self._engine if self.trees else self._chains).warm_up()
+        self._steps.warm_up()
+
+    def fixed_parents(self, most: int) -> list[int]:
+        """See DeviceDrafter."""
+        own = self._steps.parents[:most]
+        return list(DraftTree([0] * len(own), own).filled(most, 0).parents)
 
     def drafts_after(
         self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
     ) -> torch.Tensor:
-        """See DeviceDrafter. It does so for chains."""
+        """See DeviceDrafter."""
         counts = [len(branch.tokens) - branch.drafts for branch in branches]
         known = [branch.tokens for branch in branches]
-        drafts = self._chains(known, counts, 1 + branches[0].drafts, most, lengths, texts)
+        drafts = self._steps(known, counts, 1 + branches[0].drafts, most, lengths, texts)
         return torch.where(drafts < 0, texts.gather(1, lengths[:, None] - 1), drafts)
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter."""
-        if not self.trees:
-            counts = [len(text) for text in texts]
-            lengths = torch.tensor(counts).to(self._device)
-            rows = self._chains(texts, counts, 0, most, lengths).tolist() if texts else []
-            return [DraftTree.chain([token for token in row if token >= 0]) for row in rows]
-        able = [place for place, text in enumerate(texts) if len(text) <= self._engine.max_prompt_tokens]
-        drafts = [DraftTree((), ())] * len(texts)
-        for place, paths in zip(able, self._engine.run([texts[place] for place in able]), strict=True):
-            drafts[place] = trie([path.tokens for path in paths], most)
-        return drafts
-
-
-@dataclass(frozen=True, slots=True)
-class _MostLikely:
-    """Follows the most likely tokens, as many at each depth as `widths` says. Labels are (prompt, rank, rank, ...)."""
-
-    widths: tuple[int, ...]
-    together = False
-
-    @property
-    def width(self) -> int:
-        """See Controller."""
-        return prod(self.widths)
-
-    @property
-    def max_new_tokens(self) -> int:
-        """See Controller."""
-        return len(self.widths)
-
-    def decide(self, frontier: Frontier) -> Growth:
-        """See Controller."""
-        most = frontier.logits.topk(max(self.widths)).indices.tolist()
-        grown: dict[int, list[Next]] = {}
-        results = []
-        for branch, tokens in zip(frontier.branches, most, strict=True):
-            depth = len(branch.new_tokens)
-            following = [Next(token, (*branch.label, rank)) for rank, token in enumerate(tokens[: self.widths[depth]])]
-            grown[branch.number] = following if depth + 1 < len(self.widths) else []
-            if depth + 1 == len(self.widths):
-                results += [Continuation(label, [*branch.new_tokens, token]) for token, label in following]
-        return Growth(grown, results)
+        counts = [len(text) for text in texts]
+        rows = self._steps(texts, counts, 0, most, torch.tensor(counts).to(self._device)).tolist() if texts else []
+        tokens = ([token for token in row if token >= 0] for row in rows)
+        return [DraftTree(own, self._steps.parents[: len(own)]) for own in tokens]

@@ -1,10 +1,10 @@
 """DraftsAhead: the step after drafts that were accepted on the device, with the next drafts, which were proposed there.
 
     select    a token after each draft
-    launch    accept ──▶ append to texts ──▶ draft ──▶ step, drawn back by what was rejected (see `draft_rows`)
+    launch    accept ──▶ append to texts, move KV ──▶ draft ──▶ step, drawn back by what was rejected (see `draft_rows`)
 
-Drafts are chains, equally long for all branches. For the host the step's tokens are unknown, and all drafts of the step
-before accepted, until it has read which were.
+All branches have drafts of the same shape. For the host the step's tokens are unknown, and the longest path of drafts
+of the step before accepted, until it has read which were.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth
-from treegen.engine.draft_rows import DraftTexts, accepted_counts
-from treegen.engine.draft_trees import chain
+from treegen.engine.draft_rows import DraftPaths, DraftTexts, move_drafts
 from treegen.engine.engine_checks import check_drafted, check_selected, check_tokens
 from treegen.engine.forward import Forward
 from treegen.engine.host_copy import HostCopy
 from treegen.engine.tokens_ahead import UNKNOWN, TokensAhead
+from treegen.ir.arrays import Longs
 
 
 class DraftsAhead(TokensAhead):
@@ -30,9 +30,10 @@ class DraftsAhead(TokensAhead):
 
     def __init__(self, controller: Any, forward: Forward) -> None:
         super().__init__(controller, forward)
-        self._most = controller.max_draft
-        self.rows = 1 + self._most
-        self._device = forward.sequences.pool.device
+        self._parents = list(controller.draft_parents)
+        self._count, self._device = len(self._parents), forward.sequences.pool.device
+        self.rows = 1 + self._count
+        self._paths = DraftPaths(self._parents, self._device) if self._parents else None
         self._texts = DraftTexts(forward.sequences.max_branches, self._device)
         self._drafts: torch.Tensor | None = None  # int64 [branches, drafts], where the host does not know them
 
@@ -48,9 +49,8 @@ class DraftsAhead(TokensAhead):
 
     def follows(self, branches: Sequence[Branch]) -> bool:
         """See TokensAhead."""
-        usual = chain(self._most)
-        able = self.forward.decoding.takes_lengths and all(branch.draft_parents == usual for branch in branches)
-        return able and self._in_order(branches)
+        able = self._paths is not None and self.forward.decoding.takes_lengths
+        return able and all(branch.draft_parents == self._parents for branch in branches) and self._in_order(branches)
 
     def have_room(self, branches: Sequence[Branch]) -> bool:
         """See TokensAhead."""
@@ -64,30 +64,34 @@ class DraftsAhead(TokensAhead):
         check_selected("select()", drawn, len(branches) * self.rows)
         self._selected = drawn.view(-1, self.rows)
         if self._drafts is None:
-            known = torch.tensor([branch.tokens[-self._most :] for branch in branches])
+            known = torch.tensor([branch.tokens[-self._count :] for branch in branches])
             self._drafts = known.to(self._device, non_blocking=True)
         return HostCopy(torch.cat([self._selected, self._drafts], 1))
 
     def launch(self, branches: Sequence[Branch]) -> Frontier:
         """See TokensAhead."""
+        assert self._paths is not None
         assert self._drafts is not None
-        facts = np.array([(branch.seat, len(branch.tokens) - self._most) for branch in branches]).T
-        seats, given = torch.from_numpy(facts).to(self._device, non_blocking=True)
-        accepted = accepted_counts(self._selected, self._drafts)
-        self._texts.write(branches, facts[1], self.rows)
-        texts = self._texts.tokens
-        after = given[:, None] + torch.arange(self.rows, device=self._device)
-        texts[seats[:, None], after] = self._selected.clamp(0, self.forward.vocabulary - 1).to(texts.dtype)
-        longest = int(facts[1].max()) + self.rows
-        drafted = self.controller.drafts_after(branches, texts[seats, :longest], given + accepted + 1)
-        check_selected("drafts_after()", drafted, len(branches), self._most)
-        following = self._selected.gather(1, accepted[:, None])
+        rows = self.forward.sequences.live.row
+        facts = np.array(
+            [(each.seat, len(each.tokens) - self._count, rows[each.seat]) for each in branches], np.int64
+        ).T
+        seats, given, table_rows = torch.from_numpy(facts).to(self._device, non_blocking=True)
+        accepted = self._paths.accept(self._selected, self._drafts)
+        if not self._paths.is_chain:
+            sequences = self.forward.sequences
+            move_drafts(sequences.pool, self.forward.decoding.pages.table, table_rows, given, accepted.paths)
+        texts = self._written(branches, facts[1], seats, given, accepted.tokens)
+        lengths = given + accepted.counts + 1
+        self._drafts = self.controller.drafts_after(branches, texts, lengths)
+        check_selected("drafts_after()", self._drafts, len(branches), self._count)
+        assumed = self._paths.deepest
         for branch, begin in zip(branches, facts[1].tolist(), strict=True):
-            branch.tokens[begin:] = [UNKNOWN] * (self._most + self.rows)
-        ids = torch.cat([following, drafted], 1).view(-1)
-        frontier = self._launched(branches, ids, behind=self._most - accepted)
-        self._drafts = drafted
-        return frontier
+            branch.tokens[begin:] = [UNKNOWN] * (assumed + self.rows)
+            branch.stored = begin + assumed
+        following = accepted.tokens.gather(1, accepted.counts[:, None])
+        ids = torch.cat([following, self._drafts], 1).view(-1)
+        return self._launched(branches, ids, behind=assumed - accepted.counts)
 
     def commit(self, branches: Sequence[Branch], read: list[Any], launched: bool) -> Growth:
         """See TokensAhead."""
@@ -108,21 +112,32 @@ class DraftsAhead(TokensAhead):
         numbers = self.forward.sequences.branches
         frontier = super().followed(following)
         for branch in frontier.branches:
-            branch.tokens += [UNKNOWN] * self._most
-            branch.draft_parents = chain(self._most)
+            branch.tokens += [UNKNOWN] * self._count
+            branch.draft_parents = self._parents[:]
             branch.stored = len(branch.tokens)
         going = [place for place, branch in enumerate(following.branches) if branch.number in numbers]
         if self._drafts is not None and len(going) < len(following.branches):
             self._drafts = self._drafts[torch.tensor(going, dtype=torch.int64).to(self._device, non_blocking=True)]
         return frontier
 
+    def _written(
+        self, branches: Sequence[Branch], known: Longs, seats: torch.Tensor, given: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns the texts of branches, with these tokens after those that the host knows."""
+        self._texts.write(branches, known, self.rows)
+        texts, after = self._texts.tokens, given[:, None] + torch.arange(tokens.shape[1], device=self._device)
+        texts[seats[:, None], after] = tokens.clamp(0, self.forward.vocabulary - 1).to(texts.dtype)
+        return texts[seats, : int(known.max()) + self.rows]
+
     def _take_back(self, branches: Sequence[Branch]) -> None:
+        assert self._paths is not None
         for branch in branches:
-            del branch.tokens[len(branch.tokens) - self.rows :]
-            branch.stored -= self.rows
+            begin = len(branch.tokens) - self.rows - self._paths.deepest
+            branch.tokens[begin:] = [UNKNOWN] * self._count
+            branch.stored = len(branch.tokens)
 
     def _learn(self, branches: Sequence[Branch], drafts: list[list[int]]) -> None:
         """Notes the drafts of branches."""
         check_tokens("drafts_after()", [token for row in drafts for token in row], self.forward.vocabulary)
         for branch, own in zip(branches, drafts, strict=True):
-            branch.tokens[-self._most :] = own
+            branch.tokens[-self._count :] = own

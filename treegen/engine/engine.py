@@ -251,11 +251,12 @@ class Engine:
     ) -> None:
         """Does what the controller has decided about branches.
 
-        places: Where the device has made the forks, the branches that they replace; see `ahead.Grow`.
+        places: Where the device has moved drafts and made the forks, the branches that these replace; see `ahead.Grow`.
         """
         grown, results, accepted = growth.grown, growth.results, growth.accepted
         check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
-        self.sequences.keep_drafts({each.number: accepted.get(each.number, ()) for each in ready if each.drafts})
+        kept = {each.number: accepted.get(each.number, ()) for each in ready if each.drafts}
+        self.sequences.keep_drafts(kept, moves=places is None)
         ended = [each.number for each in ready if not grown[each.number] and each.number not in growth.resting]
         forked = [(branch.number, token) for branch in ready for token, _ in grown[branch.number][1:]]
         if places is None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.draft_trees import DraftTree, chain
+from treegen.engine.draft_trees import DraftTree, chain, longest_path
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Longs, int32_array, positive_int
 from treegen.ir.errors import BranchError, InputError
@@ -230,12 +230,10 @@ def check_drafted(branch: Branch, drawn: Sequence[int], growth: Growth) -> None:
         drawn: The token that was selected after its last token that is no draft, and after each draft.
         growth: The decision.
     """
-    drafts = branch.tokens[len(branch.tokens) - branch.drafts :]
-    right = [draft == token for draft, token in zip(drafts, drawn, strict=False)]
-    accepted = [*right, False].index(False)
+    path = longest_path(drawn, branch.tokens[len(branch.tokens) - branch.drafts :], branch.draft_parents)
     found, kept = [token for token, _ in growth.grown.get(branch.number, ())], growth.accepted.get(branch.number, ())
-    if found and (found != [drawn[accepted]] or [*kept] != [*range(accepted)]):
-        reason = f"has not the token that was selected after {accepted} accepted drafts"
+    if found and (found != [drawn[[-1, *path][-1] + 1]] or [*kept] != path):
+        reason = f"has not the token that was selected after the accepted drafts {path}"
         raise BranchError("commit()", branch.number, reason, "accept the drafts that were selected, and return it")
 
 

@@ -109,5 +109,6 @@ def led(controller: Controller, parallel: Parallel | None) -> Controller:
     """Returns the controller of a rank: one that follows rank 0; the controller itself where there is one rank."""
     if parallel is None or not parallel.groups:
         return controller
+    selects = isinstance(controller, Selecting) and not getattr(controller, "keeps_notes", False)
     kinds = {(False, False): _Led, (True, False): _LedSelecting, (False, True): _LedDrafting, (True, True): _LedBoth}
-    return kinds[isinstance(controller, Selecting), isinstance(controller, Drafting)](controller, parallel)
+    return kinds[selects, isinstance(controller, Drafting)](controller, parallel)

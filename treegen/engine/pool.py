@@ -147,6 +147,21 @@ class KVPool:
         caches = self.keys.flatten(1, 2), self.values.flatten(1, 2)
         self._copied(*caches, list(source), list(target), [0, len(source)] if first is None else list(first))
 
+    def move_rows(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Does what `move` does, with lists that the host does not know; does not wait for the device.
+
+        Args:
+            source: int64 `[lists, places]` on the device; the places to read.
+            target: int64 `[lists, places]`; the places to write. Tokens that go to their own places stay.
+        """
+        caches = self.keys.flatten(1, 2), self.values.flatten(1, 2)
+        if self.device.type == "cpu":
+            self._copied(*caches, source.flatten().tolist(), target.flatten().tolist(), [])
+            return
+        lists, places = source.shape
+        first = torch.arange(lists + 1, device=source.device) * places
+        launch_copies(*caches, torch.cat([source.flatten(), target.flatten(), first]), lists)
+
     def _copied(
         self, keys: torch.Tensor, values: torch.Tensor, source: list[int], target: list[int], first: list[int]
     ) -> None:
@@ -245,12 +260,18 @@ def copy_kv(keys: torch.Tensor, values: torch.Tensor, source: list[int], target:
         target: The places to write.
         first: See `KVPool.move`.
     """
+    listed = torch.tensor([*source, *target, *first]).to(keys.device, non_blocking=True)
+    launch_copies(keys, values, listed, len(first) - 1)
+
+
+def launch_copies(keys: torch.Tensor, values: torch.Tensor, listed: torch.Tensor, lists: int) -> None:
+    """Launches `copy_kv`; `listed` has the places to read and to write, and where each of the lists begins and ends."""
     from treegen.backends import write_kernels
 
-    listed = torch.tensor([*source, *target, *first]).to(keys.device, non_blocking=True)
+    places = (len(listed) - lists - 1) // 2
     of_key, of_value = keys[0, 0].numel(), values[0, 0].numel()
-    grid = (len(first) - 1, len(keys), -(-max(of_key, of_value) // _COPIED))
+    grid = (lists, len(keys), -(-max(of_key, of_value) // _COPIED))
     write_kernels.copy_kv[grid](
-        listed, listed[2 * len(source) :], keys, values, len(source), keys.stride(0), values.stride(0), of_key,
-        of_value, _COPIED, num_warps=4,
+        listed, listed[2 * places :], keys, values, places, keys.stride(0), values.stride(0), of_key, of_value,
+        _COPIED, num_warps=4,
     )  # fmt: skip

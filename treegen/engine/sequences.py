@@ -164,12 +164,12 @@ class SequenceTree:
         branch.tokens += drafts.tokens
         branch.draft_parents = list(drafts.parents)
 
-    def keep_drafts(self, kept: Mapping[int, Sequence[int]]) -> None:
+    def keep_drafts(self, kept: Mapping[int, Sequence[int]], moves: bool = True) -> None:
         """Removes drafts, whose KV is stored; those that stay are usual tokens from then on.
 
         Args:
-            kept: For each of these branches the numbers of the drafts that stay, each the parent of the next one. Their
-                KV moves to where it belongs, in all layers.
+            kept: For each of these branches the numbers of the drafts that stay, each the parent of the next one.
+            moves: Whether their KV moves to where it belongs, in all layers; if not, the device has moved it.
 
         Raises:
             BranchError: The drafts of a branch that should stay are no path from its last token.
@@ -183,7 +183,7 @@ class SequenceTree:
             source += [branch.slot(token, size) for token, _ in moved]
             target += [branch.slot(token, size) for _, token in moved]
             first += [len(source)] if moved else []
-        if source:
+        if source and moves:
             self.pool.move(source, target, first)
 
     def drop(self, number: int) -> Branch:

@@ -15,7 +15,7 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.draft_trees import DraftTree, draft_shape
+from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
 from treegen.engine.engine_checks import check_drafts, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
@@ -105,13 +105,18 @@ class Speculate:
 
     def selects(self, branches: Sequence[Branch]) -> bool:
         """See SelectingDrafts. Drafters that read texts on the host, and first tokens of prompts, need `decide`."""
-        able = isinstance(self.drafter, DeviceDrafter) and not self.draft_trees
-        return able and all(branch.drafts == self.max_draft for branch in branches)
+        return bool(self.draft_parents) and all(branch.new_tokens for branch in branches)
+
+    @property
+    def draft_parents(self) -> list[int]:
+        """See SelectingDrafts."""
+        return self.drafter.fixed_parents(self.max_draft) if isinstance(self.drafter, DeviceDrafter) else []
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See SelectingDrafts."""
-        rows = [(each, place) for each in self._asked(frontier.branches) for place in range(1 + self.max_draft)]
-        labels, positions = [each.label for each, _ in rows], [each.given + place for each, place in rows]
+        asked = self._asked(frontier.branches)
+        labels = [each.label for each in asked for _ in range(1 + each.branch.drafts)]
+        positions = [position for each in asked for position in each.positions()]
         return self.sampling.select(frontier.logits, labels, positions)
 
     def drafts_after(self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -162,16 +167,11 @@ class _Asked(NamedTuple):
         With these tokens the sample has at most `most`.
         """
         own = [next(drawn) for _ in range(1 + self.branch.drafts)]
-        parents, drafts = self.branch.draft_parents, self.branch.tokens[self.given :]
-        made, path = [own[0]], [-1]
+        path = longest_path(own, self.branch.tokens[self.given :], self.branch.draft_parents)
+        made = [own[0]]
         left = most - (self.given - self.branch.prompt)
-        while made[-1] not in stop_ids and len(made) < left:
-            last = path[-1]
-            draft = next(
-                (each for each, parent in enumerate(parents) if parent == last and drafts[each] == made[-1]), None
-            )
-            if draft is None:
+        for draft in path:
+            if made[-1] in stop_ids or len(made) == left:
                 break
-            path.append(draft)
             made.append(own[1 + draft])
-        return made, path[1:]
+        return made, path[: len(made) - 1]

@@ -163,6 +163,8 @@ class Step:
         if behind is not None:
             tokens = self.positions[: ends[-1]], self.slots[: ends[-1]]
             draw_back(self.pool, self.pages.table, self.pages.seq_lens, places, behind, tokens)
+            if self.draft_mask is not None:
+                self.draft_mask.draw_back(behind, int(new[0]))
         self._counts = dict(counts)
         for kernel in self.kernels.values():
             kernel.prepare(sequences.live)

@@ -59,7 +59,7 @@ class Search:
         InputError: A number is out of range, or, while the engine runs, the scores do not fit.
     """
 
-    together = True
+    together = keeps_notes = True
 
     def __init__(
         self,
