@@ -16,7 +16,7 @@ from support.replayed_steps import Replayed, replaying
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import Beam, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling
 from treegen.engine.control import Controller
-from treegen.engine.graphs import row_buckets
+from treegen.engine.graphs import prompt_buckets, row_buckets
 from treegen.engine.step import Step
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError, InputError, PoolError, TreegenError
@@ -86,15 +86,32 @@ def test_rows_that_stand_for_no_token_change_nothing(name: str, pages: int) -> N
     for controller, wanted in ((Sample(max_new_tokens=10), expected), (Beam(3, 6), beams)):
         made, capture = with_replays(model, controller, pages)
         made.warm_up()
-        assert capture.captured == 5
+        forward = made.forward
+        assert capture.captured == len(forward.graphs.buckets) + len(forward.prompt_graphs.buckets)
+        captured = capture.captured
         assert served(made, PROMPTS) == wanted
-        assert capture.captured == 5
+        assert capture.captured == captured
 
 
 def test_buckets_of_rows() -> None:
     assert row_buckets(1) == [1]
     assert row_buckets(9) == [1, 2, 4, 8, 16]
     assert row_buckets(80)[-4:] == [48, 56, 64, 80]
+    assert prompt_buckets(16) == []
+    assert prompt_buckets(200) == [32, 64, 128, 192]
+
+
+def test_prompts_of_few_rows_are_replayed() -> None:
+    """Larger steps are not."""
+    made, _ = with_replays(tiny(), Sample(max_new_tokens=2), 60)
+    forward = made.forward
+    forward.prompt_graphs.buckets = [8]
+    expected = [generated(tiny(), prompt, max_new_tokens=2) for prompt in PROMPTS]
+    assert served(made, PROMPTS) == expected
+    assert len(forward.prompt_graphs) == 0
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):  # of which the cache has most
+        assert served(made, [prompt]) == [tokens]
+    assert len(forward.prompt_graphs) == 1
 
 
 @pytest.mark.parametrize("ends", ENDS)

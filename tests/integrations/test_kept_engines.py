@@ -45,10 +45,10 @@ def test_a_second_call_captures_nothing_and_takes_no_pool(made: Made) -> None:
     model = tiny()
     first = served(model, max_new_tokens=9)
     assert torch.equal(first, expected(model, max_new_tokens=9))
-    assert (len(made), made[0][1].captured) == (1, 1)
+    assert (len(made), made[0][1].captured) == (1, 2)
     for tokens in (9, 5):
         assert torch.equal(served(model, max_new_tokens=tokens), expected(model, max_new_tokens=tokens))
-    assert (len(made), made[0][1].captured) == (1, 1)
+    assert (len(made), made[0][1].captured) == (1, 2)
     assert torch.equal(served(model, num_beams=2), expected(model, num_beams=2))
     assert len(made) == 2  # twice the rows, which then are enough for both
     assert made[0][0]() is None

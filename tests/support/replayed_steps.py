@@ -19,17 +19,21 @@ class Replayed:
     def __call__(self, call: Any, pool: object) -> tuple[Any, torch.Tensor]:
         self.captured += 1
         step, filled = call.__self__.step, call().clone()
+        rows = step.rows
 
         def replay() -> None:
-            assert step.rows == len(filled)
+            assert step.rows == rows
             filled.copy_(call())
 
         return replay, filled
 
 
 def replaying(engine: Engine) -> Replayed:
-    """Lets an engine replay its decoding steps; returns what counts captures."""
+    """Lets an engine replay its steps; returns what counts captures."""
     forward, capture = engine.forward, Replayed()
     buckets = row_buckets(forward.decoding.max_rows)
-    forward.graphs = StepGraphs(forward.decoding, engine.model, buckets, capture)
+    forward.graphs = StepGraphs(forward.decoding, engine.model, buckets, capture=capture)
+    most = forward.step.max_rows
+    of_prompts = sorted({rows for rows in (8, 16, 40, 100, most) if rows <= most})
+    forward.prompt_graphs = StepGraphs(forward.step, engine.model, of_prompts, buckets[-1], capture=capture)
     return capture

@@ -15,7 +15,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Next, Selection
 from treegen.engine.engine_checks import check_stop_ids
 from treegen.engine.fork_places import in_places
-from treegen.engine.forward import chosen_rows
+from treegen.engine.graphs import chosen_rows
 from treegen.engine.host_copy import HostCopy
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError

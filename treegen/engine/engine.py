@@ -33,7 +33,8 @@ from treegen.engine.engine_checks import (
     check_sizes,
     checked_prompts,
 )
-from treegen.engine.forward import Forward, Model, StepSizes, chosen_rows
+from treegen.engine.forward import Forward, Model, StepSizes
+from treegen.engine.graphs import chosen_rows
 from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.led_controllers import led
 from treegen.engine.pool import KVPool
@@ -74,8 +75,9 @@ class Engine:
             alike in batches of any size.
         prefix_cache: Whether pages of branches that have ended are kept, until their room is needed, for prompts that
             begin with the same tokens.
-        cuda_graphs: Whether to capture steps in which every branch gets one token; by default where the model is on a
-            GPU. The first step of each number of rows takes longer; `warm_up` does that ahead.
+        cuda_graphs: Whether to capture steps in which every branch gets one token, and those with prompts of up
+            to 512 rows; by default where the model is on a GPU. The first step of each number of rows takes longer;
+            `warm_up` does that ahead.
         make_kernel: Makes the kernels of these steps in place of the strategy's, to compare them. Steps with chunks of
             prompts use the strategy's.
         parallel: How attention is divided among ranks. All of them make an engine, with the same arguments, and call

@@ -1,7 +1,7 @@
 """Forward: runs a model over the next tokens of branches, stores their KV and returns their logits.
 
 Steps in which every branch gets one token, and its drafts, have a `Step` of their own, whose kernels have few rows. On
-a GPU these steps are CUDA graphs.
+a GPU these steps are CUDA graphs, and those with chunks of prompts where they have few rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from treegen.engine.accounting import Accounting
 from treegen.engine.attention_kernels import KernelMaker
 from treegen.engine.control import Frontier
-from treegen.engine.graphs import StepGraphs, row_buckets
+from treegen.engine.graphs import StepGraphs, prompt_buckets, row_buckets
 from treegen.engine.sequences import SequenceTree
 from treegen.engine.step import Step
 from treegen.ir.errors import BranchError
@@ -69,6 +69,7 @@ class Forward:
         decoding: The step in which every branch gets one token, and its drafts.
         sizes: How much steps hold.
         graphs: The CUDA graphs of `decoding`; None without them.
+        prompt_graphs: Those of `step`.
         vocabulary: The number of different tokens of the model.
 
     Args:
@@ -77,7 +78,7 @@ class Forward:
         sizes: How much steps hold.
         kernels: Makes the kernels of `step`, and of `decoding`.
         accounting: Counts the time.
-        captures: Whether to capture `decoding`.
+        captures: Whether to capture steps.
     """
 
     def __init__(
@@ -102,6 +103,9 @@ class Forward:
             make_kernel=of_decoding, accounting=accounting,
         )  # fmt: skip
         self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
+        self.prompt_graphs: StepGraphs | None = None
+        if self.graphs is not None and (of_step := prompt_buckets(sizes.max_rows)):
+            self.prompt_graphs = StepGraphs(self.step, model, of_step, buckets[-1], self.graphs)
 
     def __call__(
         self,
@@ -126,7 +130,7 @@ class Forward:
         """
         part, branches = self._accounting.part, self.sequences
         with part("pages"):
-            step, graphs = self.step, None
+            step, graphs = self.step, self.prompt_graphs
             if all(count == 1 + branches[number].drafts for number, count in counts.items()):
                 step, graphs = self.decoding, self.graphs
             resting = len(branches) - len(counts)
@@ -137,11 +141,11 @@ class Forward:
             kept = [last_rows[branch.number] + place for branch in ready for place in range(-branch.drafts, 1)]
             self._count(sum(counts.values()))
         with part("model"):
-            if graphs is None:
+            if graphs is None or rows is None:
                 keep = torch.tensor(kept, dtype=torch.int64).to(branches.pool.device, non_blocking=True)
                 logits = step.compute(self._model, keep)
             else:
-                logits = chosen_rows(graphs.compute(), kept)
+                logits = graphs.compute(kept)
         with part("pages"):
             step.end()
         return Frontier(ready, logits)
@@ -160,9 +164,11 @@ class Forward:
         itself = torch.zeros(1, dtype=torch.int64, device=pool.device)
         number = self.sequences.add([0], (0,)).number
         try:
-            for rows in reversed(self.graphs.buckets):  # the largest first: smaller ones reuse its memory
-                self.decoding.begin({number: 1}, rows, parents=itself)
-                self.graphs.compute()
+            for graphs, parents in ((self.prompt_graphs, None), (self.graphs, itself)):
+                if graphs is not None:
+                    for rows in reversed(graphs.buckets):  # the largest first: smaller ones reuse its memory
+                        graphs.step.begin({number: 1}, rows, parents=parents)
+                        graphs.compute([0])
         finally:
             self.sequences.drop(number)
         pool.copy([pool.num_pages], [pool.num_pages])  # the page that nobody reads; compiles the copies of forks
@@ -174,11 +180,3 @@ class Forward:
         known.steps, known.rows = known.steps + 1, known.rows + rows
         known.most_pages = max(known.most_pages, branches.pool.num_pages - branches.available)
         known.most_unshared = max(known.most_unshared, sum(len(each.pages) for each in branches.branches.values()))
-
-
-def chosen_rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Returns these rows of logits, without waiting for the device; those from the first one on without a copy."""
-    count = len(rows)
-    if rows == list(range(count)):
-        return logits[:count]
-    return logits[torch.tensor(rows).to(logits.device, non_blocking=True)]

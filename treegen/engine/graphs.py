@@ -1,4 +1,4 @@
-"""StepGraphs: steps in which every branch gets one token, captured as CUDA graphs by their number of rows."""
+"""StepGraphs: steps captured as CUDA graphs, by their number of rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from treegen.ir.errors import BackendError
 
 _FINE, _COARSE, _FINE_UP_TO = 8, 16, 64
 """Graphs are for 1, 2, 4 and then every multiple of 8 rows up to 64, and for multiples of 16 rows above that."""
+_OF_PROMPTS = (32, 64, 128, 192, 256, 384, 512)
+"""The same for steps with chunks of prompts. Steps of more rows take the device longer than the host."""
 
 Capture = Callable[[Callable[[], torch.Tensor], Any], tuple[Callable[[], None], torch.Tensor]]
 """Captures a call, given a pool of device memory; returns a replay, and the tensor that replays fill."""
@@ -23,6 +25,11 @@ def row_buckets(most: int) -> list[int]:
     """Returns the numbers of rows that graphs are captured for, up to the first that holds `most` rows."""
     steps = [1, 2, 4, *range(_FINE, _FINE_UP_TO, _FINE), *range(_FINE_UP_TO, most + _COARSE, _COARSE)]
     return [rows for place, rows in enumerate(steps) if place == 0 or steps[place - 1] < most]
+
+
+def prompt_buckets(most: int) -> list[int]:
+    """Returns the numbers of rows of steps with chunks of prompts that graphs are captured for, up to `most` rows."""
+    return [rows for rows in _OF_PROMPTS if rows <= most]
 
 
 def cuda_capture(call: Callable[[], torch.Tensor], pool: Any) -> tuple[Callable[[], None], torch.Tensor]:
@@ -50,7 +57,7 @@ def _no_collection() -> Iterator[None]:
 
 
 class StepGraphs:
-    """CUDA graphs of a model's decoding steps, which share one pool of device memory.
+    """CUDA graphs of a model's steps, which share one pool of device memory.
 
     A graph reads the tensors of its step, so it serves any branches, pages and plans. Its last rows may stand for no
     token.
@@ -59,6 +66,8 @@ class StepGraphs:
         step: The step; it has room for `buckets[-1]` rows.
         model: Computes logits `[rows kept, vocabulary]` of the rows that its second argument lists.
         buckets: The numbers of rows to capture graphs for, in ascending order.
+        most_kept: The most rows whose logits a step is asked for; by default all of them.
+        shared: Other graphs, to share their memory. A step's logits are then valid until the next of either.
         capture: Captures a call.
     """
 
@@ -67,27 +76,37 @@ class StepGraphs:
         step: Step,
         model: Callable[[Step, torch.Tensor], torch.Tensor],
         buckets: list[int],
+        most_kept: int | None = None,
+        shared: StepGraphs | None = None,
         capture: Capture = cuda_capture,
     ) -> None:
         self.step, self.buckets = step, buckets
-        self._model, self._capture = model, capture
-        self._keep = torch.arange(buckets[-1], device=step.pool.device)
-        self._pool = torch.cuda.graph_pool_handle() if step.pool.device.type == "cuda" else None
+        self._model, self._capture, self._keeps_all = model, capture, most_kept is None
+        most = buckets[-1] if most_kept is None else min(most_kept, buckets[-1])
+        self._keep = torch.arange(most, device=step.pool.device)
+        on_gpu = step.pool.device.type == "cuda"
+        self._pool: Any = shared._pool if shared is not None else torch.cuda.graph_pool_handle() if on_gpu else None
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
 
     def __len__(self) -> int:
         """The number of graphs."""
         return len(self._graphs)
 
-    def rows_for(self, rows: int) -> int:
-        """Returns the rows of the smallest graph with this many rows."""
-        return next(bucket for bucket in self.buckets if bucket >= rows)
+    def rows_for(self, rows: int) -> int | None:
+        """Returns the rows of the smallest graph with this many rows, or None where there is none."""
+        return next((bucket for bucket in self.buckets if bucket >= rows), None)
 
-    def compute(self) -> torch.Tensor:
-        """Computes the step; returns logits `[step.rows, vocabulary]`, valid until the next call.
+    def compute(self, kept: list[int]) -> torch.Tensor:
+        """Computes the step; returns logits `[rows kept, vocabulary]` of these rows, valid until the next call.
 
         The first step with its number of rows runs without a graph, and is captured after that.
         """
+        if self._keeps_all:
+            return chosen_rows(self._computed(), kept)
+        self._keep.copy_(torch.tensor(kept + [0] * (len(self._keep) - len(kept))), non_blocking=True)
+        return self._computed()[: len(kept)]
+
+    def _computed(self) -> torch.Tensor:
         rows = self.step.rows
         if rows not in self._graphs:
             logits = self._run()
@@ -99,3 +118,11 @@ class StepGraphs:
 
     def _run(self) -> torch.Tensor:
         return self.step.compute(self._model, self._keep[: self.step.rows])
+
+
+def chosen_rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Returns these rows of logits, without waiting for the device; those from the first one on without a copy."""
+    count = len(rows)
+    if rows == list(range(count)):
+        return logits[:count]
+    return logits[torch.tensor(rows).to(logits.device, non_blocking=True)]

@@ -10,7 +10,8 @@ import torch
 from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth
 from treegen.engine.engine_checks import check_selected, check_tokens
-from treegen.engine.forward import Forward, chosen_rows
+from treegen.engine.forward import Forward
+from treegen.engine.graphs import chosen_rows
 from treegen.engine.host_copy import HostCopy
 from treegen.ir.errors import BranchError
 

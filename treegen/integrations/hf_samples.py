@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from treegen.engine import Branch, DraftTree, Frontier, Growth, Next, NGrams
-from treegen.engine.forward import chosen_rows
+from treegen.engine.graphs import chosen_rows
 from treegen.engine.host_copy import HostCopy
 from treegen.integrations.hf_requests import GenerateRequest
 from treegen.integrations.hf_rules import TokenRules, resting, rows_of, spread
