@@ -220,9 +220,10 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
 
 @pytest.mark.parametrize(
     ("strategy", "page_size", "window"),
-    [(cohort(32), 1, 37), pytest.param(cohort(40, split=100), 16, -1, marks=pytest.mark.full)],
+    [(cohort(32), 1, 37), (cohort(40, split=100), 16, -1)],
     ids=str,
 )
+@pytest.mark.full
 def test_lengths_of_a_request_of_several_query_rows(
     strategy: Strategy, page_size: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,16 +15,19 @@ from treegen.engine import (
     Beam,
     Branch,
     Continuation,
+    DraftModel,
     DraftTree,
     Engine,
     Frontier,
     Growth,
     KVPool,
     Next,
+    NGrams,
     Sample,
     Sampling,
     Search,
     SequenceTree,
+    Speculate,
     Step,
 )  # fmt: skip
 from treegen.engine.control import Controller
@@ -258,13 +261,27 @@ def interrupted_at(line: int, run: Callable[[], Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("stride", [53, pytest.param(3, marks=pytest.mark.full)])
-def test_an_engine_that_is_stopped_at_any_line(stride: int) -> None:
+def stopped_controllers() -> list[Controller]:
+    small = DraftModel(HFModel(tiny(seed=1)), (2, 1), num_pages=40, page_size=4)
+    return [
+        Sample(2, Sampling(1.0, seed=3), 4, stop_ids=tuple(range(30))),
+        Beam(2, 5),
+        Search(lambda prompt, own: [sum(each) for each in own], width=1, branching=2, thought_tokens=3, depth=2),
+        Speculate(NGrams(), 2, 2, max_new_tokens=6),
+        Speculate(small, 3, max_new_tokens=6),
+    ]
+
+
+@pytest.mark.parametrize(("kinds", "stride"), [
+    (slice(0, 5), 997), *(pytest.param(slice(*each), stride, marks=pytest.mark.full)
+                          for each, stride in (((0, 2), 3), ((2, 4), 5), ((4, 5), 47))),
+], ids=str)  # fmt: skip
+def test_an_engine_that_is_stopped_at_any_line(kinds: slice, stride: int) -> None:
     """Its pages are free or the cache's, and the next prompts have the tokens of an engine that was never stopped."""
     options = {"num_pages": 17, "page_size": 4, "max_branches": 6}
     prompts = [PROMPTS[0], [*PROMPTS[0], 3, 4], [1, 5]]
     model = HFModel(tiny())
-    for controller in (Sample(2, Sampling(1.0, seed=3), 4, stop_ids=tuple(range(30))), Beam(2, 5)):
+    for controller in stopped_controllers()[kinds]:
         made = Engine(model, controller, **options)
         expected, line = [[own.tokens for own in each] for each in made.run(prompts)], 1
         while interrupted_at(line, lambda made=made: made.run(prompts)):

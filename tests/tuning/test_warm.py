@@ -207,7 +207,13 @@ def test_the_command_s_summary_and_exit_code(
         assert "policies: 1 measured, 0 known, 1 failed" in printed
 
 
-def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shapes", [
+    [Shape(4, 2, 16, dtype="fp32", page_size=16)],
+    pytest.param([Shape(4, 1, 32, 16, dtype="fp32", shared_kv=True), Shape(4, 2, 16)], marks=pytest.mark.full),
+], ids=len)  # fmt: skip
+def test_batches_are_served_once_with_every_form_of_page_table(
+    shapes: list[Shape], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served: list[tuple[bool, bool, bool, int]] = []
 
     class Kernel(BatchKernel):
@@ -219,12 +225,11 @@ def test_batches_are_served_once_with_every_form_of_page_table(monkeypatch: pyte
 
     monkeypatch.setattr(warm_batches, "ROWS", (1,))
     monkeypatch.setattr(warm_batches, "BatchKernel", Kernel)
-    shapes = [Shape(4, 2, 16, dtype="fp32", page_size=16), Shape(4, 1, 32, 16, dtype="fp32", shared_kv=True)]
     done = list(warm_batches.warm_batches([*shapes, shapes[0]], H200, torch.device("cpu")))
     assert done == [(shape, 0) for shape in shapes]  # the interpreter compiles nothing
     forms = [(False, False), (True, False), (False, True)]
     modes = [(False, 0), (True, 0), (False, 512)]  # one query row for each request, several, and batch-invariant
-    assert served == [(*form, *mode) for mode in modes for form in forms] * 2
+    assert served == [(*form, *mode) for mode in modes for form in forms] * len(shapes)
 
 
 @pytest.mark.parametrize("arguments", [["warm"], ["warm", "1,4/100,10", "--serving"]])
