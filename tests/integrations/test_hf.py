@@ -16,10 +16,10 @@ from support.replayed_steps import Replayed, replaying
 from support.tiny_models import NAMES, PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import Beam, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling
 from treegen.engine.control import Controller
-from treegen.engine.graphs import prompt_buckets, row_buckets
+from treegen.engine.graphs import StepGraphs, prompt_buckets, row_buckets
 from treegen.engine.step import Step
 from treegen.integrations import HFModel
-from treegen.ir.errors import BranchError, InputError, PoolError, TreegenError
+from treegen.ir.errors import BackendError, BranchError, InputError, PoolError, TreegenError
 
 ENDS = {"none": [], "one": [11], "many": [11, 50, 3, 7]}
 
@@ -99,6 +99,23 @@ def test_buckets_of_rows() -> None:
     assert row_buckets(80)[-4:] == [48, 56, 64, 80]
     assert prompt_buckets(16) == []
     assert prompt_buckets(200) == [32, 64, 128, 192]
+
+
+def test_models_whose_prompts_cannot_be_captured() -> None:
+    """They run without graphs; steps in which branches decode have theirs."""
+
+    def failing(call: Any, pool: object) -> Any:
+        raise BackendError("model", "a step", "cannot be captured", "pass cuda_graphs=False")
+
+    made, capture = with_replays(tiny(), Sample(max_new_tokens=4), 60)
+    forward = made.forward
+    forward.prompt_graphs = StepGraphs(forward.step, made.model, [8, 40], 8, needed=False, capture=failing)
+    made.warm_up()
+    assert (forward.prompt_graphs.buckets, capture.captured) == ([], len(forward.graphs.buckets))
+    assert served(made, PROMPTS) == [generated(tiny(), prompt, max_new_tokens=4) for prompt in PROMPTS]
+    forward.graphs = StepGraphs(forward.decoding, made.model, [16], capture=failing)
+    with pytest.raises(BackendError, match="pass cuda_graphs=False"):
+        made.run(PROMPTS)
 
 
 def test_prompts_of_few_rows_are_replayed() -> None:

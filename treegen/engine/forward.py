@@ -105,7 +105,8 @@ class Forward:
         self.graphs = StepGraphs(self.decoding, model, buckets) if captures else None
         self.prompt_graphs: StepGraphs | None = None
         if self.graphs is not None and (of_step := prompt_buckets(sizes.max_rows)):
-            self.prompt_graphs = StepGraphs(self.step, model, of_step, buckets[-1], self.graphs)
+            # Mixtures of experts may compute few rows without the host, and many with it.
+            self.prompt_graphs = StepGraphs(self.step, model, of_step, buckets[-1], self.graphs, needed=False)
 
     def __call__(
         self,
@@ -164,11 +165,9 @@ class Forward:
         itself = torch.zeros(1, dtype=torch.int64, device=pool.device)
         number = self.sequences.add([0], (0,)).number
         try:
-            for graphs, parents in ((self.prompt_graphs, None), (self.graphs, itself)):
-                if graphs is not None:
-                    for rows in reversed(graphs.buckets):  # the largest first: smaller ones reuse its memory
-                        graphs.step.begin({number: 1}, rows, parents=parents)
-                        graphs.compute([0])
+            if self.prompt_graphs is not None:
+                self.prompt_graphs.capture_all(lambda rows: self.step.begin({number: 1}, rows))
+            self.graphs.capture_all(lambda rows: self.decoding.begin({number: 1}, rows, parents=itself))
         finally:
             self.sequences.drop(number)
         pool.copy([pool.num_pages], [pool.num_pages])  # the page that nobody reads; compiles the copies of forks

@@ -68,7 +68,11 @@ class StepGraphs:
         buckets: The numbers of rows to capture graphs for, in ascending order.
         most_kept: The most rows whose logits a step is asked for; by default all of them.
         shared: Other graphs, to share their memory. A step's logits are then valid until the next of either.
+        needed: Whether it is an error if the model cannot be captured. If not, there are no graphs then.
         capture: Captures a call.
+
+    Attributes:
+        buckets: See above; none where the model turned out not to be captured.
     """
 
     def __init__(
@@ -78,10 +82,11 @@ class StepGraphs:
         buckets: list[int],
         most_kept: int | None = None,
         shared: StepGraphs | None = None,
+        needed: bool = True,
         capture: Capture = cuda_capture,
     ) -> None:
         self.step, self.buckets = step, buckets
-        self._model, self._capture, self._keeps_all = model, capture, most_kept is None
+        self._model, self._capture, self._keeps_all, self._needed = model, capture, most_kept is None, needed
         most = buckets[-1] if most_kept is None else min(most_kept, buckets[-1])
         self._keep = torch.arange(most, device=step.pool.device)
         on_gpu = step.pool.device.type == "cuda"
@@ -95,6 +100,17 @@ class StepGraphs:
     def rows_for(self, rows: int) -> int | None:
         """Returns the rows of the smallest graph with this many rows, or None where there is none."""
         return next((bucket for bucket in self.buckets if bucket >= rows), None)
+
+    def capture_all(self, begin: Callable[[int], object]) -> None:
+        """Captures all graphs, the largest first: smaller ones reuse its memory.
+
+        Args:
+            begin: Begins a step of this many rows.
+        """
+        for rows in reversed(self.buckets):
+            if self.buckets:
+                begin(rows)
+                self.compute([0])
 
     def compute(self, kept: list[int]) -> torch.Tensor:
         """Computes the step; returns logits `[rows kept, vocabulary]` of these rows, valid until the next call.
@@ -110,7 +126,12 @@ class StepGraphs:
         rows = self.step.rows
         if rows not in self._graphs:
             logits = self._run()
-            self._graphs[rows] = self._capture(self._run, self._pool)
+            try:
+                self._graphs[rows] = self._capture(self._run, self._pool)
+            except BackendError:
+                if self._needed:
+                    raise
+                self.buckets = []
             return logits
         replay, logits = self._graphs[rows]
         replay()
