@@ -106,7 +106,7 @@ class Forward:
         self.prompt_graphs: StepGraphs | None = None
         if self.graphs is not None and (of_step := prompt_buckets(sizes.max_rows)):
             # Mixtures of experts may compute few rows without the host, and many with it.
-            self.prompt_graphs = StepGraphs(self.step, model, of_step, buckets[-1], self.graphs, needed=False)
+            self.prompt_graphs = StepGraphs(self.step, model, of_step, buckets[-1], needed=False)
 
     def __call__(
         self,

@@ -67,7 +67,6 @@ class StepGraphs:
         model: Computes logits `[rows kept, vocabulary]` of the rows that its second argument lists.
         buckets: The numbers of rows to capture graphs for, in ascending order.
         most_kept: The most rows whose logits a step is asked for; by default all of them.
-        shared: Other graphs, to share their memory. A step's logits are then valid until the next of either.
         needed: Whether it is an error if the model cannot be captured. If not, there are no graphs then.
         capture: Captures a call.
 
@@ -81,7 +80,6 @@ class StepGraphs:
         model: Callable[[Step, torch.Tensor], torch.Tensor],
         buckets: list[int],
         most_kept: int | None = None,
-        shared: StepGraphs | None = None,
         needed: bool = True,
         capture: Capture = cuda_capture,
     ) -> None:
@@ -90,7 +88,7 @@ class StepGraphs:
         most = buckets[-1] if most_kept is None else min(most_kept, buckets[-1])
         self._keep = torch.arange(most, device=step.pool.device)
         on_gpu = step.pool.device.type == "cuda"
-        self._pool: Any = shared._pool if shared is not None else torch.cuda.graph_pool_handle() if on_gpu else None
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
         self._graphs: dict[int, tuple[Callable[[], None], torch.Tensor]] = {}
 
     def __len__(self) -> int:
