@@ -87,6 +87,23 @@ def test_forks_take_the_places_of_ended_branches() -> None:
     check(tree)
 
 
+def test_forks_of_other_prompts_have_lists_of_their_own() -> None:
+    """Drafters know a text by its list; within a prompt a fork may take over an ended branch's."""
+    tree = SequenceTree(KVPool(Shape(4, 2, 16, page_size=64), 1, 9, torch.device("cpu")), 4)
+    lists = []
+    for label, tokens in (((0,), [1, 2, 3]), ((1,), [4, 5, 6]), ((1, 1), [7, 8, 9])):
+        branch = tree.add(tokens, label)
+        tree.reserve({branch.number: 3})
+        tree.store({branch.number: 3})
+        lists.append(branch.tokens)
+    (fork,) = tree.replace([0], [1])
+    assert fork.tokens == [4, 5, 6]
+    assert fork.tokens is not lists[0]
+    (other,) = tree.replace([2], [1])
+    assert other.tokens == [4, 5, 6]
+    assert other.tokens is lists[2]
+
+
 def test_forks_beside_ended_branches_with_other_pages() -> None:
     """What ended is free, the forks share with their parent, and one page is left for the copies of two forks."""
     tree = made(pages=6, branches=3)

@@ -12,7 +12,18 @@ import torch
 
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, VOCABULARY, tiny
-from treegen.engine import Branch, DraftModel, Engine, Growth, NGrams, Sample, Sampling, Speculate, tree_kernels
+from treegen.engine import (
+    Branch,
+    DraftModel,
+    DraftTree,
+    Engine,
+    Growth,
+    NGrams,
+    Sample,
+    Sampling,
+    Speculate,
+    tree_kernels,
+)
 from treegen.engine.control import Frontier, Next
 from treegen.engine.draft_rows import DraftPaths, DraftTexts, draw_back, move_drafts
 from treegen.engine.draft_trees import DraftMask, longest_path
@@ -235,6 +246,25 @@ def test_kernels_that_read_lengths_on_the_host_wait_for_decisions() -> None:
     tokens_of(engine(controller, make_kernel=reading), LOOPS)
     tokens_of(engine(controller, deterministic=True), LOOPS)
     assert "select" not in controller.noted
+
+
+def test_a_controller_that_drafts_on_the_host_alone_never_runs_ahead() -> None:
+    """Also where it could select tokens, and a step has no drafts."""
+
+    class Without(Later):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            own, self.asked = Speculate(*given, **options), 0
+            self.selects, self.select, self.commit = own.selects, own.select, own.commit
+
+        def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:  # type: ignore[no-redef]
+            self.asked += len(branches)
+            return [DraftTree((), ()) for _ in branches]
+
+    controller = Without(NGrams(), 3, max_new_tokens=20)
+    del controller.__dict__["draft"]
+    tokens_of(engine(controller), PROMPTS[:1])
+    assert controller.asked == 19
 
 
 @pytest.mark.parametrize(("name", "change", "text"), [

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.control import Controller, Frontier, Growth, Selecting, SelectingDrafts, SelectingForks
+from treegen.engine.control import Controller, Drafting, Frontier, Growth, Selecting, SelectingDrafts, SelectingForks
 from treegen.engine.drafts_ahead import DraftsAhead
 from treegen.engine.engine_checks import check_going_to_rest
 from treegen.engine.forks_ahead import ForksAhead
@@ -50,7 +50,8 @@ def ahead_of(controller: Controller, forward: Forward) -> TokensAhead | None:
         return DraftsAhead(controller, forward)
     if isinstance(controller, SelectingForks):
         return ForksAhead(controller, forward)
-    return TokensAhead(controller, forward) if isinstance(controller, Selecting) else None
+    selects = isinstance(controller, Selecting) and not isinstance(controller, Drafting)
+    return TokensAhead(controller, forward) if selects else None
 
 
 def run_ahead(ahead: TokensAhead, frontier: Frontier, around: AroundSteps) -> Frontier:

@@ -57,9 +57,10 @@ class Growth(NamedTuple):
     grown: for each branch of the frontier, by its number, its next tokens. One extends it. Several fork it: each goes
     to a branch of its own. A branch without next tokens ends, unless it rests. results: results to return. accepted:
     for branches with drafts, the numbers of those that stay, each the parent of the next one; none by default. The
-    others are removed before the next tokens follow. resting: branches without next tokens that wait for others. They
-    keep their pages, and come back in the next frontier of their prompt, with the same logits up to rounding. Only
-    controllers with `together` may let branches rest, while others have next tokens or are not in the frontier yet.
+    others are removed before the next tokens follow. resting: branches without next tokens that wait for others (from
+    `Selecting.commit`: that wait when their next token is stored). They keep their pages, and come back in the next
+    frontier of their prompt, with the same logits up to rounding. Only controllers with `together` may let branches
+    rest, while others have next tokens or are not in the frontier yet.
     """
 
     grown: Mapping[int, Sequence[Next]]
@@ -119,8 +120,6 @@ class Selecting(Protocol):
     def selects(self, branches: Sequence[Branch]) -> bool:
         """Whether `select` serves these branches: each gets one token, and goes on with it or ends. If not, `decide`
         is asked.
-
-        The host may not know the last token of the branches, here and in `select`.
         """
 
     def select(self, frontier: Frontier) -> torch.Tensor:
@@ -138,8 +137,9 @@ class SelectingDrafts(Protocol):
     """A controller that selects tokens and proposes drafts on the device, as `Speculate` does with `NGrams`.
 
     The engine then accepts the longest path of drafts that were selected (of equal ones the first), and launches a step
-    before the host has read which that is. All branches have drafts with the same parents. Kernels that read lengths on
-    the host, the deterministic mode, and several ranks wait for `decide` instead.
+    before the host has read which that is. The controller is a `Drafting` one as well; all branches have drafts with
+    the same parents, also those of `draft`. Kernels that read lengths on the host, the deterministic mode, and several
+    ranks wait for `decide` instead.
     """
 
     @property
@@ -164,7 +164,8 @@ class SelectingDrafts(Protocol):
 
         Args:
             branches: The branches, with the drafts that were accepted or rejected.
-            texts: int32 `[branches, width]` on the device; the tokens of each branch, with those that were accepted.
+            texts: int32 `[branches, width]` on the device; the tokens of each branch, with accepted drafts and the one
+                after them.
             lengths: int64 `[branches]` on the device; how many there are.
         """
 

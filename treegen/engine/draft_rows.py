@@ -131,7 +131,7 @@ class DraftTexts:
 
     def __init__(self, seats: int, device: torch.device) -> None:
         self.tokens = torch.zeros(seats, 0, dtype=torch.int32, device=device)
-        self._known: list[tuple[list[int], int]] = [([], 0)] * seats  # a branch's list, and how many of it are written
+        self._known = [(-1, 0)] * seats  # a branch, and how many of its tokens are written
 
     def write(self, branches: Sequence[Branch], counts: Longs, room: int) -> None:
         """Writes the first tokens of branches.
@@ -149,11 +149,11 @@ class DraftTexts:
         begins, news, tokens = [], [], []
         for branch, count in zip(branches, counts.tolist(), strict=True):
             own, known = self._known[branch.seat]
-            known = min(known, count) if own is branch.tokens else 0
+            known = min(known, count) if own == branch.number else 0
             begins.append(branch.seat * width + known)
             news.append(count - known)
             tokens += branch.tokens[known:count]
-            self._known[branch.seat] = branch.tokens, count
+            self._known[branch.seat] = branch.number, count
         if tokens:
             written = np.array([ragged_ranges(np.array(begins), np.array(news)), tokens])
             places, of_places = torch.from_numpy(written).to(self.tokens.device, non_blocking=True)

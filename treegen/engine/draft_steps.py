@@ -79,6 +79,7 @@ class DraftSteps:
         makers, captures = (tree_kernels(), tree_kernels()), model.device.type == "cuda"
         self._forward = Forward(model, self._sequences, sizes, makers, Accounting(), captures)
         self._held: list[tuple[Sequence[int], int]] = []  # texts, and the branch of each, or _NO_ROOM
+        self._returned: dict[int, list[int]] = {}  # by branch, the drafts of the last call, where the host knows them
 
     def warm_up(self) -> None:
         """Captures the graphs of all numbers of texts, so that no call does. Texts of earlier calls are forgotten."""
@@ -104,7 +105,7 @@ class DraftSteps:
         """
         count = min(most, len(self.parents))
         try:
-            self._hold(texts, counts, room + self._fed + len(self._widths), most > count)
+            self._hold(texts, counts, room + self._fed + len(self._widths))
             drafts = torch.full((len(texts), most), -1, device=lengths.device)
             order = self._order()
             if order:
@@ -128,6 +129,14 @@ class DraftSteps:
         except BaseException:  # also Ctrl-C: what is stored of which text is not known any more
             self._forget()
             raise
+        return drafts
+
+    def listed(self, texts: Sequence[Sequence[int]], most: int, device: torch.device) -> list[list[int]]:
+        """Drafts at most `most` tokens after each text, and waits for them; returns them in the order of `parents`."""
+        counts = [len(text) for text in texts]
+        rows = self(texts, counts, 0, most, torch.tensor(counts).to(device)).tolist() if texts else []
+        drafts = [[token for token in row if token >= 0] for row in rows]
+        self._returned = {number: own for (_, number), own in zip(self._held, drafts, strict=False) if own}
         return drafts
 
     def _chains(self, branches: Sequence[Branch], count: int, last: torch.Tensor, behind: torch.Tensor) -> torch.Tensor:
@@ -186,17 +195,14 @@ class DraftSteps:
         seats = [self._sequences[self._held[place][1]].seat for place in places]
         return [places[own] for own in self._sequences.live.row.take(seats).argsort().tolist()]
 
-    def _hold(self, texts: Sequence[Sequence[int]], counts: Sequence[int], more: int, filled: bool) -> None:
-        """Computes the KV of texts, and takes pages for so many more tokens; forgets other texts.
-
-        filled: whether longer paths than the model drafts may have been accepted, whose KV is missing.
-        """
+    def _hold(self, texts: Sequence[Sequence[int]], counts: Sequence[int], more: int) -> None:
+        """Computes the KV of texts, and takes pages for so many more tokens; forgets other texts."""
         sequences, most = self._sequences, self._forward.sizes.max_tokens - more
         known = {id(text): number for text, number in self._held}
         found = [known.pop(id(text), None) for text in texts]
         if any(number >= 0 for number in known.values()):  # there is room again
             found = [None if number == _NO_ROOM else number for number in found]
-        held = [self._grown(*each, filled) for each in zip(texts, counts, found, strict=True)]
+        held = [self._continued(*each) for each in zip(texts, counts, found, strict=True)]
         for number in sequences.branches.keys() - {*held}:
             sequences.drop(number)
         for place, (text, count) in enumerate(zip(texts, counts, strict=True)):
@@ -205,22 +211,36 @@ class DraftSteps:
                 held[place] = sequences.add(text[:count], (place,)).number if fits else _NO_ROOM
         self._held = [(text, _NO_ROOM if number is None else number) for text, number in zip(texts, held, strict=True)]
         self._compute()
-        for branch in [each for each in sequences.branches.values() if len(each.tokens) > most]:
-            self._leave_out(branch.number)
-        while not sequences.have_pages(dict.fromkeys(sequences.branches, more)):
-            self._leave_out(max(sequences.branches))
+        count_of = {number: count for (_, number), count in zip(self._held, counts, strict=True) if number >= 0}
+        for number in [number for number, count in count_of.items() if count > most]:
+            self._leave_out(number)
+        branches = sequences.branches
+        while not sequences.have_pages({each: count_of[each] - branches[each].stored + more for each in branches}):
+            self._leave_out(max(branches))
+        for (text, number), count in zip(self._held, counts, strict=True):
+            if number >= 0:  # only now: pages that were given up so far had the KV of what was stored
+                branch = branches[number]
+                branch.tokens += text[len(branch.tokens) : count]
+                branch.stored = count
 
-    def _grown(self, text: Sequence[int], count: int, number: int | None, filled: bool) -> int | None:
-        """Appends what is new of a text to its branch; returns its number, or None for a text that begins anew."""
+    def _continued(self, text: Sequence[int], count: int, number: int | None) -> int | None:
+        """Returns the branch of a text, or None for a text that begins anew.
+
+        Where more tokens were appended than the next step computes, and they are not the drafts, it gets them to be
+        computed before.
+        """
         if number is None or number < 0:
             return number
         branch = self._sequences[number]
         known = len(branch.tokens)
         if count < known:
             return None
-        branch.tokens += text[known:count]
-        stored = known + (len(self._widths) - 1 if self._is_chain else 0)
-        branch.stored = min(count, stored) if filled else count
+        if (drafts := self._returned.pop(number, None)) is not None:
+            right = [draft == token for draft, token in zip(drafts[:-1], text[known:count], strict=False)]
+            stored = known + [*right, False].index(False) if self._is_chain else known
+            if count - self._last > stored:
+                branch.tokens += text[known:count]
+                branch.stored = stored
         return number
 
     def _compute(self) -> None:
@@ -242,6 +262,8 @@ class DraftSteps:
         self._held = [(text, _NO_ROOM if own == number else own) for text, own in self._held]
 
     def _forget(self) -> None:
-        """Forgets all texts."""
-        self._held = []
+        """Forgets all texts, and what may not be stored of them."""
+        self._held, self._returned = [], {}
+        for branch in self._sequences.branches.values():
+            branch.stored = 0
         self._sequences.clear()

@@ -47,7 +47,8 @@ class DeviceDrafter(Protocol):
 
         Args:
             branches: The branches; the host knows their tokens up to the drafts of the step before.
-            texts: int32 `[texts, width]`; the tokens of each branch, some of these drafts included.
+            texts: int32 `[texts, width]`; the tokens of each branch, with the drafts that were accepted and the token
+                after them.
             lengths: int64 `[texts]`; the tokens of each.
             most: The drafts of a text.
         """
@@ -177,8 +178,7 @@ class DraftModel:
 
     def fixed_parents(self, most: int) -> list[int]:
         """See DeviceDrafter."""
-        own = self._steps.parents[:most]
-        return list(DraftTree([0] * len(own), own).filled(most, 0).parents)
+        return self._steps.parents[:most] if most <= self.drafts else []
 
     def drafts_after(
         self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
@@ -191,7 +191,5 @@ class DraftModel:
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter."""
-        counts = [len(text) for text in texts]
-        rows = self._steps(texts, counts, 0, most, torch.tensor(counts).to(self._device)).tolist() if texts else []
-        tokens = ([token for token in row if token >= 0] for row in rows)
-        return [DraftTree(own, self._steps.parents[: len(own)]) for own in tokens]
+        drafts = self._steps.listed(texts, most, self._device)
+        return [DraftTree(own, self._steps.parents[: len(own)]) for own in drafts]

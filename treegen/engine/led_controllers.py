@@ -101,14 +101,11 @@ class _LedDrafting(_Led):
         return made_by_first(self._parallel, "draft()", drafted)
 
 
-class _LedBoth(_LedSelecting, _LedDrafting):
-    """One that does both."""
-
-
 def led(controller: Controller, parallel: Parallel | None) -> Controller:
     """Returns the controller of a rank: one that follows rank 0; the controller itself where there is one rank."""
     if parallel is None or not parallel.groups:
         return controller
+    if isinstance(controller, Drafting):
+        return _LedDrafting(controller, parallel)
     selects = isinstance(controller, Selecting) and not getattr(controller, "keeps_notes", False)
-    kinds = {(False, False): _Led, (True, False): _LedSelecting, (False, True): _LedDrafting, (True, True): _LedBoth}
-    return kinds[selects, isinstance(controller, Drafting)](controller, parallel)
+    return (_LedSelecting if selects else _Led)(controller, parallel)

@@ -130,7 +130,8 @@ class SequenceTree:
             branch.tokens, branch.pages = branch.tokens[: common * size], branch.pages[:common]
             if shared[branch.number] > common:
                 live.moved(seat)  # otherwise the fork has all that others share with the branch, and plans stay right
-        place = shared_pages.ForkPlace(branch.tokens, branch.pages, seat, anew)
+        kept = branch.tokens if branch.label[:1] == parent.label[:1] else branch.tokens[:]  # lists stand for texts
+        place = shared_pages.ForkPlace(kept, branch.pages, seat, anew)
         branch.tokens, branch.pages = [], []
         del self.branches[branch.number]
         return place
