@@ -180,7 +180,9 @@ def has_positions(case: Case) -> bool:
     return case.window >= 0 or bool(case.options)
 
 
-@pytest.mark.parametrize("number", range(len(CASES)))
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=[pytest.mark.full] * (number % 2)) for number in range(len(CASES))]
+)
 def test_what_steps_write(number: int) -> None:
     case = CASES[number]
     counted = follow(case, number, 6, positions=has_positions(case))

@@ -7,7 +7,9 @@ import pytest
 from support.ranks import run_ranks
 
 
-@pytest.mark.parametrize(("program", "ranks"), [("heads", 2), ("context", 2), ("both", 4)])
+@pytest.mark.parametrize(("program", "ranks"), [
+    pytest.param("heads", 2, marks=pytest.mark.full), ("context", 2), ("both", 4),
+])  # fmt: skip
 def test_tokens_are_those_of_one_process(program: str, ranks: int) -> None:
     code, printed = run_ranks(f"support.engine_programs:{program}", ranks)
     assert code == 0, printed

@@ -231,10 +231,7 @@ def compare_logits(seed: int, name: str, pages: int) -> int:
 
 
 def test_logits_along_random_forks_and_drops() -> None:
-    assert (
-        sum(compare_logits(seed, name, pages) for seed in range(3) for name, pages in (("Llama", 80), ("Gemma3", 24)))
-        > 60
-    )
+    assert sum(compare_logits(0, name, pages) for name, pages in (("Llama", 80), ("Gemma3", 24))) > 15
 
 
 @pytest.mark.full

@@ -122,7 +122,7 @@ def deploy(seconds: float) -> None:
     warm(jobs_of(TREES, [SHAPE, OTHER], H200), H200, [None, None], tuning)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGKILL])
 def test_an_interrupted_run_goes_on_to_the_same_cache(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
