@@ -8,7 +8,7 @@
 vocabulary of 1,000, by the tokens of a step alone. Kernels plan as always, and compute nothing. Times are CPU time in
 microseconds, medians of a run's steps. `step` is from the end of a model call to the beginning of the next one; without
 a GPU that includes the operations on logits. `critical` begins when the host has read the tokens of the step, so it is
-what a device waits for. Samples run ahead, so no device waits for them.
+what a device waits for. No device waits for samples, beams, thoughts and chains, which run ahead.
 
 `--prompts 512` computes 512 prompts in steps of 2,048 tokens. They have all tokens but 100 in common.
 """
@@ -70,7 +70,7 @@ class Planning:
     def __init__(self, kernel: StepKernel) -> None:
         self._kernel = kernel
         self.prepare, self.refresh = kernel.prepare, kernel.refresh
-        self.device_tables = True
+        self.device_tables = self.device_lengths = True
 
     @property
     def rows(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.noted_steps import note_launches
 from support.tiny_models import PROMPTS, tiny
 from treegen.engine import Branch, Continuation, Engine, Frontier, Growth, Next, Sample, Sampling, Search
 from treegen.engine.control import Controller
@@ -223,13 +224,7 @@ def test_within_a_level_steps_are_launched_before_tokens_are_read() -> None:
     form = Form(2, 3, 12, 3, tuple(range(0, 97, 9)))
     controller = Noting(Scorer(), sampling=SAMPLING, **form._asdict())
     made = engine(controller)
-    begin = made.forward.decoding.begin
-
-    def launch(*given: Any) -> dict[int, int]:
-        controller.noted.append("launch")
-        return begin(*given)
-
-    made.forward.decoding.begin = launch  # type: ignore[method-assign]
+    note_launches(made, controller.noted)
     (found,) = served(made, PROMPTS[:1])
     assert len({len(each.tokens) for each in found}) > 1
     noted = controller.noted

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.noted_steps import note_launches
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, VOCABULARY, tiny
 from treegen.engine import (
@@ -125,13 +126,7 @@ def test_tokens_and_steps_are_those_of_deciding_after_each_step(
 def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> None:
     controller = Noting(NGrams(), 2, max_new_tokens=9)
     made = engine(controller)
-    begin = made.forward.decoding.begin
-
-    def launch(*given: Any) -> dict[int, int]:
-        controller.noted.append("launch")
-        return begin(*given)
-
-    made.forward.decoding.begin = launch  # type: ignore[method-assign]
+    note_launches(made, controller.noted)
     tokens_of(made, [PROMPTS[0]])
     noted = controller.noted
     assert noted[:2] == ["decide", "launch"]

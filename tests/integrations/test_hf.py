@@ -126,7 +126,7 @@ def test_prompts_of_few_rows_are_replayed() -> None:
     expected = [generated(tiny(), prompt, max_new_tokens=2) for prompt in PROMPTS]
     assert served(made, PROMPTS) == expected
     assert len(forward.prompt_graphs) == 0
-    for prompt, tokens in zip(PROMPTS, expected, strict=True):  # of which the cache has most
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):  # the cache has most of each
         assert served(made, [prompt]) == [tokens]
     assert len(forward.prompt_graphs) == 1
 

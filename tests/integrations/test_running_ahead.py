@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.noted_steps import note_launches
 from support.replayed_steps import replaying
 from support.tiny_models import PROMPTS, generated, tiny
 from treegen.engine import Beam, Branch, Engine, Growth, Next, Sample, Sampling, Selection, tree_kernels
@@ -58,13 +59,7 @@ def test_a_step_is_launched_before_the_tokens_of_the_one_before_are_read() -> No
     model, controller = tiny(), Noting(max_new_tokens=8)
     noted = controller.noted
     made = engine(model, controller)
-    forward = made.forward.decoding.begin
-
-    def begin(*given: Any) -> dict[int, int]:
-        noted.append("launch")
-        return forward(*given)
-
-    made.forward.decoding.begin = begin  # type: ignore[method-assign]
+    note_launches(made, noted)
     assert [[own.tokens for own in each] for each in made.run([PROMPTS[0]])] == [
         generated(tiny(), PROMPTS[0], max_new_tokens=8)
     ]
@@ -200,13 +195,7 @@ def test_plans_hold_whichever_forks_there_are(page_size: int) -> None:
 def test_a_step_is_launched_before_the_forks_of_the_one_before_are_read() -> None:
     beams = NotingBeams(3, max_new_tokens=6)
     made = Engine(HFModel(tiny()), beams, num_pages=80, page_size=4)
-    forward = made.forward.decoding.begin
-
-    def begin(*given: Any) -> dict[int, int]:
-        beams.noted.append("launch")
-        return forward(*given)
-
-    made.forward.decoding.begin = begin  # type: ignore[method-assign]
+    note_launches(made, beams.noted)
     made.run([PROMPTS[0]])
     assert beams.noted == ["decide", "launch", *["select", "launch", "commit"] * 4, "decide"]
 

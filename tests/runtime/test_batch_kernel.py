@@ -81,6 +81,9 @@ def test_the_torch_backend_at_length(begin: int) -> None:
         serve(any_case(seed), seed, 30, "torch")
 
 
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
+
+
 @pytest.mark.parametrize("begin", range(0, 60, 20))
 def test_several_query_rows_on_the_torch_backend(begin: int) -> None:
     """Also where the host is told late, or not, that their number is another."""
@@ -107,8 +110,9 @@ def test_interpreted_kernels_of_several_query_rows(number: int) -> None:
 @pytest.mark.parametrize(
     ("strategy", "queries"), [(cohort(16, split=64), None), (cohort(16, split=64), 4), (batch_invariant(128), None)]
 )
+@pytest.mark.parametrize("events", [7, pytest.param(20, marks=pytest.mark.full)])
 def test_thread_blocks_take_several_turns(
-    strategy: Strategy, queries: int | None, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, queries: int | None, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take one item or two merges at a time, and there are more of both."""
     monkeypatch.setattr("treegen.runtime.batch_room.items_at_once", lambda sms, lanes: 1)
@@ -123,18 +127,21 @@ def test_thread_blocks_take_several_turns(
 
     monkeypatch.setattr(RequestTables, "write", noted)
     case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=strategy, most_tokens=400, sms=8, queries=queries)
-    counted = serve(case, 7, 7, "triton")
+    counted = serve(case, 7, events, "triton")
     assert counted["planned"] > 0
     # In batch-invariant mode lone items do most of the work, and step kernels list the merges.
     assert (most[0] > 1 and most[1] > 2) or strategy.name == "batch-invariant"
 
 
 @pytest.mark.parametrize("strategy", [cohort(16, split=64), pytest.param(batch_invariant(128), marks=pytest.mark.full)])
-def test_each_item_may_have_its_own_thread_block(strategy: Strategy, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("events", [6, pytest.param(20, marks=pytest.mark.full)])
+def test_each_item_may_have_its_own_thread_block(
+    strategy: Strategy, events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on Blackwell. Merges are taken in turn there, too."""
     monkeypatch.setattr("treegen.backends.request_program.takes_turns", lambda capability: False)
     case = Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=strategy, most_tokens=400, sms=8)
-    assert serve(case, 7, 6, "triton")["planned"] > 0
+    assert serve(case, 7, events, "triton")["planned"] > 0
 
 
 @pytest.mark.full
@@ -179,18 +186,20 @@ def test_interpreted_kernels_at_length(begin: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(scored_cases()))
-def test_options_of_scores(name: str) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_options_of_scores(name: str, seed: int) -> None:
     for dtype in ("fp32", "bf16"):
-        serve(scored_cases(dtype)[name], 0, 20, "torch")
-    serve(scored_cases()[name], 7, 3, "triton")
+        serve(scored_cases(dtype)[name], seed, 20, "torch")
+    serve(scored_cases()[name], 7 + seed, 3, "triton")
 
 
 @pytest.mark.filterwarnings("ignore::treegen.ir.errors.PerformanceWarning")
 @pytest.mark.parametrize("name", sorted(shaped_cases()))
-def test_shapes_and_caches(name: str) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shapes_and_caches(name: str, seed: int) -> None:
     case = shaped_cases()[name]
-    serve(case, 0, 20, "torch")
-    serve(case, 7, 3, "triton")
+    serve(case, seed, 20, "torch")
+    serve(case, 7 + seed, 3, "triton")
 
 
 @pytest.mark.full

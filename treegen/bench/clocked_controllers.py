@@ -12,7 +12,7 @@ from treegen.bench.decoding_cases import DecodingCase
 from treegen.bench.kv_reads import KVReads
 from treegen.engine.accounting import PARTS
 from treegen.engine.branch import Branch
-from treegen.engine.control import Drafting, Frontier, Growth, Selecting, SelectingDrafts, SelectingForks
+from treegen.engine.control import Drafting, Frontier, Growth, Selecting, SelectingForks
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine import Engine
 
@@ -75,7 +75,7 @@ class Clocked:
 class _ClockedAhead(Clocked):
     """The same for a controller that selects on the device."""
 
-    def __init__(self, controller: Selecting | SelectingForks | SelectingDrafts, *clocked: Any) -> None:
+    def __init__(self, controller: Selecting | SelectingForks, *clocked: Any) -> None:
         super().__init__(*clocked)
         self._selecting = controller
 
@@ -119,24 +119,14 @@ class _ClockedDrafts(Clocked):
         return self._drafting.draft(branches)
 
 
-class _ClockedDraftsAhead(_ClockedAhead, _ClockedDrafts):
-    """The same for one that proposes them on the device as well."""
-
-    def __init__(self, controller: SelectingDrafts, *clocked: Any) -> None:
-        super().__init__(controller, controller, *clocked)
-        self.select, self.drafts_after = controller.select, controller.drafts_after
-
-
 def clocked_controller(case: DecodingCase, *noted: Any) -> Clocked:
     """Returns the controller of a case, with a clock."""
-    if isinstance(case.controller, SelectingDrafts):
-        return _ClockedDraftsAhead(case.controller, case, *noted)
+    if isinstance(case.controller, Drafting):
+        return _ClockedDrafts(case.controller, case, *noted)
     if isinstance(case.controller, Selecting):
         return _ClockedTokens(case.controller, case, *noted)
     if isinstance(case.controller, SelectingForks):
         return _ClockedForks(case.controller, case, *noted)
-    if isinstance(case.controller, Drafting):
-        return _ClockedDrafts(case.controller, case, *noted)
     return Clocked(case, *noted)
 
 

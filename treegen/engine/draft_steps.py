@@ -70,12 +70,12 @@ class DraftSteps:
         self._is_chain = prod(widths) == 1
         self._last = 2 if self._is_chain else len(widths) + 1  # tokens whose KV may be missing, and the last one
         self._fed = 0 if self._is_chain else len(self.parents) - prod(widths)  # drafts that others follow
-        self.rows = self._last + self._fed
+        self._rows = self._last + self._fed
         pool = KVPool(replace(model.shape, page_size=page_size), model.layers, num_pages, model.device)
         self._sequences = SequenceTree(pool, max_texts, PrefixCache(pool))
         most = min(model.max_tokens, num_pages * page_size)
-        trees = 0 if self._is_chain else self.rows - 1
-        sizes = StepSizes(most, max(max_rows, self.rows * max_texts), self.rows, trees)
+        trees = 0 if self._is_chain else self._rows - 1
+        sizes = StepSizes(most, max(max_rows, self._rows * max_texts), self._rows, trees)
         makers, captures = (tree_kernels(), tree_kernels()), model.device.type == "cuda"
         self._forward = Forward(model, self._sequences, sizes, makers, Accounting(), captures)
         self._held: list[tuple[Sequence[int], int]] = []  # texts, and the branch of each, or _NO_ROOM
@@ -126,14 +126,14 @@ class DraftSteps:
                 for branch, stored in zip(branches, known, strict=True):
                     del branch.tokens[stored:]
                     branch.stored, branch.draft_parents = stored, []
-        except BaseException:  # also Ctrl-C: what is stored of which text is not known any more
+        except BaseException:  # also Ctrl-C: from then on it is unknown whose KV is stored
             self._forget()
             raise
         return drafts
 
-    def listed(self, texts: Sequence[Sequence[int]], most: int, device: torch.device) -> list[list[int]]:
+    def listed(self, texts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         """Drafts at most `most` tokens after each text, and waits for them; returns them in the order of `parents`."""
-        counts = [len(text) for text in texts]
+        counts, device = [len(text) for text in texts], self._sequences.pool.device
         rows = self(texts, counts, 0, most, torch.tensor(counts).to(device)).tolist() if texts else []
         drafts = [[token for token in row if token >= 0] for row in rows]
         self._returned = {number: own for (_, number), own in zip(self._held, drafts, strict=False) if own}
@@ -143,17 +143,17 @@ class DraftSteps:
         """Drafts chains for branches in the order of their rows.
 
         Args:
-            branches: The branches, with as many tokens as they may have.
+            branches: The branches, with all tokens that the host assumes.
             count: The drafts of each.
             last: int64 `[branches, last]`; their last tokens.
-            behind: int64 `[branches]`; by how many tokens they are shorter.
+            behind: See `Step.begin`.
 
         Returns:
             int64 `[branches, count]`.
         """
         drafts: list[torch.Tensor] = []
         for _ in range(count):
-            logits = self._step(branches, chain(self.rows - 1), last, behind)
+            logits = self._step(branches, chain(self._rows - 1), last, behind)
             drafts.append(logits[:, -1].argmax(-1))
             last = torch.stack([last[:, -1], drafts[-1]], 1)
             for branch in branches:
@@ -173,7 +173,7 @@ class DraftSteps:
             logits = self._step(branches, parents, ids, behind)[:, begin:end]
             drafts.append(logits.topk(width).indices.flatten(1))
             begin, end = end, end + drafts[-1].shape[1]
-            if end > self.rows or end - self._last >= count:
+            if end > self._rows or end - self._last >= count:
                 break
             ids[:, begin:end] = drafts[-1]
         return torch.cat(drafts, 1)[:, :count]
@@ -185,9 +185,9 @@ class DraftSteps:
         parents. Returns logits `[branches, rows, vocabulary]`.
         """
         for branch in branches:
-            branch.stored, branch.draft_parents = len(branch.tokens) - self.rows, [*parents]
-        frontier = self._forward({each.number: self.rows for each in branches}, ids.reshape(-1), behind=behind)
-        return frontier.logits.view(len(branches), self.rows, -1)
+            branch.stored, branch.draft_parents = len(branch.tokens) - self._rows, [*parents]
+        frontier = self._forward({each.number: self._rows for each in branches}, ids.reshape(-1), behind=behind)
+        return frontier.logits.view(len(branches), self._rows, -1)
 
     def _order(self) -> list[int]:
         """Returns the places of the texts that have room, in the order of their rows."""
@@ -196,7 +196,7 @@ class DraftSteps:
         return [places[own] for own in self._sequences.live.row.take(seats).argsort().tolist()]
 
     def _hold(self, texts: Sequence[Sequence[int]], counts: Sequence[int], more: int) -> None:
-        """Computes the KV of texts, and takes pages for so many more tokens; forgets other texts."""
+        """Computes the KV of new texts, and makes sure of pages for `more` tokens of each text; forgets other texts."""
         sequences, most = self._sequences, self._forward.sizes.max_tokens - more
         known = {id(text): number for text, number in self._held}
         found = [known.pop(id(text), None) for text in texts]

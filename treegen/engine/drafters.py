@@ -164,7 +164,6 @@ class DraftModel:
         for depth, width in enumerate(widths):
             positive_int(f"widths[{depth}]", width, InputError)
         self.trees = prod(widths) > 1
-        self._device = model.device
         self._steps = DraftSteps(model, tuple(widths), num_pages, page_size, max_texts, CHUNK_ROWS)
 
     @property
@@ -191,5 +190,5 @@ class DraftModel:
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
         """See Drafter."""
-        drafts = self._steps.listed(texts, most, self._device)
+        drafts = self._steps.listed(texts, most)
         return [DraftTree(own, self._steps.parents[: len(own)]) for own in drafts]

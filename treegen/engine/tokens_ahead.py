@@ -78,7 +78,7 @@ class TokensAhead:
         for place, branch in enumerate(branches):
             found = [token for token, _ in growth.grown.get(branch.number, ())]
             if launched and found and found != [read[place]]:
-                self._refuse(branch)
+                raise BranchError("commit()", branch.number, "has not the token that was selected", "return it")
         return growth
 
     def places(self, branches: Sequence[Branch]) -> Mapping[tuple[int, int], Branch]:
@@ -113,6 +113,3 @@ class TokensAhead:
     def _in_order(self, branches: Sequence[Branch]) -> bool:
         rows = self.forward.sequences.live.row.take([branch.seat for branch in branches])
         return bool((rows[1:] > rows[:-1]).all())
-
-    def _refuse(self, branch: Branch) -> None:
-        raise BranchError("commit()", branch.number, "has not the token that was selected", "return it")
