@@ -1,5 +1,7 @@
 """Links: the formulas of collectives, and the error of the model against those of two H200s."""
 
+from dataclasses import replace
+
 import pytest
 
 from treegen.cost.communication import (
@@ -32,6 +34,11 @@ MEASURED = [
 ]
 """Microseconds of collectives of two H200s, in CUDA graphs with NCCL. The first two show the noise: the larger one took
 less time."""
+DIRECT = {
+    ("all", 1): 4.9, ("all", 8): 5.4, ("all", 64): 7.9, ("all", 256): 16.6,
+    ("own", 1): 4.9, ("own", 8): 5.2, ("own", 64): 6.3, ("own", 256): 11.5,
+}  # fmt: skip
+"""Microseconds of direct merges of rows of 32 heads, there as well."""
 
 
 def test_the_model_of_nvlink_is_near_what_two_gpus_measured() -> None:
@@ -42,6 +49,13 @@ def test_the_model_of_nvlink_is_near_what_two_gpus_measured() -> None:
     assert max(map(abs, errors)) < 0.205, shown
     assert max(map(abs, errors[2:])) < 0.115, shown
     assert (sum(error**2 for error in errors) / len(errors)) ** 0.5 < 0.10, shown
+
+
+def test_the_model_of_direct_merges_is_near_what_two_gpus_measured() -> None:
+    link, shape = link_named("nvlink"), Shape(32, 8, 128, dtype="bf16")
+    for (wanted, rows), measured in DIRECT.items():
+        predicted = merge_cost("direct", wanted, rows, shape, 2, link, 4000.0).time_us
+        assert abs(predicted / measured - 1) < 0.08, (wanted, rows, predicted)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
@@ -62,7 +76,7 @@ def test_time_is_latency_and_messages_and_bytes() -> None:
     assert link.time_us(Collective("any", 0, 0)) == 10
 
 
-@pytest.mark.parametrize("field", ["latency_us", "hop_us", "gigabytes"])
+@pytest.mark.parametrize("field", ["latency_us", "hop_us", "gigabytes", "direct_us"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "12", True])
 def test_links_of_impossible_numbers(field: str, value: object) -> None:
     with pytest.raises(InputError, match=field):
@@ -75,16 +89,26 @@ def test_unknown_links() -> None:
 
 
 def test_few_ranks_exchange_and_many_gather_all_heads() -> None:
-    """States in 16 bits go to all ranks; sums in 32 bits cost two collectives, but no more bytes with more ranks."""
+    """States in 16 bits go to all ranks; sums in 32 bits cost two collectives, but no more bytes with more ranks.
+
+    Ranks of a host, where the link allows it, write them into each other's memory.
+    """
     shape = Shape(32, 8, 128)
-    chosen = {
-        (ranks, rows): best_merge("all", rows, shape, ranks, LINKS["nvlink"], 4000.0).mode
-        for ranks in (2, 8, 64) for rows in (8, 4096)
-    }  # fmt: skip
-    assert chosen == {
+
+    def chosen(link: Link) -> dict[tuple[int, int], str]:
+        sizes = [(ranks, rows) for ranks in (2, 8, 64) for rows in (8, 4096)]
+        return {size: best_merge("all", size[1], shape, size[0], link, 4000.0).mode for size in sizes}
+
+    apart = replace(LINKS["nvlink"], direct_us=None)
+    assert chosen(apart) == {
         (2, 8): "exchange", (8, 8): "exchange", (64, 8): "exchange",
         (2, 4096): "exchange", (8, 4096): "gather", (64, 4096): "gather",
     }  # fmt: skip
+    assert chosen(LINKS["nvlink"]) == {
+        (2, 8): "direct", (8, 8): "direct", (64, 8): "exchange",
+        (2, 4096): "direct", (8, 4096): "gather", (64, 4096): "gather",
+    }  # fmt: skip
+    assert apart.modes(2) == LINKS["nvlink"].modes(9) == ("exchange", "gather")
 
 
 def test_kernels_before_and_after_move_more_bytes_for_more_rows() -> None:

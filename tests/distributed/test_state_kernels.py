@@ -21,9 +21,9 @@ def _states(ranks: int, rows: int, heads: int, dim: int, dtype: torch.dtype) -> 
     return outs.masked_fill(empty[..., None], torch.nan), lses.masked_fill(empty, -torch.inf)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("dim", [8, 24, 128])
+@pytest.mark.parametrize("dim", [8, 24, 35, 128])
 def test_packed_states_keep_their_bits(parts, dtype, dim):
     outs, lses = _states(1, 5, 8, dim, dtype)
     chunks = pack(outs[0], lses[0], parts)

@@ -53,6 +53,8 @@ MANY_PARAMETERS = {
     "treegen/backends/page_expansion.py:write_lone_item": DEVICE,
     "treegen/backends/sharing_kernels.py:find_shared": DEVICE,
     "treegen/backends/sharing_kernels.py:hash_pages": DEVICE,
+    "treegen/backends/direct_kernels.py:merge_directly": DEVICE,
+    "treegen/backends/state_kernels.py:combine_block": DEVICE,
     "treegen/backends/state_kernels.py:combine_states": DEVICE,
     "treegen/backends/state_kernels.py:pack_states": DEVICE,
     "treegen/backends/state_kernels.py:rescale_states": DEVICE,

@@ -15,6 +15,7 @@ from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.merge_state import merge_states
 from treegen.backends.oracle import TOLERANCE, OracleOptions, error, reference
 from treegen.backends.page_table import PageTable
+from treegen.cost.communication import MODES, Mode
 from treegen.distributed import Merge, Parallel, compile, compile_batch, measure_link, merge_across
 from treegen.distributed.agreement import check_agreement
 from treegen.distributed.measured_links import link_of
@@ -24,6 +25,8 @@ from treegen.ir.tree import Tree
 from treegen.scoring.options import ScoreOptions
 
 STRATEGIES = ("query", "deft-node", "deft-flatten", "fasttree", "cohort", "auto")
+WAYS: dict[str, tuple[Mode, ...]] = {"cpu": ("exchange", "gather"), "cuda": MODES}
+"""The modes of merges that ranks with such devices have."""
 
 
 def merges() -> None:
@@ -119,7 +122,7 @@ def _compare(tree: Tree, parallel: Parallel, source: random.Random, device: str,
     wanted = source.choice(("all", "own")) if shape.num_qo_heads % (ranks * parallel.shard.size) == 0 else "all"
     kernel = compile(
         tree, parallel, shape=shape, strategy=source.choice(STRATEGIES), **options,
-        merge=Merge(source.choice(("exchange", "gather")), wanted),
+        merge=Merge(source.choice(WAYS[device]), wanted),
     )  # fmt: skip
     shard, heads = parallel.shard, parallel.query_heads(shape)
     slots = torch.from_numpy(tree.shard_slots(shard.rank, shard.size, shard.interleave).astype("int64")).to(device)
@@ -210,7 +213,7 @@ def _decoded(parallel: Parallel, source: random.Random, device: str, dtype: str)
     window = source.choice((-1, -1, 3, 11))
     kernel = compile_batch(
         shape, PageTable(table, seq_lens, rows * width), parallel, max_tokens=most, positions=positions,
-        window_left=window, merge=Merge(source.choice(("exchange", "gather", "auto"))),
+        window_left=window, merge=Merge(source.choice((*WAYS[device], "auto"))),
     )  # fmt: skip
     batch = LiveBatch(page_size=page_size)
     for length in lengths:

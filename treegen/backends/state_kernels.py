@@ -1,5 +1,7 @@
 """Kernels for attention states of several ranks: they pack states to be sent, rescale them, and combine received ones.
 
+treegen.backends.direct_kernels sends and combines states in one launch.
+
 States are out [rows, heads, D] and lse [rows, heads]. Packed, they lie in one chunk for each part of the heads:
 
     chunk of part p    [ out: rows x (heads / parts) x D | lse: rows x (heads / parts), fp32 | up to 16 bytes ]
@@ -41,7 +43,8 @@ def largest_of_ranks(lses, stride, state, there, ranks, lse_scale, STATES: tl.co
     largest = tl.full([STATES], -float("inf"), tl.float32)
     broken = tl.zeros([STATES], tl.float32)
     for rank in range(ranks):
-        sums = tl.load(lses + rank * stride + state, mask=there, other=-float("inf")) / lse_scale
+        place = lses + rank * stride + state
+        sums = tl.load(place, mask=there, other=-float("inf"), cache_modifier=".cg") / lse_scale
         broken += tl.where(sums != sums, sums, 0.0)
         largest = tl.maximum(largest, sums)
     base = tl.where(largest == -float("inf"), 0.0, largest)
@@ -49,16 +52,17 @@ def largest_of_ranks(lses, stride, state, there, ranks, lse_scale, STATES: tl.co
 
 
 @triton.jit
-def combine_states(
-    packed_out, packed_lse, out, lse, states, out_chunk, lse_chunk, ranks, lse_scale,
+def combine_block(
+    packed_out, packed_lse, out, lse, block, states, out_chunk, lse_chunk, ranks, lse_scale,
     D: tl.constexpr, BLOCK_D: tl.constexpr, STATES: tl.constexpr,
 ):  # fmt: skip
-    """Merges the states of all ranks, in their order and in fp32, into out and lse.
+    """Merges a block of STATES states of all ranks, in their order and in fp32, into out and lse.
 
     Each rank's chunk has the same states. A state whose lse is -inf counts for nothing, whatever its out holds. A NaN
-    in an lse makes its state NaN. lse_scale: lse is that times the natural logarithm.
+    in an lse makes its state NaN. lse_scale: lse is that times the natural logarithm. Chunks are read from L2, as other
+    GPUs may have written them.
     """
-    state = tl.program_id(0) * STATES + tl.arange(0, STATES)
+    state = block * STATES + tl.arange(0, STATES)
     element = tl.arange(0, BLOCK_D)
     there = state < states
     inside = there[:, None] & (element[None, :] < D)
@@ -68,15 +72,28 @@ def combine_states(
     merged = tl.zeros([STATES, BLOCK_D], tl.float32)
     at = state.to(tl.int64)[:, None] * D + element[None, :]
     for rank in range(ranks):
-        sums = tl.load(packed_lse + rank * lse_chunk + state, mask=there, other=-float("inf")) / lse_scale
+        place = packed_lse + rank * lse_chunk + state
+        sums = tl.load(place, mask=there, other=-float("inf"), cache_modifier=".cg") / lse_scale
         weight = tl.exp(sums - base)
-        values = tl.load(packed_out + rank * chunk + at, mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(packed_out + rank * chunk + at, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
         merged += tl.where(weight[:, None] == 0.0, 0.0, weight[:, None] * values)
         total += weight
     whole = tl.where(total == 0.0, 1.0, total)
     merged = merged / whole[:, None] + broken[:, None]
     tl.store(out + at, merged.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + state, (largest + tl.log(whole) + broken) * lse_scale, mask=there)
+
+
+@triton.jit
+def combine_states(
+    packed_out, packed_lse, out, lse, states, out_chunk, lse_chunk, ranks, lse_scale,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, STATES: tl.constexpr,
+):  # fmt: skip
+    """Merges the states of all ranks into out and lse, a block of them in each thread block."""
+    combine_block(
+        packed_out, packed_lse, out, lse, tl.program_id(0), states, out_chunk, lse_chunk, ranks, lse_scale,
+        D, BLOCK_D, STATES,
+    )  # fmt: skip
 
 
 @triton.jit

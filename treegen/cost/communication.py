@@ -1,13 +1,15 @@
 """The cost of merging attention states across ranks: collectives, bytes and time, per rank and layer.
 
-A rank of context parallelism holds the state of all rows over its own tokens. Two ways lead to the merged states:
+A rank of context parallelism holds the state of all rows over its own tokens. Three ways lead to the merged states:
 
+    direct      each rank writes its states into the memory of the others ──▶ combine; one launch
     exchange    pack ──▶ all-to-all, or all-gather where each rank wants all heads ──▶ combine
     gather      all-gather of lse ──▶ rescale out in fp32 ──▶ reduce-scatter, or all-reduce where each wants all heads
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -15,10 +17,12 @@ from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import DTYPE_BYTES, Shape
 
-Mode = Literal["exchange", "gather"]
+Mode = Literal["direct", "exchange", "gather"]
 Wanted = Literal["all", "own"]
 """The heads that each rank gets: all of them, or its own part."""
-MODES: tuple[Mode, ...] = ("exchange", "gather")
+MODES: tuple[Mode, ...] = ("direct", "exchange", "gather")
+MOST_DIRECT_RANKS = 8
+"""The most ranks of a direct merge: the GPUs of a host."""
 _ALIGNED = 16
 _LOCAL_US = 2.5
 """Time of a small kernel that packs, rescales or combines, beside the time for its bytes."""
@@ -26,17 +30,20 @@ _LOCAL_US = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What connects ranks, in a model of three numbers.
+    """What connects ranks, in a model of a few numbers.
 
-    A collective takes `latency_us + hop_us * (messages - 1) + sent / gigabytes`. The model assumes that all ranks send
-    and receive at the same time at this rate, whatever the number of ranks, and that a rank's messages follow one
-    another. It leaves out what some networks do better: trees, sums in switches, and messages to several ranks at once.
+    A collective takes `latency_us + hop_us * (messages - 1) + sent / gigabytes`. A direct merge, in which ranks write
+    into each other's memory, takes `direct_us + sent / gigabytes`, its launch included. The model assumes that all
+    ranks send and receive at the same time at this rate, whatever the number of ranks, and that a rank's messages
+    follow one another. It leaves out what some networks do better: trees, sums in switches, and messages to several
+    ranks at once.
 
     Args:
         name: Its name in texts.
         latency_us: Time of the smallest collective of one message.
         hop_us: Time that each further message adds, beside that of its bytes.
         gigabytes: What a rank sends in a second, in units of 1e9 bytes; it receives as much at the same time.
+        direct_us: Time of the smallest direct merge; None where ranks cannot write into each other's memory.
 
     Raises:
         InputError: A number is negative, or gigabytes is 0.
@@ -46,10 +53,13 @@ class Link:
     latency_us: float
     hop_us: float
     gigabytes: float
+    direct_us: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("latency_us", "hop_us", "gigabytes"):
+        for field in ("latency_us", "hop_us", "gigabytes", "direct_us"):
             value = getattr(self, field)
+            if field == "direct_us" and value is None:
+                continue
             if not (is_finite(value) and value >= 0) or (field == "gigabytes" and not value):
                 raise InputError(field, value, "is not a number above 0", "measure it with treegen.distributed")
 
@@ -58,9 +68,17 @@ class Link:
         hops = self.hop_us * max(collective.messages - 1, 0)
         return self.latency_us + hops + collective.sent / (self.gigabytes * 1e3)
 
+    def modes(self, ranks: int) -> tuple[Mode, ...]:
+        """Returns the ways in which this number of ranks can merge states."""
+        direct = self.direct_us is not None and ranks <= MOST_DIRECT_RANKS
+        return MODES if direct else tuple(mode for mode in MODES if mode != "direct")
+
 
 class Collective(NamedTuple):
-    """A collective operation. sent: bytes that each rank sends, and receives. messages: the number that carry them."""
+    """A collective operation, or "writes" into the memory of the other ranks.
+
+    sent: bytes that each rank sends, and receives. messages: the number that carry them.
+    """
 
     name: str
     sent: int
@@ -95,7 +113,8 @@ def _scattered(summed: int, ranks: int) -> int:
 class Communication(NamedTuple):
     """Merging of the states of one layer.
 
-    mode: the way. collectives: its operations. link_us: their time. local_us: the time of kernels before and after.
+    mode: the way. collectives: its operations. link_us: their time. local_us: the time of kernels before and after; a
+    direct merge is one kernel, whose reads overlap with what it sends, so link_us is all of it.
     """
 
     mode: Mode
@@ -115,8 +134,9 @@ class Communication(NamedTuple):
 
 
 def packed_bytes(rows: int, heads: int, head_dim: int, element_bytes: int) -> int:
-    """Returns the bytes of packed states: out, then lse, up to a whole number of 16 bytes."""
-    size = rows * heads * (head_dim * element_bytes + DTYPE_BYTES["fp32"])
+    """Returns the bytes of packed states: out, up to a whole word, then lse, up to a whole number of 16 bytes."""
+    lse = DTYPE_BYTES["fp32"]
+    size = -(-rows * heads * head_dim * element_bytes // lse) * lse + rows * heads * lse
     return -(-size // _ALIGNED) * _ALIGNED
 
 
@@ -135,9 +155,12 @@ def merge_cost(
         copy_gigabytes: What the device's memory copies in a second, read and written, in units of 1e9 bytes.
     """
     heads, dim, element = shape.num_qo_heads, shape.head_dim_v, shape.dtype_bytes
-    states = rows * heads
+    states, parts = rows * heads, 1 if wanted == "all" else ranks
+    if mode == "direct":
+        sent = states // parts * (dim * element + DTYPE_BYTES["fp32"]) * (ranks - 1)
+        writes = Collective("writes", sent, ranks - 1)
+        return Communication(mode, (writes,), (link.direct_us or 0.0) + sent / (link.gigabytes * 1e3), 0.0)
     if mode == "exchange":
-        parts = 1 if wanted == "all" else ranks
         chunk = packed_bytes(rows, heads // parts, dim, element)
         collectives: tuple[Collective, ...] = ((all_gather if wanted == "all" else all_to_all)(chunk, ranks),)
         moved = chunk * (2 * parts + ranks)
@@ -150,7 +173,14 @@ def merge_cost(
     return Communication(mode, collectives, link_us, 2 * _LOCAL_US + moved / (copy_gigabytes * 1e3))
 
 
-def best_merge(wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float) -> Communication:
-    """Returns the cost of the faster way; arguments as of `merge_cost`."""
-    costs = [merge_cost(mode, wanted, rows, shape, ranks, link, copy_gigabytes) for mode in MODES]
+def best_merge(
+    wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float,
+    modes: Sequence[Mode] | None = None,
+) -> Communication:  # fmt: skip
+    """Returns the cost of the fastest of some ways, by default of those that the link allows.
+
+    Other arguments as of `merge_cost`.
+    """
+    ways = link.modes(ranks) if modes is None else modes
+    costs = [merge_cost(mode, wanted, rows, shape, ranks, link, copy_gigabytes) for mode in ways]
     return min(costs, key=lambda cost: cost.time_us)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from treegen.cost.communication import MODES, Communication, Link, Wanted, merge_cost
+from treegen.cost.communication import Communication, Link, Wanted, merge_cost
 from treegen.cost.estimate import CostModel, account
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treegen.strategies import Strategy
 
 MOST_RANKS = 1024
-_CLEARLY_LESS = 0.98  # of one GPU's time: the model is not more exact
+_CLEARLY_LESS = 0.95  # of one GPU's time: the model is not more exact
 _LENGTHS = [int(float(f"{2 ** (step / 4):.2g}")) for step in range(94)]
 """Lengths of a node, from 1 to 10,000,000, in steps of a fourth of a doubling and with two digits that count."""
 _MOST_SCALED = 4096
@@ -170,7 +170,7 @@ def _merges(problem: Problem, shape: Shape, division: Division) -> Iterator[Merg
         return
     whole = shape.num_qo_heads % ranks == 0
     for wanted in ("all", "own") if whole else ("all",):
-        for mode in MODES:
+        for mode in division.link.modes(ranks):
             cost = merge_cost(mode, wanted, rows, shape, ranks, division.link, problem.target.memory_gbps)
             yield Merging(wanted, cost)
 

@@ -13,6 +13,7 @@ import torch
 from treegen.cost.communication import Link
 from treegen.cost.known_links import link_named
 from treegen.distributed.collectives import all_gather
+from treegen.distributed.peer_memory import buffers_for, reach_each_other
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _SMALL, _LARGE = 1 << 12, {"cuda": 1 << 22, "cpu": 1 << 21}
 """Bytes that each rank gathers in the two measurements, the second by the type of the device: what merges send."""
 _CALLS, _REPEATS = 8, 9
-"""All-gathers in a row, and how often these are timed."""
+"""Calls in a row, and how often these are timed."""
 
 _measured: WeakKeyDictionary[ProcessGroup, Link] = WeakKeyDictionary()
 
@@ -31,10 +32,10 @@ def link_of(group: ProcessGroup) -> Link:
 
 
 def measure_link(group: ProcessGroup, device: torch.device) -> Link:
-    """Measures the link between the ranks of a group, by all-gathers of two sizes; all ranks call it.
+    """Measures the link between the ranks of a group, by all-gathers of two sizes and a small direct merge.
 
-    `merge_across` of the group takes it from then on. All ranks get the figures of the slowest one, so that they choose
-    alike.
+    All ranks call it. `merge_across` of the group takes it from then on. All ranks get the figures of the slowest one,
+    so that they choose alike.
 
     Args:
         group: The ranks.
@@ -43,19 +44,36 @@ def measure_link(group: ProcessGroup, device: torch.device) -> Link:
     import torch.distributed as dist
 
     large_bytes = _LARGE["cuda" if device.type == "cuda" else "cpu"]
-    measured = [_time(group, device, size) for size in (_SMALL, large_bytes)]
+    measured = [_gather_us(group, device, size) for size in (_SMALL, large_bytes)]
+    reached = reach_each_other(group, device)
+    measured.append(_direct_us(group, device) if reached else 0.0)
     times = torch.tensor(measured, dtype=torch.float64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX, group=group)
-    small, large = times.tolist()
+    small, large, direct = times.tolist()
     ranks, assumed = group.size(), link_named("nvlink")
     gigabytes = (ranks - 1) * (large_bytes - _SMALL) / max(large - small, 1e-3) / 1e3
     hop_us = min(assumed.hop_us, small / ranks)
-    link = Link("measured", max(small - hop_us * max(ranks - 2, 0), 0.0), hop_us, gigabytes)
+    latency_us = max(small - hop_us * max(ranks - 2, 0), 0.0)
+    link = Link("measured", latency_us, hop_us, gigabytes, direct if reached else None)
     _measured[group] = link
     return link
 
 
-def _time(group: ProcessGroup, device: torch.device, size: int) -> float:
+def _direct_us(group: ProcessGroup, device: torch.device) -> float:
+    """Returns the median microseconds of a direct merge of one row of 32 heads."""
+    buffers = buffers_for(group, 32, 128, torch.bfloat16, device)
+    assert buffers is not None, "no graph is captured here"
+    out = torch.zeros(1, 32, 128, dtype=torch.bfloat16, device=device)
+    lse = torch.zeros(1, 32, device=device)
+
+    def merge() -> None:
+        for _ in range(_CALLS):
+            buffers.merge(out, lse, False, 1.0)
+
+    return median(_replays(merge, group, device)) / _CALLS
+
+
+def _gather_us(group: ProcessGroup, device: torch.device, size: int) -> float:
     """Returns the median microseconds of an all-gather in which each rank has this many bytes."""
     own = torch.zeros(size, dtype=torch.uint8, device=device)
     of_all = own.new_empty(group.size() * size)

@@ -15,6 +15,7 @@ from treegen.cost.communication import MODES, Link, Mode, Wanted, best_merge
 from treegen.distributed.collectives import all_gather, reduce_scatter
 from treegen.distributed.measured_links import link_of
 from treegen.distributed.packed_states import StateForm, combine, pack, rescale
+from treegen.distributed.peer_memory import buffers_for, reach_each_other
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape, dtype_name
@@ -22,8 +23,12 @@ from treegen.ir.shape import Shape, dtype_name
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from treegen.distributed.direct_states import Buffers
+
 _COPY_GIGABYTES = 4000.0
 """What memory copies in a second, in units of 1e9 bytes, for the choice of a way: a detail beside the link's time."""
+_MOST_DIRECT_STATES = 1 << 15
+"""The most states of a rank that "auto" merges directly. Their buffers have 34 MB with two ranks, bf16 and 128 dims."""
 
 
 def merge_across(
@@ -36,18 +41,22 @@ def merge_across(
     lse_base: str = "ln",
     link: Link | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Merges the attention states of all ranks of a group, by collectives of torch.distributed.
+    """Merges the attention states of all ranks of a group.
 
     A rank that saw no token of a row (its lse is -inf) counts for nothing. Where no rank saw one, the result is 0 and
-    -inf. States are merged in fp32, and equal inputs give equal bits in every run: "exchange" merges in the order of
-    the ranks, "gather" in the order of the library's reduction. Under CUDA graphs it can be captured with NCCL.
+    -inf. States are merged in fp32, and equal inputs give equal bits in every run: "direct" and "exchange" merge in the
+    order of the ranks, "gather" in the order of the library's reduction. With NCCL it can be captured in CUDA graphs,
+    after a call with tensors of these sizes outside of them. Merges of a group follow one another on the device, as its
+    collectives do.
 
     Args:
         out: `[rows, heads, head_dim]` in fp16, bf16 or fp32: the rank's attention over its own tokens.
         lse: `[rows, heads]` in float32: its log-sum-exp.
         group: The ranks. All of them call this, with tensors of the same sizes and the same arguments.
-        mode: "exchange" sends packed states, by one collective, and each rank combines them. "gather" sends lse first,
-            and sums rescaled results by a second collective. "auto" takes the way that is faster by the link's model.
+        mode: "direct" writes states into the memory of the other ranks and combines them in one launch, where up to 8
+            GPUs of a host reach each other's memory. "exchange" sends packed states, by one collective, and each rank
+            combines them. "gather" sends lse first, and sums rescaled results by a second collective. "auto" takes the
+            way that is fastest by the link's model.
         heads: "all" gives each rank all heads; "own" gives rank r of n the r-th n-th part of the heads.
         lse_base: The base of lse: "ln" or "log2".
         link: What connects the ranks, for "auto"; by default what `measure_link` found, or an NVLink of Hopper GPUs.
@@ -57,7 +66,8 @@ def merge_across(
         out `[rows, heads, head_dim]` and lse `[rows, heads]`, or those of the rank's own heads.
 
     Raises:
-        InputError: The tensors are no states, or the group's size does not divide heads; before anything is sent.
+        InputError: The tensors are no states, the group's size does not divide heads, or the mode is "direct" and ranks
+            do not reach each other's memory; before any state is sent.
     """
     scale = lse_scale(lse_base)
     _check(out, lse)
@@ -71,12 +81,38 @@ def merge_across(
     if ranks == 1 or not out.numel():
         return (out, lse) if heads == "all" else (out[:, : out.shape[1] // ranks], lse[:, : lse.shape[1] // ranks])
     out, lse = out.contiguous(), lse.contiguous()
+    buffers = _buffers(out, group, mode, heads, link)
+    if buffers is not None:
+        return buffers.merge(out, lse, heads == "own", scale)
+    if mode == "direct":
+        why = "needs GPUs of one host that reach each other's memory, and for a CUDA graph a call before it is captured"
+        raise InputError("mode", mode, why, 'give "auto"')
     if mode == "auto":
-        dim = max(8, out.shape[2] // 8 * 8)
-        shape = Shape(out.shape[1], out.shape[1], dim, dtype=dtype_name("out", out.dtype))
-        mode = best_merge(heads, len(out), shape, ranks, link or link_of(group), _COPY_GIGABYTES).mode
+        mode = _fastest(out, group, heads, link, direct=False)
     merged = _exchanged if mode == "exchange" else _gathered
     return merged(out, lse, group, rank, heads == "own", scale)
+
+
+def _buffers(
+    out: torch.Tensor, group: ProcessGroup, mode: Mode | Literal["auto"], heads: Wanted, link: Link | None
+) -> Buffers | None:
+    """Returns the buffers of a direct merge; None if states are to be merged by collectives."""
+    states = len(out) * out.shape[1] // (group.size() if heads == "own" else 1)
+    if mode not in ("auto", "direct") or (mode == "auto" and states > _MOST_DIRECT_STATES):
+        return None
+    if not reach_each_other(group, out.device):
+        return None
+    if mode == "auto" and _fastest(out, group, heads, link, direct=True) != "direct":
+        return None
+    return buffers_for(group, states, out.shape[2], out.dtype, out.device)
+
+
+def _fastest(out: torch.Tensor, group: ProcessGroup, heads: Wanted, link: Link | None, *, direct: bool) -> Mode:
+    link = link or link_of(group)
+    modes = [mode for mode in link.modes(group.size()) if direct or mode != "direct"]
+    dim = max(8, out.shape[2] // 8 * 8)
+    shape = Shape(out.shape[1], out.shape[1], dim, dtype=dtype_name("out", out.dtype))
+    return best_merge(heads, len(out), shape, group.size(), link, _COPY_GIGABYTES, modes).mode
 
 
 def _exchanged(

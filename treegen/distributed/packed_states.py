@@ -13,7 +13,7 @@ from treegen.backends.devices import interpreted, on_device
 from treegen.backends.merge_state import merge_states
 from treegen.cost.communication import packed_bytes
 
-_STATES = 16
+STATES = 16
 """States that a thread block moves at a time."""
 
 
@@ -38,9 +38,10 @@ class StateForm:
 
     def views(self, chunks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns out `[chunks, rows, heads, dim]` and lse `[chunks, rows, heads]` in bytes `[chunks, chunk]`."""
-        split = self.states * self.dim * self.dtype.itemsize
-        out = chunks[:, :split].view(self.dtype)
-        lse = chunks[:, split : split + 4 * self.states].view(torch.float32)
+        size = self.states * self.dim * self.dtype.itemsize
+        first_lse = -(-size // 4) * 4
+        out = chunks[:, :size].view(self.dtype)
+        lse = chunks[:, first_lse : first_lse + 4 * self.states].view(torch.float32)
         sizes = len(chunks), self.rows, self.heads
         return out.view(*sizes, self.dim), lse.view(*sizes)
 
@@ -69,7 +70,7 @@ def pack(out: torch.Tensor, lse: torch.Tensor, parts: int) -> torch.Tensor:
         strides = form.chunk // out.element_size(), form.chunk // 4
         with on_device(out.device):
             state_kernels.pack_states[_grid(rows * heads)](
-                out, lse, to_out, to_lse, rows * heads, heads, form.heads, *strides, *_tile(dim), num_warps=4
+                out, lse, to_out, to_lse, rows * heads, heads, form.heads, *strides, *tile_of(dim), num_warps=4
             )
     return packed
 
@@ -96,7 +97,7 @@ def combine(chunks: torch.Tensor, form: StateForm, lse_scale: float) -> tuple[to
         strides = form.chunk // out.element_size(), form.chunk // 4
         with on_device(chunks.device):
             state_kernels.combine_states[_grid(form.states)](
-                outs, lses, out, lse, form.states, *strides, len(chunks), lse_scale, *_tile(form.dim), num_warps=4
+                outs, lses, out, lse, form.states, *strides, len(chunks), lse_scale, *tile_of(form.dim), num_warps=4
             )
     return out, lse
 
@@ -134,7 +135,7 @@ def rescale(
 
         with on_device(out.device):
             state_kernels.rescale_states[_grid(rows * heads)](
-                out, lses, rescaled, lse, rows * heads, heads, heads // parts, own, len(lses), lse_scale, *_tile(dim),
+                out, lses, rescaled, lse, rows * heads, heads, heads // parts, own, len(lses), lse_scale, *tile_of(dim),
                 num_warps=4,
             )  # fmt: skip
     return rescaled, lse
@@ -151,9 +152,9 @@ def _by_kernels(tensor: torch.Tensor) -> bool:
 
 
 def _grid(states: int) -> tuple[int]:
-    return (-(-states // _STATES),)
+    return (-(-states // STATES),)
 
 
-def _tile(dim: int) -> tuple[int, int, int]:
+def tile_of(dim: int) -> tuple[int, int, int]:
     """Returns D, BLOCK_D and STATES of the kernels."""
-    return dim, 1 << (dim - 1).bit_length(), _STATES
+    return dim, 1 << (dim - 1).bit_length(), STATES
