@@ -3,7 +3,7 @@
     python benchmarks/rank_predictions.py [--heads all|own]
 
 All figures are predictions of the cost model (treegen.cost.ranks) for H200s and bf16: a plan of `auto` for each rank, a
-link in a model of three numbers (treegen.cost.known_links), and the faster way to merge. Between two H200s over NVLink
+link in a model of a few numbers (treegen.cost.known_links), and the faster way to merge. Between two H200s over NVLink
 the link's numbers were measured. Larger worlds and the links of 400 Gb/s are assumptions.
 """
 
@@ -33,7 +33,7 @@ LLAMA_70B = Shape(64, 8, 128, dtype="bf16")
 
 def shared(tokens: int, rows: int) -> Tree:
     """Makes a tree of one prefix that all rows share."""
-    return Tree.from_levels([1, rows], [tokens, 0])
+    return Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * rows)
 
 
 FOREST, UNSHARED = "8 prompts of 4k, 32 samples of 512 each", "unshared, 64 rows of 16k"

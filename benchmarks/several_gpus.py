@@ -2,10 +2,11 @@
 
     torchrun --standalone --nproc-per-node 2 benchmarks/several_gpus.py [--largest 1048576] [--json FILE]
 
-Context parallelism: rows over one prefix, by `treegen.distributed.compile` in CUDA graphs with the collectives of NCCL.
+Context parallelism: rows over one prefix, by `treegen.distributed.compile` in CUDA graphs, with direct merges and with
+the collectives of NCCL.
 Tensor parallelism: the heads of a 70B Llama on unshared requests. The output of each case is compared with that of one
-GPU's kernel, and of both ways to merge with each other. Times are medians of graph replays, on a warm L2, of the
-slowest rank.
+GPU's kernel. Times are medians of graph replays of the slowest rank. The calls of a graph read different caches, so
+that their KV is not in L2.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,6 +36,8 @@ HEADS = treegen.Shape(32, 8, 128, dtype="bf16")
 LLAMA_70B = treegen.Shape(64, 8, 128, dtype="bf16")
 PREFIXES, ROWS = (8_192, 131_072, 1_048_576), (8, 16, 32, 64, 128, 256)
 CALLS = 8  # in a graph
+COLD = 1 << 27
+"""Bytes of KV, well beyond L2, that are read before the same bytes are read again."""
 
 
 def captured(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -89,6 +93,15 @@ def own_tokens(cache: torch.Tensor, tree: treegen.Tree, parallel: Parallel) -> t
     return cache[slots]
 
 
+def in_layers(
+    kernel: Callable[..., object], q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **how: Any
+) -> Callable[[], object]:
+    """Returns calls of a kernel that read one copy of the caches after another."""
+    copies = min(CALLS, max(1, COLD // (keys.nbytes + values.nbytes)))
+    caches = cycle([(keys, values), *((keys.clone(), values.clone()) for _ in range(copies - 1))])
+    return lambda: kernel(q, *next(caches), **how)
+
+
 def prefix_case(tokens: int, rows: int, parallel: Parallel, link: Any) -> dict[str, Any]:
     """Times rows over one prefix on one GPU and on all."""
     tree = prefix_tree(tokens, rows)
@@ -97,9 +110,9 @@ def prefix_case(tokens: int, rows: int, parallel: Parallel, link: Any) -> dict[s
     alone = treegen.compile(tree, shape=HEADS)
     expected = alone(q, k_cache, v_cache, return_lse=True)
     found: dict[str, Any] = {"tokens": tokens, "rows": rows}
-    calls: dict[str, Callable[[], object]] = {"one": lambda: alone(q, k_cache, v_cache)}
+    calls: dict[str, Callable[[], object]] = {"one": in_layers(alone, q, k_cache, v_cache)}
     keys, values = own_tokens(k_cache, tree, parallel), own_tokens(v_cache, tree, parallel)
-    for mode in ("exchange", "gather"):
+    for mode in MODES:
         for heads in ("all", "own"):
             kernel = compile(tree, parallel, shape=HEADS, merge=Merge(mode, heads))
             out, lse = kernel(q, keys, values, return_lse=True)
@@ -109,11 +122,10 @@ def prefix_case(tokens: int, rows: int, parallel: Parallel, link: Any) -> dict[s
             found[f"error {mode} {heads}"] = max(
                 error(a, b[:, part]) for a, b in zip((out, lse), expected, strict=True)
             )  # fmt: skip
-            calls[f"{mode} {heads}"] = partial(kernel, q, keys, values)
-    calls["local"] = partial(kernel.local, q, keys, values, return_lse=True)
+            calls[f"{mode} {heads}"] = in_layers(kernel, q, keys, values)
+    calls["local"] = in_layers(kernel.local, q, keys, values, return_lse=True)
     found |= replays_us(calls, 30)
-    cost = best_merge("all", rows, HEADS, parallel.shard.size, link, 4000.0)
-    found["predicted merge"] = cost.time_us
+    found["predicted merge"] = best_merge("all", rows, HEADS, parallel.shard.size, link, 4000.0).time_us
     found["predicted one"], found["predicted local"] = alone.estimate.time_us, kernel.local.estimate.time_us
     return found
 
@@ -236,7 +248,7 @@ def show(figures: dict[str, Any]) -> None:
         print(" ", {name: round(value, 1) for name, value in case.items()})
     for case in figures["prefixes"] + figures["rows"]:
         one = case["one"]
-        best, least = (min(case[f"{mode} {heads}"] for mode in ("exchange", "gather")) for heads in ("all", "own"))
+        best, least = (min(case[f"{mode} {heads}"] for mode in MODES) for heads in ("all", "own"))
         print(
             f"  {case['tokens']:>8} tokens {case['rows']:>4} rows: one {one:.1f}, all heads {best:.1f} "
             f"({one / best:.2f}x), own heads {least:.1f} ({one / least:.2f}x), local {case['local']:.1f}"
