@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from treegen.cost.communication import (
+    MODES,
     Collective,
     Link,
     all_gather,
@@ -12,6 +13,7 @@ from treegen.cost.communication import (
     all_to_all,
     best_merge,
     merge_cost,
+    merge_modes,
     packed_bytes,
     reduce_scatter,
 )
@@ -106,9 +108,11 @@ def test_few_ranks_exchange_and_many_gather_all_heads() -> None:
     }  # fmt: skip
     assert chosen(LINKS["nvlink"]) == {
         (2, 8): "direct", (8, 8): "direct", (64, 8): "exchange",
-        (2, 4096): "direct", (8, 4096): "gather", (64, 4096): "gather",
+        (2, 4096): "exchange", (8, 4096): "gather", (64, 4096): "gather",
     }  # fmt: skip
-    assert apart.modes(2) == LINKS["nvlink"].modes(9) == ("exchange", "gather")
+    for ranks, rows, link in ((2, 8, apart), (9, 8, LINKS["nvlink"]), (2, 2048, LINKS["nvlink"])):
+        assert merge_modes("all", rows, shape, ranks, link) == ("exchange", "gather")
+    assert merge_modes("own", 1024, shape, 2, LINKS["nvlink"]) == MODES
 
 
 def test_kernels_before_and_after_move_more_bytes_for_more_rows() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from support.processes import run_function
+from support.ranks import run_ranks
 from treegen.codegen.aot import device_of
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.kernel_usage import usage
@@ -32,6 +33,11 @@ def test_ranks_wait_for_a_late_one_and_numbers_of_calls_go_round():
 
 def test_a_rank_may_be_a_call_ahead():
     run_function("support.direct_ranks:rank_ahead()", seconds=30)
+
+
+def test_ranks_go_on_alike_where_one_has_no_memory():
+    code, printed = run_ranks("support.rank_memory:votes", 3)
+    assert code == 0, printed
 
 
 @pytest.mark.parametrize("ranks", [2, 5, 8])

@@ -49,7 +49,7 @@ def bad_input() -> None:
         ("batch_invariant = True", lambda: compile(tree, tokens, shape=shape, strategy=invariant)),
         ("qo_indptr", lambda: compile_batch(shape, rows, tokens, max_tokens=8)),
         ("mode = fast", lambda: merge(2, 2, mode="fast")),
-        ("mode = direct: needs GPUs of one host", lambda: merge(2, 2, mode="direct")),
+        ("mode = direct: needs 2 to 8 ranks of one host", lambda: merge(2, 2, mode="direct")),
         ("heads = 1 heads", lambda: merge(1, 1, heads="own")),
         ("lse", lambda: merge(2, 3)),
         ("rank = 9", lambda: tree.shard(9, 2)),

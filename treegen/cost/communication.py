@@ -23,6 +23,8 @@ Wanted = Literal["all", "own"]
 MODES: tuple[Mode, ...] = ("direct", "exchange", "gather")
 MOST_DIRECT_RANKS = 8
 """The most ranks of a direct merge: the GPUs of a host."""
+MOST_DIRECT_BYTES = 1 << 26
+"""The most bytes of a rank's buffers for a direct merge that is chosen; their room is then a power of two of states."""
 _ALIGNED = 16
 _LOCAL_US = 2.5
 """Time of a small kernel that packs, rescales or combines, beside the time for its bytes."""
@@ -67,11 +69,6 @@ class Link:
         """Returns the time of a collective."""
         hops = self.hop_us * max(collective.messages - 1, 0)
         return self.latency_us + hops + collective.sent / (self.gigabytes * 1e3)
-
-    def modes(self, ranks: int) -> tuple[Mode, ...]:
-        """Returns the ways in which this number of ranks can merge states."""
-        direct = self.direct_us is not None and ranks <= MOST_DIRECT_RANKS
-        return MODES if direct else tuple(mode for mode in MODES if mode != "direct")
 
 
 class Collective(NamedTuple):
@@ -140,6 +137,17 @@ def packed_bytes(rows: int, heads: int, head_dim: int, element_bytes: int) -> in
     return -(-size // _ALIGNED) * _ALIGNED
 
 
+def merge_modes(wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link) -> tuple[Mode, ...]:
+    """Returns the ways to choose from; arguments as of `merge_cost`.
+
+    Direct merges are among them where the link has them, for up to MOST_DIRECT_RANKS ranks and MOST_DIRECT_BYTES.
+    """
+    states = rows * shape.num_qo_heads // (1 if wanted == "all" else ranks)
+    buffers = 2 * ranks * states * (shape.head_dim_v * shape.dtype_bytes + DTYPE_BYTES["fp32"])
+    direct = link.direct_us is not None and ranks <= MOST_DIRECT_RANKS and buffers <= MOST_DIRECT_BYTES
+    return MODES if direct else tuple(mode for mode in MODES if mode != "direct")
+
+
 def merge_cost(
     mode: Mode, wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float
 ) -> Communication:
@@ -177,10 +185,7 @@ def best_merge(
     wanted: Wanted, rows: int, shape: Shape, ranks: int, link: Link, copy_gigabytes: float,
     modes: Sequence[Mode] | None = None,
 ) -> Communication:  # fmt: skip
-    """Returns the cost of the fastest of some ways, by default of those that the link allows.
-
-    Other arguments as of `merge_cost`.
-    """
-    ways = link.modes(ranks) if modes is None else modes
+    """Returns the cost of the fastest of some ways, by default of `merge_modes`; other arguments as of `merge_cost`."""
+    ways = merge_modes(wanted, rows, shape, ranks, link) if modes is None else modes
     costs = [merge_cost(mode, wanted, rows, shape, ranks, link, copy_gigabytes) for mode in ways]
     return min(costs, key=lambda cost: cost.time_us)

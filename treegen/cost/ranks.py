@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from treegen.cost.communication import Communication, Link, Wanted, merge_cost
+from treegen.cost.communication import Communication, Link, Wanted, merge_cost, merge_modes
 from treegen.cost.estimate import CostModel, account
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
@@ -170,7 +170,7 @@ def _merges(problem: Problem, shape: Shape, division: Division) -> Iterator[Merg
         return
     whole = shape.num_qo_heads % ranks == 0
     for wanted in ("all", "own") if whole else ("all",):
-        for mode in division.link.modes(ranks):
+        for mode in merge_modes(wanted, rows, shape, ranks, division.link):
             cost = merge_cost(mode, wanted, rows, shape, ranks, division.link, problem.target.memory_gbps)
             yield Merging(wanted, cost)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from treegen.backends.check_inputs import TORCH_DTYPES, lse_scale
-from treegen.cost.communication import MODES, Link, Mode, Wanted, best_merge
+from treegen.cost.communication import MODES, Link, Mode, Wanted, best_merge, merge_modes
 from treegen.distributed.collectives import all_gather, reduce_scatter
 from treegen.distributed.measured_links import link_of
 from treegen.distributed.packed_states import StateForm, combine, pack, rescale
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _COPY_GIGABYTES = 4000.0
 """What memory copies in a second, in units of 1e9 bytes, for the choice of a way: a detail beside the link's time."""
-_MOST_DIRECT_STATES = 1 << 15
-"""The most states of a rank that "auto" merges directly. Their buffers have 34 MB with two ranks, bf16 and 128 dims."""
 
 
 def merge_across(
@@ -46,8 +44,8 @@ def merge_across(
     A rank that saw no token of a row (its lse is -inf) counts for nothing. Where no rank saw one, the result is 0 and
     -inf. States are merged in fp32, and equal inputs give equal bits in every run: "direct" and "exchange" merge in the
     order of the ranks, "gather" in the order of the library's reduction. With NCCL it can be captured in CUDA graphs,
-    after a call with tensors of these sizes outside of them. Merges of a group follow one another on the device, as its
-    collectives do.
+    after a call with tensors of these sizes outside of them. Merges of a group have to follow one another on the
+    device: on one stream, or ordered by events.
 
     Args:
         out: `[rows, heads, head_dim]` in fp16, bf16 or fp32: the rank's attention over its own tokens.
@@ -85,10 +83,13 @@ def merge_across(
     if buffers is not None:
         return buffers.merge(out, lse, heads == "own", scale)
     if mode == "direct":
-        why = "needs GPUs of one host that reach each other's memory, and for a CUDA graph a call before it is captured"
+        why = (
+            "needs 2 to 8 ranks of one host whose GPUs reach each other's memory and have room for buffers, and for a "
+            "CUDA graph a call before it is captured"
+        )
         raise InputError("mode", mode, why, 'give "auto"')
     if mode == "auto":
-        mode = _fastest(out, group, heads, link, direct=False)
+        mode = _fastest(out, group, heads, link, without="direct")
     merged = _exchanged if mode == "exchange" else _gathered
     return merged(out, lse, group, rank, heads == "own", scale)
 
@@ -97,21 +98,20 @@ def _buffers(
     out: torch.Tensor, group: ProcessGroup, mode: Mode | Literal["auto"], heads: Wanted, link: Link | None
 ) -> Buffers | None:
     """Returns the buffers of a direct merge; None if states are to be merged by collectives."""
-    states = len(out) * out.shape[1] // (group.size() if heads == "own" else 1)
-    if mode not in ("auto", "direct") or (mode == "auto" and states > _MOST_DIRECT_STATES):
+    if (_fastest(out, group, heads, link) if mode == "auto" else mode) != "direct":
         return None
     if not reach_each_other(group, out.device):
         return None
-    if mode == "auto" and _fastest(out, group, heads, link, direct=True) != "direct":
-        return None
+    states = len(out) * out.shape[1] // (group.size() if heads == "own" else 1)
     return buffers_for(group, states, out.shape[2], out.dtype, out.device)
 
 
-def _fastest(out: torch.Tensor, group: ProcessGroup, heads: Wanted, link: Link | None, *, direct: bool) -> Mode:
-    link = link or link_of(group)
-    modes = [mode for mode in link.modes(group.size()) if direct or mode != "direct"]
-    dim = max(8, out.shape[2] // 8 * 8)
+def _fastest(
+    out: torch.Tensor, group: ProcessGroup, heads: Wanted, link: Link | None, *, without: Mode | None = None
+) -> Mode:
+    link, dim = link or link_of(group), max(8, out.shape[2] // 8 * 8)
     shape = Shape(out.shape[1], out.shape[1], dim, dtype=dtype_name("out", out.dtype))
+    modes = [mode for mode in merge_modes(heads, len(out), shape, group.size(), link) if mode != without]
     return best_merge(heads, len(out), shape, group.size(), link, _COPY_GIGABYTES, modes).mode
 
 
