@@ -195,7 +195,7 @@ def test_runs_make_results() -> None:
     providers = [Reference(), Reference("flashinfer-a"), Reference("flashinfer-b"), TreegenExact("query")]
     found = list(run_batches([BATCH], BatchShapes(["4:2"], 16, "fp32"), providers, settings(), CPU, gbps=1000.0))
     (result,) = found
-    assert (result.batch, result.family, result.heads, result.requests) == ("tiny", "groups", "4:2", 5)
+    assert (result.batch, result.family, result.heads, result.requests) == ("tiny", "groups", "4:2 x16 fp32", 5)
     assert (result.tokens, result.unique_tokens) == (71, 55)
     assert result.floor_us == pytest.approx((55 * 2 * 2 * 16 * 4 + 5 * 4 * 32 * 4) / 1e6)
     assert [outcome.status for outcome in result.outcomes] == ["right"] * 4
@@ -256,6 +256,10 @@ def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["--table", "batches", "--family", "nobody"], "nobody"),
         (["--table", "batches", "--providers", "nobody"], "nobody"),
         (["--table", "batches", "--heads", "8"], "heads"),
+        (["--table", "batches", "--head-dim", "64", "--head-dim", "80"], "takes one --head-dim"),
+        (["--table", "batches", "--dtype", "fp16", "--dtype", "bf16"], "one --dtype"),
+        (["--table", "batches", "--page-size", "16"], "no --page-size"),
+        (["--table", "batches", "--dtype", "int4"], "int4"),
         (["--table", "batches", "--family", "unshared-long-8"], "cpu"),
     ):
         assert cli.main(["bench", *arguments]) == 2

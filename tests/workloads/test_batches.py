@@ -11,7 +11,7 @@ import pytest
 from treegen.ir.errors import FormatError, InputError
 from treegen.ir.tree import Tree
 from treegen.workloads.batch_pages import BatchPages, BatchSizes
-from treegen.workloads.batches import FAMILIES, batches
+from treegen.workloads.batches import FAMILIES, batches, chosen_batches
 from treegen.workloads.served_batch import BatchRequest, ServedBatch
 from treegen.workloads.stand_ins import stand_ins
 from treegen.workloads.tree_batches import FASTTREE_TREES, fasttree_batches, tree_batch
@@ -118,6 +118,21 @@ def test_families() -> None:
         if batch.family in ("groups", "agents"):
             assert batch.grouped
             assert batch.unique_tokens < 0.8 * batch.tokens
+
+
+def test_small_batches() -> None:
+    made = chosen_batches(None, "small")
+    assert [len(batch.requests) for batch in made] == [1, 1, 1, 4, 4, 16, 16, 4, 16, 8]
+    for batch in made:
+        number, _, tokens = batch.name.partition("-over-" if batch.grouped else "x")
+        assert len(batch.requests) == int(number)
+        for request in batch.requests[1:] if batch.grouped else batch.requests:
+            shared = int(tokens) if batch.grouped else 0
+            assert request.shared_tokens == shared
+            assert int(tokens) <= request.tokens <= 1.2 * int(tokens)
+        assert all(not (each.finished or each.arrived) for each in batch.events(20))
+    assert not any(batch.family == "small" for batch in batches(None))
+    assert made != chosen_batches(None, "small", seed=1)
 
 
 def test_trees_as_batches() -> None:

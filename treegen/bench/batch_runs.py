@@ -110,7 +110,7 @@ def batch_result(
         batch.name,
         batch.family,
         batch.seed,
-        f"{shape.num_qo_heads}:{shape.num_kv_heads}",
+        _heads_text(shape, batch.mla),
         shape.page_size,
         len(batch.requests),
         batch.tokens,
@@ -120,6 +120,14 @@ def batch_result(
         _floor_us(batch, shape, gbps),
         tuple(outcomes),
     )
+
+
+def _heads_text(shape: Shape, mla: bool) -> str:
+    """Returns heads as tables show them; MLA has head dims of its own."""
+    texts = [f"{shape.num_qo_heads}:{shape.num_kv_heads}"]
+    texts += [f"x{shape.head_dim}"] if shape.head_dim != 128 and not mla else []
+    texts += [shape.dtype] if shape.dtype != "bf16" else []
+    return " ".join(texts)
 
 
 def measure_batch(provider: BatchProvider, case: BatchCase, settings: BatchSettings) -> BatchOutcome:

@@ -60,7 +60,8 @@ def bench(
         list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
     ] = None,
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; can be repeated.", show_default="fp16")
+        list[str] | None,
+        typer.Option(help="fp16, bf16 or fp32; can be repeated.", show_default="fp16; bf16 with --table batches"),
     ] = None,
     page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV cache.")] = 1,
     shuffled: Annotated[
@@ -124,7 +125,10 @@ def bench(
             raise InputError("table", table, "is unknown", "use batches, or name trees")
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
-        chosen = _BatchOptions(family, heads, providers, steps, layers, repeats, seed, data)
+        if len(head_dim or ()) > 1 or len(dtype or ()) > 1 or page_size > 1:
+            raise InputError("table", table, "takes one --head-dim, one --dtype and no --page-size", "divide the run")
+        shape = (head_dim or [128])[0], (dtype or ["bf16"])[0]
+        chosen = _BatchOptions(family, heads, *shape, providers, steps, layers, repeats, seed, data)
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
     place = None if results is not None else place_of_rank()
     if results is not None:
@@ -164,6 +168,8 @@ class _BatchOptions:
 
     family: str | None
     heads: list[str] | None
+    head_dim: int
+    dtype: str
     providers: str | None
     steps: int
     layers: int
@@ -231,7 +237,7 @@ def _measured_batches(
 
     chosen = chosen_batches(options.data, options.family, options.seed)
     providers = batch_runs.batch_providers_from(options.providers)
-    shapes_from(options.heads or (), (), (), ())  # checks the heads
+    shapes_from(options.heads or ("1:1",), (options.head_dim,), (options.dtype,), (1,))  # checks the shapes
     if options.data is None and (place is None or place.rank == 0):
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
@@ -239,7 +245,8 @@ def _measured_batches(
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
     settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
-    shapes = BatchShapes([text.replace("/", ":") for text in options.heads or BATCH_HEADS])
+    heads = [text.replace("/", ":") for text in options.heads or BATCH_HEADS]
+    shapes = BatchShapes(heads, options.head_dim, options.dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 
     def save(results: list[BatchResult]) -> None:

@@ -153,4 +153,4 @@ def _all_are_ready(ready: bool, group: ProcessGroup, device: torch.device) -> bo
     votes = torch.tensor([int(ready), _exchanges, -_exchanges], device=device)
     dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=group)
     least, fewest, most = votes.tolist()
-    return least == 1 and fewest == -most
+    return bool(least == 1 and fewest == -most)
