@@ -35,8 +35,9 @@ def test_a_rank_may_be_a_call_ahead():
     run_function("support.direct_ranks:rank_ahead()", seconds=30)
 
 
-def test_ranks_go_on_alike_where_one_has_no_memory():
-    code, printed = run_ranks("support.rank_memory:votes", 3)
+@pytest.mark.parametrize("program", ["votes", "sights"])
+def test_ranks_go_on_alike(program):
+    code, printed = run_ranks(f"support.rank_memory:{program}", 3)
     assert code == 0, printed
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from treegen.distributed import peer_memory
 from treegen.distributed.direct_states import BufferForm
-from treegen.distributed.peer_memory import Mapped, allocate, buffers_for, reach_each_other
+from treegen.distributed.peer_memory import Mapped, allocate, buffers_for, reach_each_other, see_each_other
 
 CPU = torch.device("cpu")
 
@@ -52,3 +54,28 @@ def votes() -> None:
         assert allocate(group, form, CPU) is None  # torch would wait for handles that never come
         assert (rank == 2) or allocate(few, form, CPU) is not None
     assert not reach_each_other(group, CPU)
+
+
+def sights() -> None:
+    """Tells ranks of one host whose GPUs reach each other from all others; three ranks, each with GPUs in its order."""
+    group, rank = dist.group.WORLD, dist.get_rank()
+    assert group is not None
+    gpus = [f"GPU-{(rank + place) % 3}" for place in range(3)]  # this rank's own is the first that it sees
+
+    def seen(**differing: object) -> bool:
+        """What all ranks say; rank 1 has other functions."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+            patch.setattr(torch.cuda, "current_device", lambda: 0)
+            patch.setattr(torch.cuda, "get_device_properties", lambda gpu: SimpleNamespace(uuid=gpus[gpu]))
+            patch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: own != other)
+            for name, value in differing.items() if rank == 1 else ():
+                patch.setattr(socket if name == "gethostname" else torch.cuda, name, value)
+            return see_each_other(group, CPU)
+
+    assert seen()
+    assert not seen(can_device_access_peer=lambda own, other: False)
+    assert not seen(gethostname=lambda: "elsewhere")
+    assert not seen(device_count=lambda: 2)  # it does not see the GPU of rank 0
+    assert not seen(current_device=lambda: 2)  # that of rank 0
+    assert not seen(get_device_properties=lambda gpu: SimpleNamespace())  # of an older torch

@@ -58,7 +58,7 @@ def reach_each_other(group: ProcessGroup, device: torch.device) -> bool:
             return False
         with torch.cuda.device(device):
             form = BufferForm.for_states(group.size(), SMALLEST_ROOM, 128, torch.bfloat16)
-            _reached[group] = _see_each_other(group, device) and allocate(group, form, device) is not None
+            _reached[group] = see_each_other(group, device) and allocate(group, form, device) is not None
     return _reached[group]
 
 
@@ -122,9 +122,10 @@ def map_memory(memory: torch.Tensor, group: ProcessGroup) -> Mapped:
     return Mapped(memory, addresses, handle)
 
 
-def _see_each_other(group: ProcessGroup, device: torch.device) -> bool:
+def see_each_other(group: ProcessGroup, device: torch.device) -> bool:
     """Tells whether all ranks are processes of one host, and each sees and reaches the GPUs of all others."""
-    seen = [_number(str(getattr(_properties(gpu), "uuid", ""))) for gpu in range(torch.cuda.device_count())]
+    every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    seen = [_number(str(getattr(each, "uuid", ""))) for each in every]
     index = torch.cuda.current_device()
     boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
     own = torch.tensor([[_number(f"{socket.gethostname()} {boot}"), seen[index]]], device=device)
@@ -135,10 +136,6 @@ def _see_each_other(group: ProcessGroup, device: torch.device) -> bool:
     alone = len(set(hosts)) == 1 and len(others) == len(set(others)) == len(gpus) - 1
     reached = alone and all(torch.cuda.can_device_access_peer(index, other) for other in others)
     return _all_are_ready(reached, group, device)
-
-
-def _properties(gpu: int) -> object:
-    return torch.cuda.get_device_properties(gpu)
 
 
 def _number(text: str) -> int:
