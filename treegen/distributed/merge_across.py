@@ -82,12 +82,6 @@ def merge_across(
     buffers = _buffers(out, group, mode, heads, link)
     if buffers is not None:
         return buffers.merge(out, lse, heads == "own", scale)
-    if mode == "direct":
-        why = (
-            "needs 2 to 8 ranks of one host whose GPUs reach each other's memory and have room for buffers, and for a "
-            "CUDA graph a call before it is captured"
-        )
-        raise InputError("mode", mode, why, 'give "auto"')
     if mode == "auto":
         mode = _fastest(out, group, heads, link, without="direct")
     merged = _exchanged if mode == "exchange" else _gathered
@@ -97,13 +91,20 @@ def merge_across(
 def _buffers(
     out: torch.Tensor, group: ProcessGroup, mode: Mode | Literal["auto"], heads: Wanted, link: Link | None
 ) -> Buffers | None:
-    """Returns the buffers of a direct merge; None if states are to be merged by collectives."""
+    """Returns the buffers of a direct merge; None if states are to be merged by collectives. Raises InputError."""
     if (_fastest(out, group, heads, link) if mode == "auto" else mode) != "direct":
         return None
-    if not reach_each_other(group, out.device):
-        return None
-    states = len(out) * out.shape[1] // (group.size() if heads == "own" else 1)
-    return buffers_for(group, states, out.shape[2], out.dtype, out.device)
+    buffers = None
+    if reach_each_other(group, out.device):
+        states = len(out) * out.shape[1] // (group.size() if heads == "own" else 1)
+        buffers = buffers_for(group, states, out.shape[2], out.dtype, out.device)
+    if buffers is None and mode == "direct":
+        why = (
+            "needs 2 to 8 ranks of one host whose GPUs reach each other's memory and have room for buffers, and for a "
+            "CUDA graph a call before it is captured"
+        )
+        raise InputError("mode", mode, why, 'give "auto"')
+    return buffers
 
 
 def _fastest(
