@@ -12,6 +12,7 @@ import torch
 
 import treegen
 from support.attention_inputs import tensors
+from support.full_tests import others_full
 from treegen import KVRuns, Shape, Tree
 from treegen.backends import oracle
 from treegen.backends.softmax import LEAST_SCORE
@@ -140,7 +141,7 @@ def test_finfo_min_masks(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("sm_scale", [None, 0.0, 10.0])
+@pytest.mark.parametrize("sm_scale", others_full([None, 0.0, 10.0]))
 @pytest.mark.parametrize("sink", [-math.inf, -1e20, 0.99 * LEAST_SCORE, 1.01 * LEAST_SCORE, -3e38])
 def test_sinks_of_rows_that_see_nothing(sink: float, sm_scale: float | None) -> None:
     """Rows that a merge writes, and in a kernel of fixed capacity work items without tiles."""

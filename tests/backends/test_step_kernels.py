@@ -13,6 +13,7 @@ import triton.language as tl
 
 from support.batch_events import Server
 from support.batch_loops import STRATEGIES, Case, any_case, by_position, made
+from support.full_tests import others_full
 from support.step_tables import Step, step_of
 from treegen import Shape
 from treegen.backends import step_kernels
@@ -180,9 +181,7 @@ def has_positions(case: Case) -> bool:
     return case.window >= 0 or bool(case.options)
 
 
-@pytest.mark.parametrize(
-    "number", [pytest.param(number, marks=[pytest.mark.full] * (number % 2)) for number in range(len(CASES))]
-)
+@pytest.mark.parametrize("number", others_full(range(len(CASES)), 4))
 def test_what_steps_write(number: int) -> None:
     case = CASES[number]
     counted = follow(case, number, 6, positions=has_positions(case))
@@ -190,7 +189,7 @@ def test_what_steps_write(number: int) -> None:
 
 
 @pytest.mark.parametrize("window", [-1, 200])
-@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("page_size", others_full([16, 1, 128], 3))
 def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) -> None:
     """Each of few lone requests is read in several parts, which are merged; with more of them each is read whole."""
     case = Case(Shape(4, 2, 16, page_size=page_size), "block", window, cohort(64), 6, 400, sms=7)
@@ -290,7 +289,7 @@ def test_what_steps_write_at_length(seed: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [STRATEGIES[0], STRATEGIES[2], query()], ids=str)
-@pytest.mark.parametrize("page_size", [1, 16, 128])
+@pytest.mark.parametrize("page_size", others_full([1, 16, 128]))
 def test_requests_grow_to_the_reserve_and_beyond(strategy: str, page_size: int) -> None:
     planned, most = 150, 640
     case = Case(Shape(4, 2, 16, page_size=page_size), strategy=strategy, rows=3, most_tokens=most)

@@ -156,7 +156,9 @@ def beams_of(made: Engine, prompts: list[list[int]]) -> list[list[tuple[list[int
     return [[(each.tokens, pytest.approx(each.score, rel=1e-4)) for each in own] for own in made.run(prompts)]
 
 
-@pytest.mark.parametrize(("page_size", "deterministic"), [(1, False), (4, False), (16, False), (4, True)])
+@pytest.mark.parametrize(("page_size", "deterministic"), [
+    (4, False), (4, True), *(pytest.param(size, False, marks=pytest.mark.full) for size in (1, 16)),
+])  # fmt: skip
 @pytest.mark.parametrize("options", [
     {"width": 1}, {"width": 3}, {"width": 4, "stop_ids": (3, 7, 11, 30), "length_penalty": -1.0},
     {"width": 6, "stop_ids": tuple(range(0, 97, 5)), "early_stopping": True},

@@ -93,7 +93,7 @@ names = st.sampled_from(strategy_names())
 
 
 @given(forests(40, 300, kv=("default",), salt=71), names, names)
-@examples(150)
+@examples(80)
 def test_strategies_against_plain_loops(tree: Tree, first: str, second: str) -> None:
     found = difference(tree, first, second)
     one, two = (entry.plan for entry in found.entries)

@@ -30,6 +30,7 @@ from support.batch_loops import (
     serve,
     shaped_cases,
 )
+from support.full_tests import others_full
 from support.paths import ROOT
 from treegen import LiveBatch, PageTable, Shape
 from treegen.ir.arrays import Ints
@@ -101,7 +102,7 @@ def test_several_query_rows_at_length(begin: int) -> None:
         serve(any_case(seed, queries=MOST_QUERIES[seed % 4]), seed, 30, "torch")
 
 
-@pytest.mark.parametrize("number", range(len(SEVERAL)))
+@pytest.mark.parametrize("number", others_full(range(len(SEVERAL))))
 def test_interpreted_kernels_of_several_query_rows(number: int) -> None:
     counted = serve(SEVERAL[number], 103 + number, 5, "triton")
     assert counted["planned"] > 0

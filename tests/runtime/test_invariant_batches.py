@@ -16,6 +16,7 @@ from support.batch_events import TORCH, Server
 from support.batch_loops import Case, any_case, caches_of, made, scored_cases, serve, shaped_cases, small
 from support.compositions import bits
 from support.forests import examples
+from support.full_tests import others_full
 from support.step_tables import step_of
 from treegen import LiveBatch, Shape
 from treegen.backends.request_program import RequestProgram
@@ -152,7 +153,7 @@ def test_options_and_shapes(name: str) -> None:
     serve(replace(case, rows=4), 7, 2, "triton")
 
 
-@pytest.mark.parametrize("number", range(len(INTERPRETED)))
+@pytest.mark.parametrize("number", others_full(range(len(INTERPRETED))))
 def test_bits_follow_from_the_request(number: int) -> None:
     """Events of all kinds, in Triton's interpreter; plans are late or fresh, and others are in the batch or not."""
     assert check_bits(INTERPRETED[number], number, 3, "triton") > 3
@@ -170,7 +171,7 @@ def test_bits_follow_from_the_request_at_length(seed: int) -> None:
     check_bits(replace(case, strategy=INVARIANT, rows=min(case.rows, 6), most_tokens=500), seed, 12, "triton")
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("backend", others_full(["torch", "triton"]))
 def test_growing_over_the_edge_of_a_chunk(backend: str) -> None:
     """A row that grows from one chunk into the next has the bits of a fresh plan, at every length around the edge."""
     case = replace(SHARING, rows=3)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import treegen
 from support.attention_inputs import tensors
 from support.forests import examples, forests, obeys_law
+from support.full_tests import others_full
 from support.h200 import H200
 from support.page_requests import csr, requests
 from treegen import Kernel, Shape, Tree, TreeAttentionWrapper
@@ -128,7 +129,7 @@ TREE = Tree.from_parents(
 )
 
 
-@pytest.mark.parametrize("strategy", EVERY, ids=str)
+@pytest.mark.parametrize("strategy", others_full(EVERY), ids=str)
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_in_kernels(strategy: Strategy, turn: int) -> None:
     """Plain scores for every second strategy, and other options for the rest; the other way around in turn 1."""
