@@ -98,7 +98,7 @@ def scores_of(level: float, **options: Any) -> list[tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("sm_scale", [None, 1e-6, 3.0])
+@pytest.mark.parametrize("sm_scale", others_full([None, 1e-6, 3.0]))
 @pytest.mark.parametrize("factor", [0.99, 1.01, 1e3])
 def test_products_below_the_least_hide_their_token(factor: float, sm_scale: float | None) -> None:
     for out, lse in scores_of(factor * LEAST_SCORE, sm_scale=sm_scale):
@@ -109,7 +109,7 @@ def test_products_below_the_least_hide_their_token(factor: float, sm_scale: floa
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
-@pytest.mark.parametrize("sm_scale", [1.0, 1e-6, 3.0])
+@pytest.mark.parametrize("sm_scale", others_full([1.0, 1e-6, 3.0]))
 @pytest.mark.parametrize("factor", [0.99, 1.01])
 def test_scores_below_the_least_hide_their_token(factor: float, sm_scale: float) -> None:
     """Where scores are masked or changed: what is compared is the score, times sm_scale."""

@@ -364,6 +364,7 @@ def test_more_seats_than_a_program_lists_at_a_time() -> None:
         assert {PLANNED, NEW, REFUTED} <= {*step.states}
 
 
+@pytest.mark.full
 def test_every_page_of_a_long_request_is_checked() -> None:
     """Programs check blocks of pages in turn: a page that differs, or that there is not, is seen in each of them."""
     most, shared = 6000, 5500

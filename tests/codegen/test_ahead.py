@@ -219,6 +219,7 @@ def test_the_covering_set_compiles() -> None:
     check(covering_jobs())
 
 
+@pytest.mark.full
 def test_any_three_values_occur_together() -> None:
     cases = covering(3)
     assert len(cases) <= 250

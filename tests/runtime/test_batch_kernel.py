@@ -153,7 +153,7 @@ def test_interpreted_kernels_of_several_query_rows_at_length(begin: int) -> None
         serve(replace(case, rows=min(case.rows, 6), sms=random.Random(seed).choice([2, 16])), seed, 12, "triton")
 
 
-@pytest.mark.parametrize("name", sorted(scored_cases()))
+@pytest.mark.parametrize("name", others_full(sorted(scored_cases())))
 def test_options_of_scores_with_several_query_rows(name: str) -> None:
     case = replace(scored_cases()[name], queries=6)
     for seed in range(3):
@@ -195,7 +195,7 @@ def test_options_of_scores(name: str, seed: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::treegen.ir.errors.PerformanceWarning")
-@pytest.mark.parametrize("name", sorted(shaped_cases()))
+@pytest.mark.parametrize("name", others_full(sorted(shaped_cases())))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_shapes_and_caches(name: str, seed: int) -> None:
     case = shaped_cases()[name]

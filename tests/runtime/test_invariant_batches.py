@@ -131,7 +131,7 @@ def test_the_torch_backend(begin: int) -> None:
     assert planned > 0
 
 
-@pytest.mark.parametrize("number", range(len(INTERPRETED)))
+@pytest.mark.parametrize("number", others_full(range(len(INTERPRETED))))
 def test_interpreted_kernels(number: int) -> None:
     assert serve(INTERPRETED[number], 200 + number, 6, "triton")["planned"] > 0
 
@@ -146,7 +146,7 @@ def test_interpreted_kernels_at_length(begin: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::treegen.ir.errors.PerformanceWarning")
-@pytest.mark.parametrize("name", sorted({**scored_cases(), **shaped_cases()}))
+@pytest.mark.parametrize("name", others_full(sorted({**scored_cases(), **shaped_cases()})))
 def test_options_and_shapes(name: str) -> None:
     case = replace({**scored_cases(), **shaped_cases()}[name], strategy=INVARIANT, most_tokens=300)
     serve(case, 3, 20, "torch")

@@ -155,7 +155,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch"])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", others_full(SHAPES))
 def test_shapes(name: str, backend: str) -> None:
     shape = SHAPES[name]
     source = torch.Generator().manual_seed(1)
