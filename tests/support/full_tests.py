@@ -1,4 +1,4 @@
-"""Parameters of which `make test` takes some, and `make test-full` the others."""
+"""Parameters that `make test` and `make test-full` share out among them."""
 
 from __future__ import annotations
 

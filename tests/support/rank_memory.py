@@ -1,4 +1,4 @@
-"""Ranks that allocate memory for direct merges, some of which cannot: all of them go on alike."""
+"""Ranks that allocate memory for direct merges. Where one of them cannot, all go on alike."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Each rank has a buffer that all ranks of its group can write to:
 
-    flags  [ranks, blocks]                 the number of the last call whose states a rank has written, by thread block
-    out    [2, ranks, capacity, D]         states of each rank, of calls with odd and with even numbers
+    out    [2, ranks, capacity, D]         states of each rank, of calls with even and with odd numbers
     lse    [2, ranks, capacity]
+    flags  [ranks, blocks]                 the number of the last call whose states a rank has written, by thread block
 
 A thread block writes its STATES states of a call to each rank and then its flag there, waits for the flags of the same
 thread block of all other ranks, and combines. Halves take turns, so a rank may write the states of a call while others
