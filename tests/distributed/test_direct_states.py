@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -61,13 +62,16 @@ def test_the_kernel_compiles(monkeypatch):
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = pool.submit(compiled).result()
     assert len(found) == 6
-    for registers, stack in found:
+    for registers, stack, accesses in found:
         assert stack == 0
         assert registers <= 128
+        assert "st.global.v4.b32" in accesses
+        assert "ld.global.cg.v4.b32" in accesses
+        assert not any(access.endswith("b16") for access in accesses), "elements go one by one"
 
 
-def compiled() -> list[tuple[int, int]]:
-    """Registers and stack of the kernel by architecture and head dim, in a process where Triton does not interpret."""
+def compiled() -> list[tuple[int, int, set[str]]]:
+    """Registers, stack and accesses of the kernel by architecture and head dim; Triton does not interpret."""
     from treegen.backends import direct_kernels
 
     assert "TRITON_INTERPRET" not in os.environ
@@ -80,5 +84,6 @@ def compiled() -> list[tuple[int, int]]:
                 out, lse, out, lse, places, calls, 32, 8, 8, 0, 64, 1024, 1, 1.0, 10**11, 2, *tile_of(dim), False,
                 grid=(2,), num_warps=8,
             )  # fmt: skip
-        found.append(usage(made.asm["cubin"]))
+        accesses = set(re.findall(r"\b(?:ld|st)\.global[.\w]*", made.asm["ptx"]))
+        found.append((*usage(made.asm["cubin"]), accesses))
     return found

@@ -86,7 +86,7 @@ def wait_for(place, call, limit_ns, INTERPRETED: tl.constexpr):
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["states", "heads", "part_heads", "own_heads", "rank"])
 def merge_directly(
     out, lse, merged, merged_lse, places, calls, states, heads, part_heads, own_heads, blocks, capacity, rank,
     lse_scale, limit_ns, ranks: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, STATES: tl.constexpr,
@@ -114,7 +114,7 @@ def merge_directly(
         source = row * heads + peer * own_heads + head
         values = tl.load(out + source.to(tl.int64)[:, None] * D + element[None, :], mask=inside)
         sums = tl.load(lse + source, mask=there)
-        outs = tl.multiple_of(tl.load(places + peer), 16).to(tl.pointer_type(out.dtype.element_ty))
+        outs = tl.multiple_of(tl.load(places + peer).to(tl.pointer_type(out.dtype.element_ty)), 16)
         lses = tl.load(places + ranks + peer).to(tl.pointer_type(tl.float32))
         tl.store(outs + (half + rank) * chunk + to, values, mask=inside)
         tl.store(lses + (half + rank) * capacity + state, sums, mask=there)
@@ -126,7 +126,7 @@ def merge_directly(
     for other in range(ranks - 1):
         wait_for(flags + (rank + 1 + other) % ranks * blocks + block, call, limit_ns, INTERPRETED)
     tl.debug_barrier()
-    outs = tl.multiple_of(tl.load(places + rank), 16).to(tl.pointer_type(out.dtype.element_ty))
+    outs = tl.multiple_of(tl.load(places + rank).to(tl.pointer_type(out.dtype.element_ty)), 16)
     lses = tl.load(places + ranks + rank).to(tl.pointer_type(tl.float32))
     combine_block(
         outs + half * chunk, lses + half * capacity, merged, merged_lse, block, states, chunk, capacity, ranks,
