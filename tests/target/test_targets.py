@@ -62,9 +62,12 @@ def test_resident_blocks_fit(rows: int) -> None:
         assert 1 <= resident_blocks(tile, Shape(32, 8, 128, dtype="fp16"), target) <= 32
 
 
-def test_two_large_tiles_fit_an_sm_of_the_h200() -> None:
-    shape = Shape(64, 1, 128, dtype="fp16")
-    assert resident_blocks(kernel_config(shape, targets()["h200"], 1), shape, targets()["h200"]) == 2
+@pytest.mark.parametrize("name", ["h100", "h200", "b200"])
+@pytest.mark.parametrize("dims", [64, 128, 160, 256])
+@pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
+def test_two_thread_blocks_with_large_tiles_fit_into_an_sm(name: str, dims: int, kv_dtype: str) -> None:
+    target, shape = targets()[name], Shape(16, 8, dims, dtype="bf16", kv_dtype=kv_dtype)
+    assert resident_blocks(kernel_config(shape, target, 64), shape, target) == 2
 
 
 @pytest.mark.parametrize(
