@@ -109,7 +109,12 @@ def test_interpreted_kernels_of_several_query_rows(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "queries"), [(cohort(16, split=64), None), (cohort(16, split=64), 4), (batch_invariant(128), None)]
+    ("strategy", "queries"),
+    [
+        (cohort(16, split=64), 4),
+        (batch_invariant(128), None),
+        pytest.param(cohort(16, split=64), None, marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("events", [7, pytest.param(20, marks=pytest.mark.full)])
 def test_thread_blocks_take_several_turns(
