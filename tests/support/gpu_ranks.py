@@ -92,7 +92,7 @@ def engines() -> None:
 
 
 def lost_rank() -> None:
-    """Where a rank ends, the others fail; the last check, since GPUs that failed serve no more."""
+    """Where other ranks do not come to a merge, rank 0 fails; the last check, since its GPU then serves no more."""
     group = dist.new_group(timeout=timedelta(seconds=5))
     out, lse = torch.zeros(4, 8, 128, device="cuda"), torch.zeros(4, 8, device="cuda")
     merge_across(out, lse, group, mode="direct")

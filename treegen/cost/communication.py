@@ -35,8 +35,8 @@ class Link:
     """What connects ranks, in a model of a few numbers.
 
     A collective takes `latency_us + hop_us * (messages - 1) + sent / gigabytes`. A direct merge, in which ranks write
-    into each other's memory, takes `direct_us + sent / gigabytes`, its launch included. The model assumes that all
-    ranks send and receive at the same time at this rate, whatever the number of ranks, and that a rank's messages
+    into each other's memory, takes `direct_us + sent / direct_gigabytes`, its launch included. The model assumes that
+    all ranks send and receive at the same time at this rate, whatever the number of ranks, and that a rank's messages
     follow one another. It leaves out what some networks do better: trees, sums in switches, and messages to several
     ranks at once.
 
@@ -46,9 +46,10 @@ class Link:
         hop_us: Time that each further message adds, beside that of its bytes.
         gigabytes: What a rank sends in a second, in units of 1e9 bytes; it receives as much at the same time.
         direct_us: Time of the smallest direct merge; None where ranks cannot write into each other's memory.
+        direct_gigabytes: What a rank writes in a second, in units of 1e9 bytes; by default gigabytes.
 
     Raises:
-        InputError: A number is negative, or gigabytes is 0.
+        InputError: A number is negative, or a rate is 0.
     """
 
     name: str
@@ -56,14 +57,19 @@ class Link:
     hop_us: float
     gigabytes: float
     direct_us: float | None = None
+    direct_gigabytes: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("latency_us", "hop_us", "gigabytes", "direct_us"):
+        for field in ("latency_us", "hop_us", "gigabytes", "direct_us", "direct_gigabytes"):
             value = getattr(self, field)
-            if field == "direct_us" and value is None:
+            if field.startswith("direct") and value is None:
                 continue
-            if not (is_finite(value) and value >= 0) or (field == "gigabytes" and not value):
+            if not (is_finite(value) and value >= 0) or (field.endswith("gigabytes") and not value):
                 raise InputError(field, value, "is not a number above 0", "measure it with treegen.distributed")
+
+    def direct_merge_us(self, sent: int) -> float:
+        """Returns the time of a direct merge for which each rank writes this many bytes."""
+        return (self.direct_us or 0.0) + sent / ((self.direct_gigabytes or self.gigabytes) * 1e3)
 
     def time_us(self, collective: Collective) -> float:
         """Returns the time of a collective."""
@@ -167,7 +173,7 @@ def merge_cost(
     if mode == "direct":
         sent = states // parts * (dim * element + DTYPE_BYTES["fp32"]) * (ranks - 1)
         writes = Collective("writes", sent, ranks - 1)
-        return Communication(mode, (writes,), (link.direct_us or 0.0) + sent / (link.gigabytes * 1e3), 0.0)
+        return Communication(mode, (writes,), link.direct_merge_us(sent), 0.0)
     if mode == "exchange":
         chunk = packed_bytes(rows, heads // parts, dim, element)
         collectives: tuple[Collective, ...] = ((all_gather if wanted == "all" else all_to_all)(chunk, ranks),)

@@ -8,15 +8,14 @@ from treegen.ir.errors import InputError
 LINKS = {
     link.name: link
     for link in (
-        Link("nvlink", latency_us=11.0, hop_us=1.5, gigabytes=190.0, direct_us=5.0),
+        Link("nvlink", latency_us=11.0, hop_us=1.5, gigabytes=190.0, direct_us=5.3, direct_gigabytes=260.0),
         Link("400g", latency_us=20.0, hop_us=2.5, gigabytes=45.0),
     )
 }
 """nvlink: between Hopper GPUs, fitted to ten collectives of 8 KiB to 4 MiB on two H200s with NCCL in CUDA graphs. Their
-times are within 20 %, the larger ones within 11 %. Direct merges of 8 and 64 rows of 32 heads on two H100s are within
-11 %; those of 256 rows take less than it says, by up to 17 % (tests/cost/test_communication.py). Larger transfers go
-faster: 370 GB/s at 64 MiB. What a hop costs comes from all-reduces of two ranks; more ranks were not measured. 400g: a
-network adapter of 400 Gb/s for each GPU; assumed."""
+times are within 20 %, the larger ones within 11 %, and direct merges of 8 to 256 rows of 32 heads on two H100s within
+8 % (tests/cost/test_communication.py). Larger transfers go faster: 370 GB/s at 64 MiB. What a hop costs comes from
+all-reduces of two ranks; more ranks were not measured. 400g: a network adapter of 400 Gb/s for each GPU; assumed."""
 
 DEFAULT_LINK = "nvlink"
 

@@ -232,9 +232,9 @@ def invariant_config(shape: Shape, target: Target, run_tokens: int) -> KernelCon
 def wanted_config(rows: int, tokens: int, shape: Shape, target: Target) -> KernelConfig:
     """Returns the kernel config of exactly these sizes.
 
-    It has 4 warps, or 2 for 16 rows (one for every 32 tokens where the small tile has one), and perhaps twice as many
-    where values have more than 128 dims. It has three stages if two thread blocks then fit into an SM, else two.
-    Raises ShapeError if not even that fits.
+    Tiles of 16 rows have 2 warps (one for every 32 tokens where the small tile has one), larger ones 4; those of values
+    of more than 128 dims may have twice as many. There are three stages if two thread blocks then fit into an SM, else
+    two. Raises ShapeError if not even that fits.
     """
     of_small = max(1, tokens // 32) if _by_one_warp(shape, target) else 2
     warps = (of_small if rows <= SMALL_ROWS else 4) * _wider(rows, shape, target)
