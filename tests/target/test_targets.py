@@ -67,7 +67,8 @@ def test_resident_blocks_fit(rows: int) -> None:
 @pytest.mark.parametrize("kv_dtype", ["bf16", "e4m3"])
 def test_two_thread_blocks_with_large_tiles_fit_into_an_sm(name: str, dims: int, kv_dtype: str) -> None:
     target, shape = targets()[name], Shape(16, 8, dims, dtype="bf16", kv_dtype=kv_dtype)
-    assert resident_blocks(kernel_config(shape, target, 64), shape, target) == 2
+    by_eight_warps = kv_dtype == "e4m3" and dims > 128
+    assert resident_blocks(kernel_config(shape, target, 64), shape, target) == (1 if by_eight_warps else 2)
 
 
 @pytest.mark.parametrize(

@@ -210,9 +210,10 @@ def _wider(rows: int, shape: Shape, target: Target) -> int:
 
     It is 1 where products of a warp group come from shared memory, with 64 rows from Hopper on: two thread blocks of
     four warps then fit into an SM. On an H100, batches with values of 256 dims take 0.57 to 0.95 of the time that they
-    take by eight warps.
+    take by eight warps. Caches that are converted keep eight: four spill.
     """
     by_groups = rows >= MATRIX_ROWS and shape.dtype != "fp32" and target.capability >= _HOPPER
+    by_groups = by_groups and shape.kv_dtype not in FP8
     return 1 if by_groups or padded(shape.head_dim_v) <= 128 else 2
 
 
