@@ -14,14 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
-from treegen.search.bucket import batch_bucket, policy_bucket
+from treegen.ir.shape import Shape
+from treegen.search.bucket import Figures, batch_bucket
 from treegen.search.split_estimates import SPLIT_STEP, WAVES
-from treegen.search.weigh import Weights, as_named, weighed, weights_of
+from treegen.search.weigh import Weights, as_named, least, weights_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Choice, Strategy
@@ -41,11 +43,18 @@ _WAVES = tuple(f"{waves:g}" for waves in WAVES)
 
 def batch_key(problem: Problem) -> PolicyKey:
     """Returns the cache key of a batch's bucket. Page sizes share policies, as do bf16 and fp16."""
-    tree, shape, target = problem
+    return _key_of(batch_bucket(problem.tree), problem)
+
+
+def _key_of(bucket: str, problem: Problem) -> PolicyKey:
+    return key_for(f"batch of {bucket}", _measured_shape(problem.shape), problem.target)
+
+
+@lru_cache(16)
+def _measured_shape(shape: Shape) -> Shape:
+    """Returns the shape whose policies a shape takes."""
     shape = replace(shape, page_size=16)
-    if shape.dtype == shape.kv_dtype == "fp16":
-        shape = replace(shape, dtype="bf16", kv_dtype="bf16")
-    return key_for(f"batch of {batch_bucket(tree)}", shape, target)
+    return replace(shape, dtype="bf16", kv_dtype="bf16") if shape.dtype == shape.kv_dtype == "fp16" else shape
 
 
 def accepts_for_batches(policy: Mapping[str, object]) -> bool:
@@ -106,34 +115,28 @@ class BatchChoices:
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
-        tree = problem.tree
-        bucket, tokens = policy_bucket(tree), tree.unique_tokens
+        figures = Figures.of(problem.tree)
+        bucket, tokens = figures.policy_bucket, figures.tokens
         choice, known = self._choices.get(bucket, (None, 0))
         if choice is None or not known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
-            choice = self._measured(problem) or weighed(problem, most_items=self.most_items, tile=self.tile)
+            weights = weights_of(problem, self.tile)
+            measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
+            choice = measured or least(problem, weights, self.most_items)
             known = tokens
             self._choices[bucket] = choice, known
         if tokens in (0, known):
             return choice
         return Choice(scaled(choice.strategy, tokens / known), choice.reason)
 
-    def _measured(self, problem: Problem) -> Choice | None:
-        """Returns the measured choice for such batches, if the policy cache has one that fits this batch."""
-        entry = self._entry(problem)
-        weights = None if entry is None else weights_of(problem, self.tile)
-        if entry is None or weights is None:
-            return None
-        place = place_of(weights, entry.policy)
-        if place is None or weights.items(place) > self.most_items:
+    def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
+        """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""
+        if bucket not in self._entries:
+            self._entries[bucket] = POLICY_CACHE.lookup(_key_of(bucket, problem), accepts_for_batches).entry
+        entry = self._entries[bucket]
+        place = None if entry is None else place_of(weights, entry.policy)
+        if entry is None or place is None or weights.items(place) > self.most_items:
             return None
         if weights.times_us[place] > _NEAR * weights.times_us.min():
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
         return Choice(as_named(weights.policy(place), problem.tree), reason)
-
-    def _entry(self, problem: Problem) -> Entry | None:
-        """Returns the entry of a batch's bucket in the policy cache, if there is one."""
-        bucket = batch_bucket(problem.tree)
-        if bucket not in self._entries:
-            self._entries[bucket] = POLICY_CACHE.lookup(batch_key(problem), accepts_for_batches).entry
-        return self._entries[bucket]

@@ -54,7 +54,11 @@ def weighed(problem: Problem, *, most_items: int | None = None, tile: KernelConf
     Raises:
         ShapeError: No kernel config fits the shape.
     """
-    weights = weights_of(problem, tile)
+    return least(problem, weights_of(problem, tile), most_items)
+
+
+def least(problem: Problem, weights: Weights | None, most_items: int | None = None) -> Choice:
+    """Returns the choice of `weighed` from a problem's weights."""
     if weights is None:
         return Choice(as_named(Cohort(1), problem.tree), NOTHING)
     place = weights.best_planned(problem) if most_items is None else weights.best(most_items)
