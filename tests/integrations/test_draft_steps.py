@@ -200,3 +200,23 @@ def test_a_drafter_that_is_stopped_goes_on(trouble: int, widths: tuple[int, ...]
     with pytest.raises(KeyboardInterrupt):
         served(drafter, 3)
     assert served(drafter, 3)[0] == served(None)[0]
+
+
+def test_an_engine_warms_its_draft_model_up() -> None:
+    warmed = []
+
+    class Noted(DraftModel):
+        def warm_up(self) -> None:
+            warmed.append(len(made.sequences))
+            super().warm_up()
+
+    drafter = Noted(HFModel(tiny()), (1, 1), num_pages=100, page_size=4)
+    made = Engine(HFModel(tiny()), Speculate(drafter, 2, max_new_tokens=6), num_pages=100, page_size=4)
+    made.warm_up()
+    assert warmed == [0]
+    plain = Engine(HFModel(tiny()), Sample(max_new_tokens=6), num_pages=100, page_size=4)
+    plain.warm_up()
+    assert made.run(PROMPTS) == plain.run(PROMPTS)
+    for controller in (Speculate(max_new_tokens=6), Sample()):
+        Engine(HFModel(tiny()), controller, num_pages=100, page_size=4).warm_up()
+    assert warmed == [0]

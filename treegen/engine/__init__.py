@@ -11,11 +11,11 @@ from treegen.engine.control import (
     Frontier,
     Growth,
     Next,
-    Sample,
     Selecting,
     SelectingDrafts,
     SelectingForks,
     Selection,
+    WarmsUp,
 )
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.drafters import DeviceDrafter, Drafter, DraftModel, NGrams
@@ -25,6 +25,7 @@ from treegen.engine.forced_drafts import ForcedDrafts
 from treegen.engine.forward import Model
 from treegen.engine.pool import KVPool
 from treegen.engine.prefix import PrefixCache
+from treegen.engine.sample import Sample
 from treegen.engine.sampling import Sampling
 from treegen.engine.sequences import SequenceTree
 from treegen.engine.speculate import Speculate
@@ -65,5 +66,6 @@ __all__ = [
     "Speculate",
     "Step",
     "StepKernel",
+    "WarmsUp",
     "tree_kernels",
 ]

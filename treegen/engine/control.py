@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -11,10 +10,6 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree
-from treegen.engine.engine_checks import check_stop_ids
-from treegen.engine.sampling import Sampling, check_sampling
-from treegen.ir.arrays import positive_int
-from treegen.ir.errors import InputError
 
 Label = tuple[int, ...]
 """The number of a branch's prompt, and whatever else the controller tells branches of one prompt apart by."""
@@ -102,6 +97,14 @@ class Drafting(Protocol):
 
     def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
         """Returns for each branch tokens that may follow its last one."""
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A controller or drafter with work that `Engine.warm_up` does ahead, as `DraftModel` has graphs to capture."""
+
+    def warm_up(self) -> None:
+        """Does the work."""
 
 
 @runtime_checkable
@@ -213,81 +216,3 @@ class SelectingForks(Protocol):
 
         The first of several next tokens of a branch is the one in the branch's own place.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Draws samples of each prompt, independent of one another.
-
-    Args:
-        n: Samples of each prompt.
-        sampling: How tokens are drawn; by default the most likely one.
-        max_new_tokens: Tokens at which a sample ends.
-        stop_ids: Tokens that end a sample, each with itself as the last token.
-
-    Raises:
-        InputError: A number is out of range.
-    """
-
-    n: int = 1
-    sampling: Sampling = field(default_factory=Sampling)
-    max_new_tokens: int = 64
-    stop_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        positive_int("n", self.n, InputError)
-        positive_int("max_new_tokens", self.max_new_tokens, InputError)
-        check_sampling(self.sampling)
-        check_stop_ids(self.stop_ids)
-
-    @property
-    def width(self) -> int:
-        """See Controller."""
-        return self.n
-
-    @property
-    def together(self) -> bool:
-        """See Controller."""
-        return False
-
-    def decide(self, frontier: Frontier) -> Growth:
-        """See Controller."""
-        if self.selects(frontier.branches):
-            return self.commit(frontier.branches, self.select(frontier).tolist())
-        rows, labels, branches = [], [], []
-        for row, branch in enumerate(frontier.branches):
-            first = len(branch.tokens) == branch.prompt
-            for label in [(*branch.label, sample) for sample in range(self.n)] if first else [branch.label]:
-                rows.append(row)
-                labels.append(label)
-                branches.append(branch)
-        logits = frontier.logits if rows == list(range(len(frontier.branches))) else frontier.logits[rows]
-        drawn = self.sampling.draw(logits, labels, [len(branch.tokens) for branch in branches])
-        return self._growth([branch.number for branch in frontier.branches], branches, labels, drawn)
-
-    def selects(self, branches: Sequence[Branch]) -> bool:
-        """See Selecting. The first token of a prompt forks."""
-        return all(branch.new_tokens for branch in branches)
-
-    def select(self, frontier: Frontier) -> torch.Tensor:
-        """See Selecting."""
-        branches = frontier.branches
-        labels, positions = [branch.label for branch in branches], [len(branch.tokens) for branch in branches]
-        return self.sampling.select(frontier.logits, labels, positions)
-
-    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
-        """See Selecting."""
-        return self._growth([each.number for each in branches], branches, [each.label for each in branches], tokens)
-
-    def _growth(
-        self, numbers: Sequence[int], branches: Sequence[Branch], labels: Sequence[Label], drawn: Sequence[int]
-    ) -> Growth:
-        """Returns what follows from a token for each of these branches, which are listed once for each label."""
-        grown: dict[int, list[Next]] = {number: [] for number in numbers}
-        results = []
-        for branch, label, token in zip(branches, labels, drawn, strict=True):
-            if token in self.stop_ids or len(branch.tokens) + 1 - branch.prompt >= self.max_new_tokens:
-                results.append(Continuation(label, [*branch.new_tokens, token]))
-            else:
-                grown[branch.number].append(Next(token, label))
-        return Growth(grown, results)

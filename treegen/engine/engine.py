@@ -25,7 +25,7 @@ from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth
+from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, WarmsUp
 from treegen.engine.engine_checks import (
     check_deterministic,
     check_growth,
@@ -226,12 +226,14 @@ class Engine:
                 self._grow(frontier.branches, growth)
 
     def warm_up(self) -> None:
-        """Captures the graphs of all numbers of rows, so that no step does; without graphs it does nothing.
+        """Captures the graphs of all numbers of rows, also those of a draft model, so that no step does.
 
         Raises:
             BranchError: Branches are running.
         """
         self.forward.warm_up()
+        if isinstance(self.controller, WarmsUp):
+            self.controller.warm_up()
 
     def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
         """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
+from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, WarmsUp
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
 from treegen.engine.engine_checks import check_drafts, check_stop_ids
@@ -74,6 +74,11 @@ class Speculate:
     def draft_trees(self) -> bool:
         """See Drafting."""
         return self.drafter.trees
+
+    def warm_up(self) -> None:
+        """See WarmsUp."""
+        if isinstance(self.drafter, WarmsUp):
+            self.drafter.warm_up()
 
     def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
         """See Drafting. Branches that fork get none."""
