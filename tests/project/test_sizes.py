@@ -27,10 +27,6 @@ LONG_FUNCTIONS = {
     "treegen/backends/step_kernels.py:read_requests": DEVICE,
     "treegen/backends/step_kernels.py:settle_requests": DEVICE,
     "treegen/cli/bench_command.py:bench": COMMAND,
-    "treegen/cli/plan_commands.py:explain": COMMAND,
-    "treegen/cli/run_command.py:run": COMMAND,
-    "treegen/cli/tune_command.py:tune": COMMAND,
-    "treegen/cli/warm_command.py:warm": COMMAND,
 }
 MANY_PARAMETERS = {
     "templates/kernel_functions.py:guarded_softmax_step": DEVICE,

@@ -68,6 +68,26 @@ def compile_batch(
     Raises:
         TreegenError: An argument cannot be served.
     """
+    _check_sizes(shape, pages, max_tokens, max_rows)
+    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
+        raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
+    if not isinstance(batch_invariant, bool):
+        raise InputError("batch_invariant", batch_invariant, "is not a bool", "give True or False")
+    scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
+    scores.check(shape)
+    chosen = strategy_from(strategy)
+    if batch_invariant:
+        chosen = (
+            BatchInvariant(chunk_for(max_tokens)) if chosen.automatic else invariant_strategy(chosen, autotune=False)
+        )
+    if isinstance(chosen, BatchInvariant):
+        _check_invariant(chosen, pages)
+    options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
+    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens, max_rows)
+
+
+def _check_sizes(shape: Shape, pages: PageTable, max_tokens: int, max_rows: int | None) -> None:
+    """Raises InputError for sizes that kernels for running batches do not have, or that do not go together."""
     if not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
     if shape.page_size not in PAGE_SIZES:
@@ -87,21 +107,6 @@ def compile_batch(
     if max_rows is not None and (type(max_rows) is not int or not 1 <= max_rows <= INT32_MAX):
         fix = "give the query rows of all requests together"
         raise InputError("max_rows", max_rows, f"is not a number of 1..{INT32_MAX}", fix)
-    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
-        raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
-    if not isinstance(batch_invariant, bool):
-        raise InputError("batch_invariant", batch_invariant, "is not a bool", "give True or False")
-    scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
-    scores.check(shape)
-    chosen = strategy_from(strategy)
-    if batch_invariant:
-        chosen = (
-            BatchInvariant(chunk_for(max_tokens)) if chosen.automatic else invariant_strategy(chosen, autotune=False)
-        )
-    if isinstance(chosen, BatchInvariant):
-        _check_invariant(chosen, pages)
-    options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
-    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens, max_rows)
 
 
 def _check_invariant(strategy: BatchInvariant, pages: PageTable) -> None:

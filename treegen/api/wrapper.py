@@ -185,31 +185,30 @@ class TreeAttentionWrapper(Copyable):
         refuse("q_len_per_req", q_len_per_req, (1,), "describe several query rows of a request by a Tree")
         dtype, kv_dtype = element_types(q_data_type, kv_data_type, o_data_type)
         shape = Shape(
-            num_qo_heads,
-            num_kv_heads,
-            head_dim,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            page_size=page_size,
+            num_qo_heads, num_kv_heads, head_dim, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size,
             kv_layout=self._options.layout,
-        )
+        )  # fmt: skip
         settings = shape, sm_scale, ScoreOptions(logits_soft_cap=logits_soft_cap, window_left=window_left)
         table = kv_indptr, kv_indices, kv_last_page_len
         requests = choose_requests(table, settings, self._options, self._requests, self._settings)
         if requests is not None:
             requests.plan(*table, request_ids)
             self._requests, self._settings, self._kernel = requests, settings, None
-            return
+        else:
+            self._plan_on_host(*table, settings)
+            self._requests = None
+
+    begin_forward = plan
+
+    def _plan_on_host(self, kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, settings: Settings) -> None:
         indptr, indices = on_host("kv_indptr", kv_indptr), on_host("kv_indices", kv_indices)
         self._options.check_graph(indptr.size - 1, indices.size, settings, self._settings)
-        tree = Tree.from_page_table(indptr, indices, on_host("kv_last_page_len", kv_last_page_len), page_size)
+        last = on_host("kv_last_page_len", kv_last_page_len)
+        tree = Tree.from_page_table(indptr, indices, last, settings[0].page_size)
         if self._kernel is not None and self._settings == settings:
             self._kernel.update(tree)
         else:
             self._kernel, self._settings = host_kernel(tree, settings, self._options), settings
-        self._requests = None
-
-    begin_forward = plan
 
     def run(
         self,

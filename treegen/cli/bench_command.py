@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
 from treegen.cli.arguments import DataOption, FamilyOption, HtmlOption, SeedOption, print_table, shapes_from
+from treegen.cli.bench_options import (
+    DtypesOption,
+    FasttreeOption,
+    FromOption,
+    HeadDimsOption,
+    HeadPairsOption,
+    JsonOption,
+    LayersOption,
+    PagesOption,
+    PlotOption,
+    ProvidersOption,
+    RepeatsOption,
+    RowsOption,
+    ShuffledOption,
+    SpecsArgument,
+    StepsOption,
+    StrideOption,
+    TableOption,
+)
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.rank_commands import bench_on_ranks, place_of_rank
 from treegen.ir.errors import BackendError, InputError
@@ -30,80 +49,27 @@ _DEFAULT_PROVIDERS = "auto,query"
 
 
 def bench(
-    specs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SPEC...",
-            help="Trees, files or folders of trees, decodings as in `treegen io`, or .jsonl files of trees.",
-            show_default="the table of FastTree's kernel benchmark",
-        ),
-    ] = None,
-    providers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Strategies or other libraries, with commas: sdpa, flex, flashinfer-decode, flashinfer-cascade, "
-            "flashinfer-cascade-fa2, flashinfer-prefill, fasttree-artifact, fasttree-artifact-planner-tiles. "
-            "`--table batches` has providers of its own.",
-            show_default="auto,query; all with --from or --table batches",
-        ),
-    ] = None,
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="QUERY:KV",
-            help="Query heads and KV heads; can be repeated.",
-            show_default="16:1, 32:8 and 32:32; 32:8 and 8:1 with --table batches",
-        ),
-    ] = None,
-    head_dim: Annotated[
-        list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="fp16, bf16 or fp32; can be repeated.", show_default="fp16; bf16 with --table batches"),
-    ] = None,
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV cache.")] = 1,
-    shuffled: Annotated[
-        int | None,
-        typer.Option(min=1, help="Move KV to shuffled pages of this number of tokens.", show_default="KV in order"),
-    ] = None,
-    fasttree: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="A checkout of FastTree-Artifact, for its providers.", show_default="none of them"
-        ),
-    ] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken from a decoding.")] = STRIDE,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per case; times are their medians.")] = 20,
-    rows: Annotated[int, typer.Option(min=1, help="The most rows to compare with the oracle.")] = 256,
-    table: Annotated[
-        str | None,
-        typer.Option(
-            metavar="batches",
-            help="Measure layers, plans and steps of a suite of running batches.",
-            show_default="measure trees",
-        ),
-    ] = None,
+    specs: SpecsArgument = None,
+    providers: ProvidersOption = None,
+    heads: HeadPairsOption = None,
+    head_dim: HeadDimsOption = None,
+    dtype: DtypesOption = None,
+    page_size: PagesOption = 1,
+    shuffled: ShuffledOption = None,
+    fasttree: FasttreeOption = None,
+    stride: StrideOption = STRIDE,
+    repeats: RepeatsOption = 20,
+    rows: RowsOption = 256,
+    table: TableOption = None,
     family: FamilyOption = None,
-    steps: Annotated[int, typer.Option(min=1, help="Decoding steps of a batch.")] = 200,
-    layers: Annotated[int, typer.Option(min=1, help="Attention layers of a batch's step.")] = 32,
+    steps: StepsOption = 200,
+    layers: LayersOption = 32,
     seed: SeedOption = 0,
     data: DataOption = None,
-    json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write all results to this file.", show_default="not written")
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw the results to this .svg or .png file.", show_default="not drawn"),
-    ] = None,
+    json: JsonOption = None,
+    plot: PlotOption = None,
     html: HtmlOption = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="FILE", help="Show a file that --json wrote, and measure nothing.", show_default="measure"
-        ),
-    ] = None,
+    results: FromOption = None,
 ) -> None:
     """Measure attention over trees by treegen and by other libraries on this machine's GPU.
 
@@ -125,9 +91,7 @@ def bench(
             raise InputError("table", table, "is unknown", "use batches, or name trees")
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
-        if len(head_dim or ()) > 1 or len(dtype or ()) > 1 or page_size > 1:
-            raise InputError("table", table, "takes one --head-dim, one --dtype and no --page-size", "divide the run")
-        shape = (head_dim or [128])[0], (dtype or ["bf16"])[0]
+        shape = _shape_of_batches(head_dim or [128], dtype or ["bf16"], page_size)
         chosen = _BatchOptions(family, heads, *shape, providers, steps, layers, repeats, seed, data)
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
     place = None if results is not None else place_of_rank()
@@ -145,13 +109,18 @@ def bench(
             named(name, tree, shuffled) for spec in specs or FASTTREE_TREES for name, tree in trees_of(spec, stride)
         ]
         machine, found = _measured(trees, shapes, listed, (repeats, rows), place)
-    statuses = {outcome.status for result in found for outcome in result.outcomes}
-    code = int(bool(statuses & {"wrong", "failed"}))
-    if place is not None and place.rank:
-        raise typer.Exit(code)
-    if json is not None:
-        result_tables.save(json, machine, found)
-    _write_page(html, machine, found, results)
+    if place is None or not place.rank:
+        _show(machine, found, _Files(json, html, results), plot)
+    raise typer.Exit(_code_of(found))
+
+
+def _show(machine: dict[str, Any], found: Sequence[Result], files: _Files, plot: Path | None) -> None:
+    """Writes results of trees to files, and prints them."""
+    from treegen.bench import result_tables
+
+    if files.json is not None:
+        result_tables.save(files.json, machine, found)
+    _write_page(files.html, machine, found, files.loaded)
     print_table(result_tables.table(found))
     for line in result_tables.problems(found):
         print(line)
@@ -159,7 +128,19 @@ def bench(
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     if plot is not None:
         result_tables.plot(plot, machine, found)
-    raise typer.Exit(code)
+
+
+def _code_of(found: Sequence[Result] | Sequence[BatchResult]) -> int:
+    """Returns the exit code."""
+    return int(any(outcome.status in ("wrong", "failed") for result in found for outcome in result.outcomes))
+
+
+def _shape_of_batches(head_dims: list[int], dtypes: list[str], page_size: int) -> tuple[int, str]:
+    """Returns the head dim and the type of all batches. Raises InputError for several, and for other pages."""
+    if len(head_dims) > 1 or len(dtypes) > 1 or page_size > 1:
+        reason = "takes one --head-dim, one --dtype and no --page-size"
+        raise InputError("table", "batches", reason, "divide the run")
+    return head_dims[0], dtypes[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +176,7 @@ def _bench_batches(options: _BatchOptions, files: _Files) -> int:
         machine, found = batch_results.load_batches(files.loaded)
     else:
         machine, found = _measured_batches(options, files.json, place)
-    statuses = {outcome.status for result in found for outcome in result.outcomes}
-    code = int(bool(statuses & {"wrong", "failed"}))
+    code = _code_of(found)
     if place is not None and place.rank:
         return code
     if files.json is not None:

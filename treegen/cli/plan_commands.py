@@ -23,6 +23,17 @@ from treegen.cli.arguments import (
     shape_from,
     target_of,
 )
+from treegen.cli.explain_options import (
+    ChromeTraceOption,
+    CostOption,
+    DiffOption,
+    ExplainedOption,
+    FormulasOption,
+    GroupsOption,
+    JsonOption,
+    MeasureOption,
+    TraceOption,
+)
 from treegen.cli.progress_bars import activity_bar, progress_bar
 from treegen.cli.rank_options import InterleaveOption, LinkOption, RanksOption, TensorOption, division_from
 from treegen.codegen import emit as emission
@@ -60,50 +71,22 @@ _LONGEST_TITLE = 120
 
 def explain(
     tree: TreeArgument,
-    strategy: Annotated[
-        str | None,
-        typer.Option(metavar="NAME|all", help="A strategy; see `treegen strategies`.", show_default="auto"),
-    ] = None,
-    diff: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Compare the plans of two strategies.", show_default="explain --strategy"),
-    ] = None,
+    strategy: ExplainedOption = None,
+    diff: DiffOption = None,
     heads: HeadsOption = None,
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
     page_size: PageSizeOption = None,
     target: TargetOption = DEFAULT_TARGET,
-    cost: Annotated[
-        str, typer.Option(metavar="MODEL", help="The cost model for times: analytic or profiled.")
-    ] = "analytic",
-    trace: Annotated[bool, typer.Option("--trace", help="List the best policies that auto weighs.")] = False,
-    groups: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            help="The most groups of each plan to list; with --diff also the most lines on nodes.",
-            show_default=f"0; {DEFAULT_GROUPS} with --diff",
-        ),
-    ] = None,
-    formulas: Annotated[
-        bool, typer.Option("--formulas", help="Print the formulas of the cost model, and the values of their terms.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, with all groups.")] = False,
+    cost: CostOption = "analytic",
+    trace: TraceOption = False,
+    groups: GroupsOption = None,
+    formulas: FormulasOption = False,
+    json: JsonOption = False,
     html: HtmlOption = None,
     svg: SvgOption = None,
-    measure: Annotated[
-        bool,
-        typer.Option("--measure", help="Run the plans on this machine's GPU, and measure when each thread block runs."),
-    ] = False,
-    chrome_trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--chrome-trace",
-            metavar="FILE",
-            help="Write the timelines of thread blocks for trace viewers.",
-            show_default="not written",
-        ),
-    ] = None,
+    measure: MeasureOption = False,
+    chrome_trace: ChromeTraceOption = None,
     ranks: RanksOption = 1,
     link: LinkOption = None,
     tensor: TensorOption = None,

@@ -18,60 +18,76 @@ if TYPE_CHECKING:
 
     from treegen.integrations.hf import HFModel
 
+WorkloadArgument = Annotated[
+    str,
+    typer.Argument(
+        help="few-shot, few-shot-30, few-shot-50, grpo, beams, system-prompts, shot-sets, chains, documents, "
+        "or reasoning, with options as in grpo:samples=8; recorded: reasoning-sorting, reasoning-docmerge or "
+        "reasoning-keyword, with the number of a tree as in reasoning-keyword:3, and speculative-32, -64, -128 or "
+        "-256; or a tree, as in `treegen explain`, whose roots are prompts.",
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|PATH",
+        help="A model of Transformers: a folder or a name; or, with random weights, tiny, llama-3-8b, qwen3-8b or "
+        "llama-3-70b-eighth.",
+    ),
+]
+CompareOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,...",
+        help="Strategies, with commas: who reads which KV together. query shares none. Besides flashinfer and "
+        "sdpa, FlashInfer's kernels and PyTorch's attention function in the same engine, and none, which leaves "
+        "attention out.",
+    ),
+]
+PoolPageSizeOption = Annotated[int, typer.Option(min=1, help="Tokens per page of the KV pool, a power of two to 128.")]
+MaxRowsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="The most tokens of a step.", show_default="2048, or 512 with --context-parallel"),
+]
+TokenSeedOption = Annotated[int, typer.Option(min=0, help="Seed of the tokens.")]
+ScaleOption = Annotated[float, typer.Option(help="Multiplies all numbers of tokens: 0.1 for a tenth.")]
+RecordingsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        envvar="TREEGEN_DATA",
+        help="Folder of recorded decodings.",
+        show_envvar=True,
+        show_default="no recorded decodings",
+    ),
+]
+EagerOption = Annotated[
+    bool, typer.Option("--eager", help="Capture no CUDA graphs, and wait after each part, to see its time.")
+]
+TensorParallelOption = Annotated[
+    bool, typer.Option("--tensor-parallel", help="Divide heads among the ranks that torchrun has started.")
+]
+ContextParallelOption = Annotated[
+    bool, typer.Option("--context-parallel", help="Divide the tokens of KV among these ranks.")
+]
+CompileOption = Annotated[
+    bool, typer.Option("--compile", help="Let torch.compile compile what lies between attention calls.")
+]
+
 
 def run(
-    workload: Annotated[
-        str,
-        typer.Argument(
-            help="few-shot, few-shot-30, few-shot-50, grpo, beams, system-prompts, shot-sets, chains, documents, "
-            "or reasoning, with options as in grpo:samples=8; recorded: reasoning-sorting, reasoning-docmerge or "
-            "reasoning-keyword, with the number of a tree as in reasoning-keyword:3, and speculative-32, -64, -128 or "
-            "-256; or a tree, as in `treegen explain`, whose roots are prompts.",
-        ),
-    ] = "few-shot",
-    model: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME|PATH",
-            help="A model of Transformers: a folder or a name; or, with random weights, tiny, llama-3-8b, qwen3-8b or "
-            "llama-3-70b-eighth.",
-        ),
-    ] = "tiny",
-    compare: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="Strategies, with commas: who reads which KV together. query shares none. Besides flashinfer and "
-            "sdpa, FlashInfer's kernels and PyTorch's attention function in the same engine, and none, which leaves "
-            "attention out.",
-        ),
-    ] = "auto,query",
-    page_size: Annotated[int, typer.Option(min=1, help="Tokens per page of the KV pool, a power of two to 128.")] = 16,
-    max_rows: Annotated[
-        int | None,
-        typer.Option(min=1, help="The most tokens of a step.", show_default="2048, or 512 with --context-parallel"),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tokens.")] = 0,
-    scale: Annotated[float, typer.Option(help="Multiplies all numbers of tokens: 0.1 for a tenth.")] = 1.0,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", envvar="TREEGEN_DATA", help="Folder of recorded decodings.", show_envvar=True,
-            show_default="no recorded decodings",
-        ),
-    ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="Capture no CUDA graphs, and wait after each part, to see its time.")
-    ] = False,
-    tensor_parallel: Annotated[
-        bool, typer.Option("--tensor-parallel", help="Divide heads among the ranks that torchrun has started.")
-    ] = False,
-    context_parallel: Annotated[
-        bool, typer.Option("--context-parallel", help="Divide the tokens of KV among these ranks.")
-    ] = False,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Let torch.compile compile what lies between attention calls.")
-    ] = False,
+    workload: WorkloadArgument = "few-shot",
+    model: ModelOption = "tiny",
+    compare: CompareOption = "auto,query",
+    page_size: PoolPageSizeOption = 16,
+    max_rows: MaxRowsOption = None,
+    seed: TokenSeedOption = 0,
+    scale: ScaleOption = 1.0,
+    data: RecordingsOption = None,
+    eager: EagerOption = False,
+    tensor_parallel: TensorParallelOption = False,
+    context_parallel: ContextParallelOption = False,
+    compile: CompileOption = False,
     html: HtmlOption = None,
 ) -> None:  # fmt: skip
     """Decode a tree of sequences with a model, and show the time per token and the memory of KV.

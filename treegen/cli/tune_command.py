@@ -30,58 +30,63 @@ TimeoutOption = Annotated[
     float, typer.Option(help="Seconds for each candidate, including the time to compile and check it.")
 ]
 AgainOption = Annotated[bool, typer.Option("--again", help="Measure buckets again that the cache already knows.")]
+TreesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TREE...", help="Trees, as in `treegen explain`.", show_default=False),
+]
+SuiteHeadsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="QUERY:KV",
+        help="Query heads and KV heads; with --suite several pairs, with commas.",
+        show_default="32:8; with --suite 32:8,8:1",
+    ),
+]
+MostOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of the cost model's best policies to measure.", show_default="8; with --suite 12"),
+]
+TimedOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Timed calls of each candidate; times are their medians. --suite measures each twice.",
+        show_default="15; with --suite 7",
+    ),
+]
+SuiteOption = Annotated[
+    bool,
+    typer.Option("--suite", help="Tune kernels for running batches, over a suite of batches instead of trees."),
+]
+SeedsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        min=0,
+        help="Seed of the batches, as in `treegen bench`; can be repeated.",
+        show_default="0, which is the suite",
+    ),
+]
+JsonOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the results of --suite to this file.", show_default="not written"),
+]
 
 
 def tune(
-    trees: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="TREE...", help="Trees, as in `treegen explain`.", show_default=False),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="QUERY:KV",
-            help="Query heads and KV heads; with --suite several pairs, with commas.",
-            show_default="32:8; with --suite 32:8,8:1",
-        ),
-    ] = None,
+    trees: TreesArgument = None,
+    heads: SuiteHeadsOption = None,
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
     page_size: PageSizeOption = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Number of the cost model's best policies to measure.", show_default="8; with --suite 12"
-        ),
-    ] = None,
-    repeats: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Timed calls of each candidate; times are their medians. --suite measures each twice.",
-            show_default="15; with --suite 7",
-        ),
-    ] = None,
+    candidates: MostOption = None,
+    repeats: TimedOption = None,
     timeout: TimeoutOption = 60.0,
     again: AgainOption = False,
-    suite: Annotated[
-        bool,
-        typer.Option("--suite", help="Tune kernels for running batches, over a suite of batches instead of trees."),
-    ] = False,
+    suite: SuiteOption = False,
     family: FamilyOption = None,
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(
-            min=0,
-            help="Seed of the batches, as in `treegen bench`; can be repeated.",
-            show_default="0, which is the suite",
-        ),
-    ] = None,
+    seed: SeedsOption = None,
     data: DataOption = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the results of --suite to this file.", show_default="not written"),
-    ] = None,
+    json: JsonOption = None,
 ) -> None:
     """Measure the cost model's best policies on this machine's GPU, and keep the fastest for similar trees.
 

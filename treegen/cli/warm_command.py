@@ -26,38 +26,47 @@ if TYPE_CHECKING:
     from treegen.tuning.tune import Tuning
     from treegen.tuning.warm import WarmJob
 
+SpecsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SPEC...",
+        help="Trees, files or folders of trees, decodings as in `treegen io`, or .jsonl files of trees.",
+        show_default=False,
+    ),
+]
+HeadPairsOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="QUERY:KV", help="Query heads and KV heads; can be repeated.", show_default="32:8"),
+]
+HeadDimsOption = Annotated[
+    list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
+]
+DtypesOption = Annotated[
+    list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; can be repeated.", show_default="bf16")
+]
+PageSizesOption = Annotated[
+    list[int] | None, typer.Option(help="Tokens per page of the KV cache; can be repeated.", show_default="1")
+]
+StrideOption = Annotated[int, typer.Option(min=1, help="Steps between the trees taken from a decoding.")]
+ServingOption = Annotated[
+    bool, typer.Option("--serving", help="Compile the kernels of compile_batch for these shapes, without trees.")
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print the work, without doing it.")]
+
 
 def warm(
-    specs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SPEC...",
-            help="Trees, files or folders of trees, decodings as in `treegen io`, or .jsonl files of trees.",
-            show_default=False,
-        ),
-    ] = None,
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(metavar="QUERY:KV", help="Query heads and KV heads; can be repeated.", show_default="32:8"),
-    ] = None,
-    head_dim: Annotated[
-        list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="Element type: fp16, bf16 or fp32; can be repeated.", show_default="bf16")
-    ] = None,
-    page_size: Annotated[
-        list[int] | None, typer.Option(help="Tokens per page of the KV cache; can be repeated.", show_default="1")
-    ] = None,
-    stride: Annotated[int, typer.Option(min=1, help="Steps between the trees taken from a decoding.")] = STRIDE,
+    specs: SpecsArgument = None,
+    heads: HeadPairsOption = None,
+    head_dim: HeadDimsOption = None,
+    dtype: DtypesOption = None,
+    page_size: PageSizesOption = None,
+    stride: StrideOption = STRIDE,
     candidates: CandidatesOption = 8,
     repeats: RepeatsOption = 15,
     timeout: TimeoutOption = 60.0,
     again: AgainOption = False,
-    serving: Annotated[
-        bool, typer.Option("--serving", help="Compile the kernels of compile_batch for these shapes, without trees.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the work, without doing it.")] = False,
+    serving: ServingOption = False,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Fill the cache before a deployment: measure policies for all trees, and compile kernels for all shapes.
 
