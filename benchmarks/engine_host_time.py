@@ -8,7 +8,7 @@
 vocabulary of 1,000, by the tokens of a step alone. Kernels plan as always, and compute nothing. Times are CPU time in
 microseconds, medians of a run's steps. `step` is from the end of a model call to the beginning of the next one; without
 a GPU that includes the operations on logits. `critical` begins when the host has read the tokens of the step, so it is
-what a device waits for. No device waits for samples, beams, thoughts and chains, which run ahead.
+what a device waits for where steps do not run ahead. All of these do.
 
 `--prompts 512` computes 512 prompts in steps of 2,048 tokens. They have all tokens but 100 in common.
 """

@@ -102,17 +102,18 @@ LOOPS = [[*range(9)] * 3, [5, 6, 7] * 6, *PROMPTS[:2]]
 DRAWN = {"sampling": Sampling(0.7, seed=5), "stop_ids": (3, 50, 61)}
 
 
-@pytest.mark.parametrize(("name", "page_size", "max_draft", "n", "options"), [
-    ("Llama", 4, 1, 1, {}), ("Llama", 1, 4, 2, DRAWN), ("Mistral", 4, 3, 1, {}), ("Gemma3", 16, 6, 3, DRAWN),
-    ("Llama", 4, 3, 12, DRAWN),
+@pytest.mark.parametrize(("name", "page_size", "max_draft", "n", "occurrences", "options"), [
+    ("Llama", 4, 1, 1, 1, {}), ("Llama", 1, 4, 2, 1, DRAWN), ("Mistral", 4, 3, 1, 1, {}),
+    ("Gemma3", 16, 6, 3, 1, DRAWN), ("Llama", 4, 3, 12, 1, DRAWN), ("Llama", 4, 7, 2, 3, DRAWN),
+    ("Mistral", 1, 5, 1, 2, {}),
 ])  # fmt: skip
 def test_tokens_and_steps_are_those_of_deciding_after_each_step(
-    name: str, page_size: int, max_draft: int, n: int, options: dict[str, Any]
+    name: str, page_size: int, max_draft: int, n: int, occurrences: int, options: dict[str, Any]
 ) -> None:
     """With prompts that wait for room, samples that end, and a second run by what the prefix cache has."""
     found = []
     for kind in (Later, Noting):
-        controller = kind(NGrams(), max_draft, n, max_new_tokens=40, **options)
+        controller = kind(NGrams(occurrences=occurrences), max_draft, n, max_new_tokens=40, **options)
         made = engine(controller, name, page_size, tokens=3000)
         if page_size == 4 and kind is Noting:
             replaying(made)
@@ -285,15 +286,16 @@ def test_selections_that_cannot_be_are_refused(name: str, change: Any, text: str
 def test_n_grams_are_the_same_on_the_device() -> None:
     source = random.Random(3)
     for _ in range(500):
-        words, most, longest = source.choice([1, 2, 3, 5, 50]), source.randint(1, 6), source.randint(1, 5)
+        words, most, longest = source.choice([1, 2, 3, 5, 50]), source.randint(1, 9), source.randint(1, 5)
         texts = [[source.randrange(words) for _ in range(source.randint(1, 30))] for _ in range(5)]
-        drafter = NGrams(longest)
-        expected = [own.filled(most, text[-1]).tokens for own, text in zip(drafter(texts, most), texts, strict=True)]
+        drafter = NGrams(longest, occurrences=source.choice([1, 1, 2, 3, 12]))
+        expected = drafter(texts, most)
+        assert all(own.parents == drafter.fixed_parents(most) for own in expected)
         held = torch.randint(words, (5, max(map(len, texts)) + source.randint(0, 4)), dtype=torch.int32)
         for row, text in zip(held, texts, strict=True):
             row[: len(text)] = torch.tensor(text)
         found = drafter.drafts_after((), held, torch.tensor([len(text) for text in texts]), most)
-        assert found.tolist() == [list(own) for own in expected]
+        assert found.tolist() == [list(own.tokens) for own in expected]
 
 
 def test_texts_are_written_once() -> None:

@@ -213,10 +213,13 @@ def test_n_grams_give_what_followed() -> None:
 
     assert drafts([1, 2, 3, 1, 2, 4, 5, 1, 2], 3, longest=2) == ([4, 5, 1], [-1, 0, 1])
     assert drafts([9, 8, 7, 8], 2) == ([7, 8], [-1, 0])
-    assert drafts([1, 2, 3], 4) == drafts([5], 4) == ([], [])
+    assert drafts([1, 2, 3], 3) == ([3, 3, 3], [-1, 0, 1])
+    assert drafts([5], 2) == ([5, 5], [-1, 0])
     repeated = [1, 2, 3, 7, 1, 2, 4, 1, 2, 3, 8, 1, 2]
-    assert drafts(repeated, 6, longest=2, occurrences=3) == ([3, 8, 4, 1, 7], [-1, 0, -1, 2, 0])
-    assert drafts(repeated, 2, longest=2, occurrences=2) == ([3, 4], [-1, -1])
+    assert drafts(repeated, 7, longest=2, occurrences=3) == ([3, 8, 1, 4, 1, 3, 7], [-1, 0, 1, -1, 3, -1, 5])
+    assert drafts(repeated, 4, longest=2, occurrences=3) == ([3, 8, 4, 3], [-1, 0, -1, -1])
+    assert drafts(repeated, 2, longest=2, occurrences=3) == ([3, 4], [-1, -1])
+    assert drafts([6, 7, 6], 5, occurrences=2) == ([7, 6, 6, 6, 6], [-1, 0, 1, -1, 3])
 
 
 def test_n_grams_follow_texts_that_grow() -> None:

@@ -68,6 +68,14 @@ def chain(drafts: int) -> list[int]:
     return list(range(-1, drafts - 1))
 
 
+def chains(lengths: Sequence[int]) -> list[int]:
+    """Returns the parents of drafts in chains of these lengths, one chain after another."""
+    parents: list[int] = []
+    for length in lengths:
+        parents += [-1, *range(len(parents), len(parents) + length - 1)]
+    return parents
+
+
 def check_path(number: int, drafts: Sequence[int], parents: Sequence[int]) -> None:
     """Raises BranchError unless these drafts of branch `number` follow one another, the first of them the last token.
 
@@ -88,24 +96,6 @@ def draft_shape(parents: tuple[int, ...]) -> DraftShape:
             depths[draft] += depths[parent]
             sees[draft] |= sees[parent]
     return DraftShape(depths, sees)
-
-
-def trie(texts: Sequence[Sequence[int]], most: int) -> DraftTree:
-    """Returns a tree of at most `most` drafts with the beginnings of these texts; earlier texts come first."""
-    numbers: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    for text in texts:
-        parent = -1
-        for token in text:
-            if (parent, token) not in numbers:
-                if len(tokens) == most:
-                    break
-                numbers[parent, token] = len(tokens)
-                tokens.append(int(token))
-                parents.append(parent)
-            parent = numbers[parent, token]
-    return DraftTree(tokens, parents)
 
 
 def longest_path(drawn: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> list[int]:

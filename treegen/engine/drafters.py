@@ -9,14 +9,18 @@ from math import prod
 from typing import Protocol, runtime_checkable
 
 import torch
+from torch.nn.functional import pad
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_steps import DraftSteps
-from treegen.engine.draft_trees import DraftTree, chain, trie
+from treegen.engine.draft_trees import DraftTree, chains
 from treegen.engine.engine import CHUNK_ROWS
 from treegen.engine.forward import Model
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
+
+_OF_EARLIER = 2
+"""The most drafts after an earlier occurrence. Texts that are copied follow the latest one for long."""
 
 
 class Drafter(Protocol):
@@ -58,12 +62,16 @@ class DeviceDrafter(Protocol):
 class NGrams:
     """Drafts what followed a text's last tokens where they occurred before (prompt lookup).
 
-    The lists of the last call are kept, so that the next call reads only what was appended to them. With one occurrence
-    it works on the device, too.
+    With several occurrences, drafts are chains side by side: up to two tokens after each earlier occurrence, and the
+    rest after the latest one. So their tree has the same shape in each step. The text's last token stands in place of
+    drafts that there are not.
+
+    The lists of the last call are kept, so that the next call reads only what was appended to them.
 
     Args:
         longest: The most last tokens to look for. Fewer are looked for where they do not occur.
-        occurrences: How many of the latest occurrences to take. With several, drafts are a tree of what followed them.
+        occurrences: How many of the latest occurrences to take. One is best where texts are copied, as in edits and
+            quotations; several may be better where a text goes on differently each time.
 
     Raises:
         InputError: A number is not at least 1.
@@ -85,8 +93,8 @@ class NGrams:
         return self.occurrences > 1
 
     def __call__(self, texts: Sequence[Sequence[int]], most: int) -> list[DraftTree]:
-        """See Drafter. There are no drafts where not even the last token occurred before."""
-        each, known = -(-most // self.occurrences), dict(self._texts)
+        """See Drafter."""
+        lengths, known = self._lengths(most), dict(self._texts)
         self._texts.clear()
         for text in texts:
             own, words = known.get(id(text), (None, array("i")))
@@ -94,30 +102,49 @@ class NGrams:
                 words = array("i")
             words.extend(text[len(words) :])
             self._texts[id(text)] = text, words
-        return [trie(self._found(self._texts[id(text)][1], each), most) for text in texts]
+        return [DraftTree(self._followers(self._texts[id(text)][1], lengths), chains(lengths)) for text in texts]
 
     def fixed_parents(self, most: int) -> list[int]:
         """See DeviceDrafter."""
-        return [] if self.trees else chain(most)
+        return chains(self._lengths(most))
 
     def drafts_after(
         self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor, most: int
     ) -> torch.Tensor:
         """See DeviceDrafter."""
-        width = texts.shape[1]
+        width, of_chains = texts.shape[1], self._lengths(most)
+        count = min(len(of_chains), width)
         last = lengths[:, None] - 1
         place = torch.arange(width, device=texts.device)
         alike = place < last  # tokens at which an occurrence of the last tokens ends
-        found = torch.full_like(last, -1)  # the latest of those that are the longest
+        found = last.new_full((len(texts), count), -1)  # the latest of those that are the longest
         for length in range(1, min(self.longest, width) + 1):
             wanted = texts.gather(1, (last - length + 1).clamp(min=0))
             alike[:, length - 1 :] &= texts[:, : width - length + 1] == wanted
             alike[:, : length - 1] = False
-            end = torch.where(alike, place, -1).amax(1, keepdim=True)
-            found = torch.where(end >= 0, end, found)
-        following = found + 1 + torch.arange(most, device=texts.device)
-        known = (found >= 0) & (following <= last)
-        return texts.gather(1, torch.where(known, following, last)).long()
+            ends = torch.where(alike, place, -1)
+            latest = ends.amax(1, keepdim=True) if count == 1 else ends.topk(count).values
+            found = torch.where(latest[:, :1] >= 0, latest, found)
+        ends_of = pad(found, (0, len(of_chains) - count), value=-1).split(1, 1)
+        after = [torch.arange(1, 1 + length, device=texts.device) for length in of_chains]
+        following = [torch.where(end < 0, last, end + step) for end, step in zip(ends_of, after, strict=True)]
+        places = torch.cat(following, 1)
+        return texts.gather(1, torch.where(places <= last, places, last)).long()
+
+    def _lengths(self, most: int) -> list[int]:
+        """Returns the drafts of each chain."""
+        count = min(self.occurrences, most)
+        earlier = min(_OF_EARLIER, most // count)
+        return [most - earlier * (count - 1), *[earlier] * (count - 1)]
+
+    def _followers(self, text: array[int], lengths: Sequence[int]) -> list[int]:
+        """Returns the drafts of chains of these lengths."""
+        found = self._found(text, max(lengths))
+        drafts: list[int] = []
+        for chain, length in enumerate(lengths):
+            own = found[chain][:length] if chain < len(found) else ()
+            drafts += [*own, *[text[-1]] * (length - len(own))]
+        return drafts
 
     def _found(self, text: array[int], most: int) -> list[Sequence[int]]:
         """Returns up to `most` tokens after each of the latest occurrences of the last tokens, the latest first."""
