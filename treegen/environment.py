@@ -34,7 +34,7 @@ def checks_inputs() -> bool:
 
 def shares() -> bool:
     """Returns whether plans of running batches share KV: not with `TREEGEN_SHARING=off`. Kernels are the same."""
-    return os.environ.get("TREEGEN_SHARING") != "off"
+    return os.environ.get("TREEGEN_SHARING", "").lower() != "off"
 
 
 def traces_phases() -> bool:

@@ -202,6 +202,11 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["generate", "few-shot", "--width", "0"], "width = 0"),
         (["generate", "few-shot", "--seed", "1"], "No such option: --seed"),
         (["generate", "speculative", "-o", "absent/tree.json"], "path = absent/tree.json: cannot be written"),
+        (["bench", FEW_SHOT, "--family", "agents"], "family = agents: is about batches; give --table batches as well"),
+        (["bench", FEW_SHOT, "--steps", "5"], "steps = 5: is about batches"),
+        (["tune", FEW_SHOT, "--json", "file"], "json = file: is about batches; give --suite as well"),
+        (["tune", "--suite", "--timeout", "5"], "suite = --suite: excludes TREE, --page-size, --timeout and --again"),
+        (["run", FEW_SHOT, "--compare", "auto,foo"], "strategy = foo: is not registered"),
         (["absent"], "No such command 'absent'"),
     ],
 )

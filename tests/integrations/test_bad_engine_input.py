@@ -65,6 +65,9 @@ def refused(made: Engine, text: str, prompts: Any = PROMPTS, error: type[BaseExc
      ([1, 2, 3], r"prompts\[0\] = 1: has to be one-dimensional"),
      ([[[1, 2]]], r"prompts\[0\] = shape \(1, 2\): has to be one-dimensional"),
      ([None], r"prompts\[0\] = None"),
+     (None, "prompts = NoneType: is not a list of prompts"),
+     ("text", "prompts = str: is not a list of prompts"),
+     ([[1] * 250], r"prompts\[0\] = 250 tokens: is not within 1..236 tokens: of the 240 tokens that the pages"),
      ([[2**40]], r"prompts\[0\]\[0\] = 1099511627776: is outside")],
     ids=str,
 )  # fmt: skip
@@ -114,7 +117,14 @@ class Odd:
      (lambda branch: Growth({branch.number: []}, [Continuation((3,), [1])]), r"decide\(\) = \(3,\): .* result"),
      (lambda branch: Growth({branch.number: []}, [Continuation((-1,), [1])]), r"decide\(\) = \(-1,\): .* result"),
      (lambda branch: Growth({branch.number: []}, [Continuation((), [1])]), r"decide\(\) = \(\): .* result"),
-     (lambda branch: Growth({branch.number + 1: []}, []), r"decide\(\) = \[0, 1\]: .* has no decision")],
+     (lambda branch: Growth({branch.number + 1: []}, []), r"decide\(\) = \[0, 1\]: .* has no decision"),
+     (lambda branch: None, r"decide\(\) = NoneType: is no Growth; return"),
+     (lambda branch: {branch.number: []}, r"decide\(\) = dict: is no Growth"),
+     (lambda branch: Growth({branch.number: [5]}, []), r"decide\(\) = \[5\]: is no list of next tokens"),
+     (lambda branch: Growth({branch.number: [Next(1, 7)]}, []), r"decide\(\) = .* is no list of next tokens"),
+     (lambda branch: Growth({branch.number: []}, [3]), r"decide\(\) = int: is no result"),
+     (lambda branch: Growth({branch.number: [Next(1, branch.label)]} if len(branch.new_tokens) < 8 else {}, []),
+      "max_new_tokens = 8; end it|has no decision")],
 )  # fmt: skip
 def test_decisions_that_cannot_be_followed(decide: Callable[[Branch], Growth], text: str) -> None:
     refused(engine(Odd(decide)), text, PROMPTS[:1])
@@ -386,3 +396,57 @@ def test_trees_and_pools_refuse_what_is_not_theirs() -> None:
             act()
         tree.check()
         assert (branch.stored, branch.pages) == (5, held)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [(lambda: engine(None), "controller = NoneType: has no width"),
+     (lambda: engine(Sample), "controller = Sample: is a class, and not an object of it"),
+     (lambda: Engine(tiny(), Sample(), num_pages=9), "model = LlamaForCausalLM: has no shape; give treegen.integr"),
+     (lambda: Engine(None, Sample(), num_pages=9), "model = NoneType: has no shape"),
+     (lambda: engine(Sample(), cuda_graphs=True), "cuda_graphs = True: needs a GPU, and the model is on cpu"),
+     (lambda: engine(Sample(), prefix_cache="no"), "prefix_cache = no: is not a bool"),
+     (lambda: engine(Sample(), make_kernel=3), "make_kernel = int: is not a function"),
+     (lambda: engine(Sample(), strategy="foo"), "strategy = foo: is not registered"),
+     (lambda: engine(Sample(), strategy="medusa"), "strategy = medusa: needs launches of its own"),
+     (lambda: Speculate(None), "drafter = NoneType: has no trees; give"),
+     (lambda: Speculate("ngram"), "drafter = str: has no trees"),
+     (lambda: Speculate(lambda texts, most: []), "drafter = function: has no trees"),
+     (lambda: Speculate(NGrams), "drafter = NGrams: is a class"),
+     (lambda: DraftModel(tiny(), num_pages=9), "model = LlamaForCausalLM: has no shape"),
+     (lambda: DraftModel(HFModel(tiny()), 4, num_pages=9), "widths = 4: is no list of numbers"),
+     (lambda: DraftModel(HFModel(tiny()), (1, 98), num_pages=9), r"widths\[1\] = 98: is more than the 97 tokens"),
+     (lambda: engine(Speculate(DraftModel(HFModel(tiny(vocab_size=90)), num_pages=9))),
+      "drafter = a draft model: has 90 tokens in its vocabulary, and the model 97")],
+)  # fmt: skip
+def test_engines_are_made_of_models_controllers_and_drafters(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(TreegenError, match=text):
+        make()
+
+
+@pytest.mark.parametrize(("most", "text"), [
+    (300, "max_new_tokens = 300: leaves no room for a prompt in the 256 tokens that the model can hold; lower it$"),
+    (250, r"prompts\[0\] = 9 tokens: is not within 1..6 tokens: of the 256 tokens that the model can hold, 250"),
+])  # fmt: skip
+def test_prompts_that_leave_no_room_for_new_tokens(most: int, text: str) -> None:
+    made = engine(Sample(max_new_tokens=most), num_pages=200)
+    with pytest.raises(BranchError, match=text):
+        made.run([[*range(9)]])
+    assert made.accounting.steps == 0
+
+
+@pytest.mark.parametrize(("found", "text"), [
+    (lambda texts: [], "drafts = 0 of them: are not for 1 texts"),
+    (lambda texts: None, "drafts = NoneType: is not a list"),
+    (lambda texts: [None], "drafts = NoneType: is not a DraftTree"),
+    (lambda texts: [[5, 6]], "drafts = list: is not a DraftTree"),
+    (lambda texts: [DraftTree([5], ["x"])], r"parents\[0\] = x: is no earlier draft"),
+])  # fmt: skip
+def test_drafters_that_give_something_else(found: Callable[[Any], Any], text: str) -> None:
+    class Own:
+        trees = False
+
+        def __call__(self, texts: Sequence[Sequence[int]], most: int) -> Any:
+            return found(texts)
+
+    refused(engine(Speculate(Own(), max_draft=2, max_new_tokens=6)), text, PROMPTS[:1])

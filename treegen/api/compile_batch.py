@@ -15,6 +15,7 @@ from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.batch_plans import check_strategy
 from treegen.runtime.call_options import BatchOptions
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
@@ -82,8 +83,10 @@ def compile_batch(
         )
     if isinstance(chosen, BatchInvariant):
         _check_invariant(chosen, pages)
+    on_target = resolve_target(target)
+    check_strategy(chosen, shape, on_target)
     options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
-    return BatchKernel(shape, pages, resolve_target(target), options, max_tokens, max_rows)
+    return BatchKernel(shape, pages, on_target, options, max_tokens, max_rows)
 
 
 def _check_sizes(shape: Shape, pages: PageTable, max_tokens: int, max_rows: int | None) -> None:

@@ -107,6 +107,13 @@ def _engine(model: Model, case: DecodingCase, provider: str, settings: DecodingS
     )  # fmt: skip
 
 
+def check_providers(providers: Sequence[str]) -> None:
+    """Raises StrategyError for a provider that is none."""
+    for provider in providers:
+        if provider not in _PROVIDERS:
+            tree_kernels(provider)
+
+
 def run_decoding(
     model: Model,
     case: DecodingCase,

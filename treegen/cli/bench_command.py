@@ -62,8 +62,8 @@ def bench(
     rows: RowsOption = 256,
     table: TableOption = None,
     family: FamilyOption = None,
-    steps: StepsOption = 200,
-    layers: LayersOption = 32,
+    steps: StepsOption = None,
+    layers: LayersOption = None,
     seed: SeedOption = 0,
     data: DataOption = None,
     json: JsonOption = None,
@@ -92,8 +92,11 @@ def bench(
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         shape = _shape_of_batches(head_dim or [128], dtype or ["bf16"], page_size)
-        chosen = _BatchOptions(family, heads, *shape, providers, steps, layers, repeats, seed, data)
+        chosen = _BatchOptions(family, heads, *shape, providers, steps or 200, layers or 32, repeats, seed, data)
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
+    for name, given in (("family", family), ("steps", steps), ("layers", layers), ("seed", seed or None)):
+        if given is not None:
+            raise InputError(name, given, "is about batches", "give --table batches as well, or leave it out")
     place = None if results is not None else place_of_rank()
     if results is not None:
         machine, found = result_tables.load(results)

@@ -62,8 +62,8 @@ TableOption = Annotated[
         show_default="measure trees",
     ),
 ]
-StepsOption = Annotated[int, typer.Option(min=1, help="Decoding steps of a batch.")]
-LayersOption = Annotated[int, typer.Option(min=1, help="Attention layers of a batch's step.")]
+StepsOption = Annotated[int | None, typer.Option(min=1, help="Decoding steps of a batch.", show_default="200")]
+LayersOption = Annotated[int | None, typer.Option(min=1, help="Attention layers of a batch's step.", show_default="32")]
 JsonOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write all results to this file.", show_default="not written")
 ]

@@ -97,15 +97,16 @@ def run(
     GPU, the time of captured attention is counted with the rest of the model, unless --eager is given.
     """
     from treegen.bench.decoding_cases import decoding_case
-    from treegen.bench.decoding_runs import DecodingSettings, decoding_table, run_decoding
+    from treegen.bench.decoding_runs import DecodingSettings, check_providers, decoding_table, run_decoding
     from treegen.bench.launched_ranks import launched_ranks
 
+    providers = [each.strip() for each in compare.split(",")]
+    check_providers(providers)
     decoding = served_decoding(workload, data).scaled(scale)
     with launched_ranks(tensor_parallel, context_parallel) as ranks:
         loaded = _loaded(model, decoding.most_tokens, ranks.mesh, {"dynamic": True} if compile else None)
         case = decoding_case(decoding, loaded.vocabulary, seed, page_size)
         settings = DecodingSettings(page_size, max_rows, False if eager else None, ranks.parallel)
-        providers = [each.strip() for each in compare.split(",")]
         with progress_bar(len(providers) if ranks.first else 0) as on_done:
             outcomes = [run_decoding(loaded, case, provider, settings, on_done) for provider in providers]
     if not ranks.first:
@@ -136,6 +137,7 @@ def _loaded(model: str, tokens: int, mesh: DeviceMesh | None, compile_options: d
     import torch
 
     try:
+        import safetensors
         import transformers
     except ImportError as cause:
         raise InputError("model", model, "needs transformers", "pip install 'treegen[hf]'") from cause
@@ -149,8 +151,9 @@ def _loaded(model: str, tokens: int, mesh: DeviceMesh | None, compile_options: d
     else:
         try:
             made = transformers.AutoModelForCausalLM.from_pretrained(model)
-        except (OSError, ValueError) as cause:
-            raise InputError("model", model, "cannot be loaded", "name a folder or a model of Transformers") from cause
+        except (OSError, ValueError, safetensors.SafetensorError) as cause:
+            reason = f"cannot be loaded: {str(cause).splitlines()[0]}"
+            raise InputError("model", model, reason, "name a folder or a model of Transformers") from cause
     if mesh is not None:
         divide_heads(made, mesh)
     return HFModel(made.to(device), compile_options=compile_options)

@@ -24,6 +24,8 @@ from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.target.problem import Problem
 from treegen.workloads.tree_files import tree_from_argument
 
+_TIMEOUT = 60.0
+
 CandidatesOption = Annotated[int, typer.Option(min=1, help="Number of the cost model's best policies to measure.")]
 RepeatsOption = Annotated[int, typer.Option(min=1, help="Timed calls of each candidate; times are their medians.")]
 TimeoutOption = Annotated[
@@ -80,7 +82,7 @@ def tune(
     page_size: PageSizeOption = None,
     candidates: MostOption = None,
     repeats: TimedOption = None,
-    timeout: TimeoutOption = 60.0,
+    timeout: TimeoutOption = _TIMEOUT,
     again: AgainOption = False,
     suite: SuiteOption = False,
     family: FamilyOption = None,
@@ -95,13 +97,17 @@ def tune(
     only if it is at least 2 % faster than the policy that estimates choose.
     """
     if suite:
-        if trees or page_size is not None or again:
-            raise InputError("suite", "--suite", "excludes TREE, --page-size and --again", "leave these out")
+        if trees or page_size is not None or again or timeout != _TIMEOUT:
+            reason = "excludes TREE, --page-size, --timeout and --again"
+            raise InputError("suite", "--suite", reason, "leave these out")
         options = SuiteOptions(heads, head_dim, dtype, family, data, seed or [0], candidates or 12, repeats or 7, json)
         tune_suite(options)
         return
     if not trees:
         raise InputError("trees", "none", "are named", "name trees, or give --suite")
+    for option, given in (("family", family), ("seed", seed), ("json", json)):
+        if given is not None:
+            raise InputError(option, str(given), "is about batches", "give --suite as well, or leave it out")
     from treegen.backends.devices import current_target
     from treegen.strategies import auto
     from treegen.tuning.tune import DEFAULT_CANDIDATES, DEFAULT_REPEATS, Tuning, check_tuning, tuned

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn.functional import pad
 
+from treegen.engine.argument_checks import check_model
 from treegen.engine.branch import Branch
 from treegen.engine.draft_steps import DraftSteps
 from treegen.engine.draft_trees import DraftTree, chains
@@ -125,7 +126,7 @@ class NGrams:
             ends = torch.where(alike, place, -1)
             latest = ends.amax(1, keepdim=True) if count == 1 else ends.topk(count).values
             found = torch.where(latest[:, :1] >= 0, latest, found)
-        ends_of = pad(found, (0, len(of_chains) - count), value=-1).split(1, 1)
+        ends_of = pad(found, (0, len(of_chains) - count), value=-1).chunk(len(of_chains), 1)
         after = [torch.arange(1, 1 + length, device=texts.device) for length in of_chains]
         following = [torch.where(end < 0, last, end + step) for end, step in zip(ends_of, after, strict=True)]
         places = torch.cat(following, 1)
@@ -178,7 +179,7 @@ class DraftModel:
         max_texts: The most texts that get drafts at a time.
 
     Raises:
-        InputError: There are no widths, or one is not at least 1.
+        InputError: There are no widths, or one is out of range; or the model is none.
         TreegenError: As of `Engine`.
     """
 
@@ -186,10 +187,14 @@ class DraftModel:
         self, model: Model, widths: Sequence[int] = (1, 1, 1, 1), *, num_pages: int, page_size: int = 16,
         max_texts: int = 64,
     ) -> None:  # fmt: skip
-        if not widths:
-            raise InputError("widths", tuple(widths), "is empty", "give a number for each depth")
+        check_model(model)
+        if not isinstance(widths, Sequence) or not widths:
+            raise InputError("widths", widths, "is no list of numbers", "give a number for each depth, as (1, 1, 1)")
         for depth, width in enumerate(widths):
-            positive_int(f"widths[{depth}]", width, InputError)
+            if positive_int(f"widths[{depth}]", width, InputError) > model.vocabulary:
+                reason = f"is more than the {model.vocabulary} tokens of the model"
+                raise InputError(f"widths[{depth}]", width, reason, "give fewer")
+        self.vocabulary = model.vocabulary
         self.trees = prod(widths) > 1
         self._steps = DraftSteps(model, tuple(widths), num_pages, page_size, max_texts, CHUNK_ROWS)
 

@@ -20,6 +20,7 @@ from treegen.engine.control import Frontier, Growth
 from treegen.engine.draft_rows import DraftPaths, DraftTexts, move_drafts
 from treegen.engine.engine_checks import check_drafted, check_selected, check_tokens
 from treegen.engine.forward import Forward
+from treegen.engine.growth_checks import check_form
 from treegen.engine.host_copy import HostCopy
 from treegen.engine.tokens_ahead import UNKNOWN, TokensAhead
 from treegen.ir.arrays import Longs
@@ -101,7 +102,7 @@ class DraftsAhead(TokensAhead):
         if launched:
             self._take_back(branches)
         self._learn(branches, [row[self.rows :] for row in read])
-        growth: Growth = self.controller.commit(branches, tokens)
+        growth = check_form("commit()", self.controller.commit(branches, tokens))
         if launched:
             for branch, row in zip(branches, drawn, strict=True):
                 check_drafted(branch, row, growth)

@@ -22,19 +22,15 @@ import torch
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
+from treegen.engine.argument_checks import check_controller, check_model, check_options
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
 from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, WarmsUp
-from treegen.engine.engine_checks import (
-    check_deterministic,
-    check_growth,
-    check_resting,
-    check_sizes,
-    checked_prompts,
-)
+from treegen.engine.engine_checks import check_deterministic, check_resting, check_sizes, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.graphs import chosen_rows
+from treegen.engine.growth_checks import check_form, check_growth
 from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.led_controllers import led
 from treegen.engine.pool import KVPool
@@ -104,7 +100,10 @@ class Engine:
         make_kernel: KernelMaker | None = None,
         parallel: Parallel | None = None,
     ) -> None:
+        check_model(model)
         check_parallel(parallel, model)
+        check_controller(controller, model.vocabulary)
+        check_options(model.device.type, {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs}, make_kernel)
         if max_rows is None:
             apart = deterministic or (parallel is not None and parallel.shard.size > 1)
             max_rows = CHUNK_ROWS_APART if apart else CHUNK_ROWS
@@ -158,7 +157,7 @@ class Engine:
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
         most = self.forward.sizes.max_tokens
-        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.forward.vocabulary)
+        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model)
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)
@@ -221,7 +220,7 @@ class Engine:
                 frontier = run_ahead(ahead, frontier, around)
             frontier = self._frontier(*frontier)
             if frontier.branches:
-                growth = controller.decide(frontier)
+                growth = check_form("decide()", controller.decide(frontier))
                 self._rest(frontier, growth)
                 self._grow(frontier.branches, growth)
 
@@ -258,7 +257,8 @@ class Engine:
         places: Where the device has moved drafts and made the forks, the branches that these replace; see `ahead.Grow`.
         """
         grown, results, accepted = growth.grown, growth.results, growth.accepted
-        check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary)
+        most = self.controller.max_new_tokens
+        check_growth(self.sequences, ready, growth, len(self._results), self.forward.vocabulary, most)
         kept = {each.number: accepted.get(each.number, ()) for each in ready if each.drafts}
         self.sequences.keep_drafts(kept, moves=places is None)
         ended = [each.number for each in ready if not grown[each.number] and each.number not in growth.resting]

@@ -10,13 +10,13 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.draft_trees import DraftTree, chain, longest_path
-from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Longs, int32_array, positive_int
 from treegen.ir.errors import BranchError, InputError
 from treegen.ir.shape import Shape
 
 if TYPE_CHECKING:
     from treegen.engine.control import Controller, Frontier, Growth
+    from treegen.engine.forward import Model
 
 
 def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows: int) -> None:
@@ -38,22 +38,29 @@ def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows
         raise BranchError("max_rows", max_rows, reason, "raise max_rows")
 
 
-def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, vocabulary: int) -> list[list[int]]:
+def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model) -> list[list[int]]:
     """Returns the tokens of prompts, which may be arrays. Raises BranchError for other tokens or too many.
 
     Args:
         prompts: The tokens of each prompt.
-        most: The most tokens of a branch.
+        most: The most tokens of a branch, by the model and the pages.
         new_tokens: Those of them that are kept for new tokens.
-        vocabulary: The number of different tokens.
+        model: The model.
     """
+    if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__len__"):
+        raise BranchError("prompts", type(prompts).__name__, "is not a list of prompts", "give the tokens of each")
+    limit = f"{most} tokens that {'the model' if most == model.max_tokens else 'the pages'} can hold"
+    more = "" if most == model.max_tokens else ", or add pages"
+    if new_tokens >= most:
+        reason = f"leaves no room for a prompt in the {limit}"
+        raise BranchError("max_new_tokens", new_tokens, reason, f"lower it{more}")
     made = []
     for number, prompt in enumerate(prompts):
         name = f"prompts[{number}]"
-        tokens = int32_array(name, prompt, low=0, high=vocabulary - 1, error=BranchError).tolist()
+        tokens = int32_array(name, prompt, low=0, high=model.vocabulary - 1, error=BranchError).tolist()
         if not 1 <= len(tokens) <= most - new_tokens:
-            reason = f"is not within 1..{most - new_tokens} tokens, which leaves room for {new_tokens} new ones"
-            raise BranchError(name, f"{len(tokens)} tokens", reason, "shorten it, or add pages")
+            reason = f"is not within 1..{most - new_tokens} tokens: of the {limit}, {new_tokens} are for new ones"
+            raise BranchError(name, f"{len(tokens)} tokens", reason, f"shorten it{more}" if tokens else "give some")
         made.append(tokens)
     return made
 
@@ -63,40 +70,6 @@ def check_tokens(name: str, tokens: Sequence[int], vocabulary: int) -> None:
     for token in tokens:
         if type(token) is not int or not 0 <= token < vocabulary:
             raise BranchError(name, token, f"is not one of the tokens 0..{vocabulary - 1}", "return one of these")
-
-
-def check_growth(
-    sequences: SequenceTree, branches: Sequence[Branch], growth: Growth, prompts: int, vocabulary: int
-) -> None:
-    """Raises BranchError unless a decision can be followed.
-
-    Args:
-        sequences: The running branches.
-        branches: Those that were decided about.
-        growth: The decision.
-        prompts: The number of prompts.
-        vocabulary: The number of different tokens.
-    """
-    grown = growth.grown
-    if unknown := grown.keys() ^ {branch.number for branch in branches}:
-        reason = "is not in the frontier, or has no decision"
-        raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
-    check_tokens("decide()", [token for following in grown.values() for token, _ in following], vocabulary)
-    for branch in branches:
-        prompt = branch.label[:1]
-        for following in grown[branch.number]:
-            if following.label[:1] != prompt:
-                reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
-                raise BranchError("decide()", following.label, reason, "keep the first number of labels")
-    for result in growth.results:
-        if not result.label or not 0 <= result.label[0] < prompts:
-            reason = "is the label of a result, and does not begin with the number of a prompt"
-            raise BranchError("decide()", result.label, reason, "begin with the branch's own first number")
-    resting = sum(not grown.get(number) for number in growth.resting)
-    after = len(sequences) - len(grown) + sum(map(len, grown.values())) + resting
-    if after > sequences.max_branches:
-        reason = f"is more than max_branches = {sequences.max_branches}"
-        raise BranchError("decide()", f"{after} branches", reason, "return fewer next tokens, or raise max_branches")
 
 
 def check_resting(frontier: Frontier, growth: Growth, together: bool, others: bool) -> None:
@@ -124,6 +97,18 @@ def check_going_to_rest(growth: Growth, able: bool) -> None:
         raise BranchError("resting", sorted(wrong), reason, "let a branch rest that goes on")
 
 
+def check_drafts_of(found: object, texts: int) -> None:
+    """Raises BranchError unless a drafter has given a DraftTree for each of this number of texts."""
+    name, fix = "drafts", "return a treegen.engine.DraftTree for each text"
+    if not isinstance(found, Sequence):
+        raise BranchError(name, type(found).__name__, "is not a list", fix)
+    if len(found) != texts:
+        raise BranchError(name, f"{len(found)} of them", f"are not for {texts} texts", fix)
+    for each in found:
+        if not isinstance(each, DraftTree) or not all(isinstance(column, Sequence) for column in each):
+            raise BranchError(name, type(each).__name__, "is not a DraftTree of two lists", fix)
+
+
 def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
     """Raises BranchError for drafts that a step cannot check, whatever their tokens are.
 
@@ -137,7 +122,7 @@ def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:
         found = f"{count} tokens and {len(drafts.parents)} parents"
         raise BranchError("drafts", found, f"are not one parent each, for at most {most}", "return fewer, or max_draft")
     for draft, parent in enumerate(drafts.parents):
-        if not -1 <= parent < draft:
+        if type(parent) is not int or not -1 <= parent < draft:
             reason = "is no earlier draft, and not -1 for the last token"
             raise BranchError(f"parents[{draft}]", parent, reason, "list drafts behind those that they follow")
     if not trees and list(drafts.parents) != chain(count):
@@ -174,6 +159,13 @@ def check_counts(counts: Mapping[int, int], facts: Longs, rows: int | None, most
         raise BranchError("counts", found, f"is not within 1..{max_rows}", "divide the step, or raise max_rows")
 
 
+def check_layer(layer: int, attended: Collection[int]) -> None:
+    """Raises InputError for a layer that has attended in this step: it has room for one K and V of each token."""
+    if layer in attended:
+        fix = "use a model whose layers attend once, or number its attention layers"
+        raise InputError("layer", layer, "attends a second time in a step", fix)
+
+
 def check_heads(shape: Shape, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
     """Raises InputError for tensors of a layer with other heads or head dims than the pool's shape."""
     heads = shape.num_qo_heads, shape.num_kv_heads, shape.num_kv_heads
@@ -183,7 +175,17 @@ def check_heads(shape: Shape, q: torch.Tensor, keys: torch.Tensor, values: torch
     ):
         if tuple(tensor.shape[1:]) != wanted:
             reason = f"has not the pool's heads and head dims {wanted}"
-            raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "make the pool for the model's shape")
+            raise InputError(name, f"shape {tuple(tensor.shape)}", reason, "give the model the shape of its layers")
+
+
+def check_computed(attended: int, layers: int, logits: torch.Tensor, rows: int) -> None:
+    """Raises InputError unless all layers have attended in a step, and there are logits of this number of rows."""
+    if attended < layers:
+        found, fix = f"{attended} of {layers} layers", "call attend in each attention layer"
+        raise InputError("model", found, "called attend in the step", fix)
+    if len(logits) != rows:
+        found, reason = f"logits of shape {tuple(logits.shape)}", f"has not a row for each of {rows}"
+        raise InputError("model", found, reason, "return logits of the rows that are asked for")
 
 
 def check_selected(name: str, selected: object, *shape: int) -> None:

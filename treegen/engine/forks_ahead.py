@@ -15,6 +15,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth, Selection
 from treegen.engine.engine_checks import check_forks, check_selected, check_tokens
 from treegen.engine.forward import Forward
+from treegen.engine.growth_checks import check_form
 from treegen.engine.host_copy import HostCopy
 from treegen.engine.shared_pages import share_by_prompt
 from treegen.engine.tokens_ahead import UNKNOWN, TokensAhead
@@ -66,7 +67,7 @@ class ForksAhead(TokensAhead):
         check_tokens("select()", read[0], self.forward.vocabulary)
         if launched:
             self._take_back(branches)
-        growth: Growth = self.controller.commit(branches, read[0])
+        growth = check_form("commit()", self.controller.commit(branches, read[0]))
         if launched:
             check_forks(branches, read[0], read[1], growth)
         return growth

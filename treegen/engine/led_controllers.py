@@ -20,6 +20,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Controller, Drafting, Frontier, Growth, Selecting
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine_checks import check_selected
+from treegen.engine.growth_checks import check_form
 
 
 class _Led:
@@ -47,7 +48,7 @@ class _Led:
         """See Controller."""
 
         def decided() -> Growth:
-            growth: Growth = self._controller.decide(frontier)
+            growth = check_form("decide()", self._controller.decide(frontier))
             grown, accepted = dict(growth.grown), dict(growth.accepted)
             return Growth(grown, list(growth.results), accepted, list(growth.resting))
 

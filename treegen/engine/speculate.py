@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import torch
 
+from treegen.engine.argument_checks import check_drafter
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, WarmsUp
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
-from treegen.engine.engine_checks import check_drafts, check_stop_ids
+from treegen.engine.engine_checks import check_drafts, check_drafts_of, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -55,6 +56,7 @@ class Speculate:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        check_drafter(self.drafter)
         for name in ("max_draft", "n", "max_new_tokens"):
             positive_int(name, getattr(self, name), InputError)
         check_sampling(self.sampling)
@@ -69,6 +71,11 @@ class Speculate:
     def together(self) -> bool:
         """See Controller."""
         return False
+
+    @property
+    def draft_vocabulary(self) -> int | None:
+        """The number of different tokens that the drafter knows, if it has such a number."""
+        return getattr(self.drafter, "vocabulary", None)
 
     @property
     def draft_trees(self) -> bool:
@@ -86,6 +93,7 @@ class Speculate:
         able = [place for place, branch in enumerate(branches) if len(branch.tokens) > branch.prompt]
         if able:
             found = self.drafter([branches[place].tokens for place in able], self.max_draft)
+            check_drafts_of(found, len(able))
             for place, own in zip(able, found, strict=True):
                 check_drafts(own, self.max_draft, self.draft_trees)
                 drafts[place] = own.filled(self.max_draft, branches[place].tokens[-1])

@@ -20,12 +20,12 @@ from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKer
 from treegen.engine.branch import Branch
 from treegen.engine.draft_rows import draw_back
 from treegen.engine.draft_trees import DraftMask
-from treegen.engine.engine_checks import check_counts, check_heads
+from treegen.engine.engine_checks import check_computed, check_counts, check_heads, check_layer
 from treegen.engine.page_rows import PageRows
 from treegen.engine.row_forks import fork_rows
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.arrays import Ints, Longs, positive_int
-from treegen.ir.errors import BranchError, InputError
+from treegen.ir.errors import BranchError
 
 
 class Step:
@@ -194,12 +194,7 @@ class Step:
         """
         self._attended, self._read = set(), set()
         logits = model(self, keep)
-        if len(self._attended) < self.pool.layers:
-            found, fix = f"{len(self._attended)} of {self.pool.layers} layers", "call attend in each attention layer"
-            raise InputError("model", found, "called attend in the step", fix)
-        if len(logits) != len(keep):
-            found, reason = f"logits of shape {tuple(logits.shape)}", f"has not a row for each of {len(keep)}"
-            raise InputError("model", found, reason, "return logits of the rows that are asked for")
+        check_computed(len(self._attended), self.pool.layers, logits, len(keep))
         return logits
 
     def attend(
@@ -227,6 +222,7 @@ class Step:
         Raises:
             InputError: A tensor has other heads or head dims than the pool's shape.
         """
+        check_layer(layer, self._attended)
         check_heads(self.pool.shape, q, keys, values)
         with self._accounting.part("attention"):
             self._attended.add(layer)

@@ -12,6 +12,7 @@ from treegen.engine.control import Frontier, Growth
 from treegen.engine.engine_checks import check_selected, check_tokens
 from treegen.engine.forward import Forward
 from treegen.engine.graphs import chosen_rows
+from treegen.engine.growth_checks import check_form
 from treegen.engine.host_copy import HostCopy
 from treegen.ir.errors import BranchError
 
@@ -74,7 +75,7 @@ class TokensAhead:
         check_tokens("select()", read, self.forward.vocabulary)
         if launched:
             self._take_back(branches)
-        growth: Growth = self.controller.commit(branches, read)
+        growth = check_form("commit()", self.controller.commit(branches, read))
         for place, branch in enumerate(branches):
             found = [token for token, _ in growth.grown.get(branch.number, ())]
             if launched and found and found != [read[place]]:

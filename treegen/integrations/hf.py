@@ -8,12 +8,11 @@ from weakref import ref
 
 import torch
 
-from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.engine.attention_kernels import AttentionKind
 from treegen.engine.step import Step
+from treegen.integrations.hf_checks import check_decoder, whole_shape
 from treegen.integrations.hf_parallel import divides_heads, local_shape
 from treegen.ir.errors import InputError
-from treegen.ir.shape import Shape
 
 NAME = "treegen"
 """The name of the attention function in Transformers."""
@@ -48,22 +47,12 @@ class HFModel:
     """
 
     def __init__(self, model: Any, *, weak: bool = False, compile_options: Mapping[str, Any] | None = None) -> None:
-        config = model.config.get_text_config()
-        types = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-        if model.dtype not in types:
-            raise InputError("model.dtype", model.dtype, "is not served", f"use one of {', '.join(TORCH_DTYPES)}")
-        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-        if kinds:
-            raise InputError(
-                "layer_types", sorted(kinds), "are not served", "use models with full and sliding attention"
-            )
+        config = check_decoder(model)
         self._model: Callable[[], Any] = ref(model) if weak else lambda: model
         self.layers = int(config.num_hidden_layers)
         self.max_tokens, self.vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
-        heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.ranks = int(getattr(model, "tp_size", None) or 1)
-        whole = Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+        whole = whole_shape(model, config)
         self.shape = local_shape(whole, self.ranks) if self.ranks > 1 and divides_heads(model) else whole
         self._compiles = compile_options is not None
         self.attach()
@@ -77,12 +66,7 @@ class HFModel:
 
     def attach(self) -> None:
         """Gives the model its attention function, and sets it to evaluation."""
-        from transformers import AttentionInterface
-
-        function: Callable[..., Any] = attend
-        if self._compiles:
-            function = torch.compiler.disable(attend)  # type: ignore[no-untyped-call]
-        AttentionInterface.register(NAME, function)
+        register(torch.compiler.disable(attend) if self._compiles else attend)  # type: ignore[no-untyped-call]
         self.model.set_attn_implementation(NAME)
         self.model.eval()
 
@@ -104,6 +88,19 @@ class HFModel:
         logits = made.logits[0]
         assert isinstance(logits, torch.Tensor)
         return logits
+
+
+def register(function: Callable[..., Any] | None = None) -> None:
+    """Makes the attention function `treegen` known to Transformers.
+
+    `HFModel` does so, too. Only `from_pretrained(..., attn_implementation="treegen")` before that needs it.
+
+    Args:
+        function: The attention function in place of `attend`, which serves steps of an engine.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend if function is None else function)
 
 
 def attend(
@@ -134,9 +131,12 @@ def attend(
     Raises:
         InputError: It is not called by an engine, or with an option that is not served.
     """
-    if treegen_step is None or attention_mask is not None or query.shape[0] != 1:
-        fix = "run the model by treegen.engine.engine.Engine, or set another attention implementation"
+    if treegen_step is None:
+        fix = "run the model by treegen.engine.Engine, or set another attention implementation"
         raise InputError("attention", NAME, "serves steps of treegen's engine", fix)
+    if attention_mask is not None or query.shape[0] != 1:
+        reason = "has layers with a mask of their own, or divides a step into several rows"
+        raise InputError("model", type(module).__name__, reason, "use a model with full and sliding attention")
     if options.get("dropout"):
         raise InputError("dropout", options["dropout"], "is not served", "call model.eval()")
     window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))

@@ -8,8 +8,10 @@ import numpy as np
 
 from treegen.backends.batch_form import BatchForm
 from treegen.ir.errors import PlanError, StrategyError
+from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestSchedule
+from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import shallow
 from treegen.ir.verify import verify
@@ -19,7 +21,9 @@ from treegen.schedule.chunk_items import lower_chunks
 from treegen.schedule.query_runs import lower_requests
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy
+from treegen.strategies.batch_invariant import BatchInvariant
 from treegen.target.problem import Problem
+from treegen.target.targets import Target
 
 
 class BatchPlan(NamedTuple):
@@ -42,6 +46,25 @@ class BatchPlan(NamedTuple):
         return (read - tree.unique_tokens) * self.problem.shape.kv_token_bytes
 
 
+def check_strategy(strategy: Strategy, shape: Shape, target: Target) -> None:
+    """Raises StrategyError unless kernels for running batches have tables for this strategy's plans, as of a batch of
+    three requests that share pages.
+    """
+    if strategy.automatic or isinstance(strategy, BatchInvariant):
+        return
+    batch, page = LiveBatch(shape.page_size), shape.page_size
+    first = batch.add(3 * page)
+    second = batch.add(4 * page, first, 2 * page)
+    batch.add(5 * page, second, 3 * page)
+    _check_served(strategy, strategy.plan(Problem(batch.tree(), shape, target)))
+
+
+def _check_served(strategy: Strategy, plan: Plan) -> None:
+    if not is_served(plan):
+        fix = "use query or cohort, or a strategy whose plans have one round and row intervals"
+        raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
+
+
 def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> BatchPlan:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
@@ -62,9 +85,7 @@ def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: 
         plan = strategy.plan(problem)
         if not strategy.proven:
             verify(plan, problem.tree)
-        if not is_served(plan):
-            fix = "use query or cohort, or a strategy whose plans have one round and row intervals"
-            raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
+        _check_served(strategy, plan)
         chunked = form.room.chunk > 0
         made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):

@@ -1,0 +1,59 @@
+"""Checks of what an engine is made of: its model, its controller and its options, before pages are allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from treegen.ir.errors import InputError
+
+_OF_MODELS = ("shape", "layers", "max_tokens", "vocabulary", "device", "__call__")
+_OF_CONTROLLERS = ("width", "max_new_tokens", "together", "decide")
+
+
+def check_model(model: object) -> None:
+    """Raises InputError unless this has what a Model has."""
+    fix = "give treegen.integrations.HFModel(model) for a model of Transformers, or a treegen.engine.Model"
+    _check_has("model", model, _OF_MODELS, fix)
+
+
+def check_controller(controller: object, vocabulary: int) -> None:
+    """Raises InputError unless this has what a Controller has, and drafts tokens of a vocabulary of this size."""
+    _check_has("controller", controller, _OF_CONTROLLERS, "give for instance treegen.engine.Sample()")
+    of_drafts = getattr(controller, "draft_vocabulary", None)
+    if of_drafts not in (None, vocabulary):
+        reason = f"has {of_drafts} tokens in its vocabulary, and the model {vocabulary}"
+        raise InputError("drafter", "a draft model", reason, "use one with the model's vocabulary")
+
+
+def check_drafter(drafter: object) -> None:
+    """Raises InputError unless this has what a Drafter has."""
+    fix = "give treegen.engine.NGrams(), a DraftModel, or an object with `trees` that is called with texts"
+    _check_has("drafter", drafter, ("trees", "__call__"), fix)
+
+
+def check_options(device: str, options: Mapping[str, Any], make_kernel: object) -> None:
+    """Raises InputError for switches that are no bools, graphs without a GPU, and a maker of kernels that is none.
+
+    Args:
+        device: The type of the model's device.
+        options: `prefix_cache` and `cuda_graphs` of the engine.
+        make_kernel: Its maker of kernels.
+    """
+    for name, switch in options.items():
+        if not isinstance(switch, bool) and not (switch is None and name == "cuda_graphs"):
+            raise InputError(name, switch, "is not a bool", "give True or False")
+    if options.get("cuda_graphs") and device != "cuda":
+        raise InputError("cuda_graphs", True, f"needs a GPU, and the model is on {device}", "leave it out")
+    if make_kernel is not None and not callable(make_kernel):
+        found = type(make_kernel).__name__
+        raise InputError("make_kernel", found, "is not a function", "give a treegen.engine.KernelMaker, or None")
+
+
+def _check_has(name: str, given: object, wanted: Sequence[str], fix: str) -> None:
+    found = type(given).__name__
+    if isinstance(given, type):
+        raise InputError(name, given.__name__, "is a class, and not an object of it", f"{fix}, with parentheses")
+    if missing := [each for each in wanted if not hasattr(given, each)]:
+        reason = "cannot be called" if missing == ["__call__"] else f"has no {missing[0]}"
+        raise InputError(name, found, reason, fix)

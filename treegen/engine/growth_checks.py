@@ -1,0 +1,73 @@
+"""Checks of what controllers decide: its form, and whether the engine can follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from treegen.engine.branch import Branch
+from treegen.engine.engine_checks import check_tokens
+from treegen.engine.sequences import SequenceTree
+from treegen.ir.errors import BranchError
+
+if TYPE_CHECKING:
+    from treegen.engine.control import Growth
+
+
+def check_form(name: str, growth: object) -> Growth:
+    """Returns a decision. Raises BranchError, with this name, unless it has the form of a Growth."""
+    columns: list[Any] = [getattr(growth, column, None) for column in ("grown", "results", "accepted", "resting")]
+    kinds = (Mapping, Sequence, Mapping, Collection)
+    if not all(isinstance(column, kind) for column, kind in zip(columns, kinds, strict=True)):
+        raise BranchError(name, type(growth).__name__, "is no Growth", "return treegen.engine.Growth(grown, results)")
+    for following in columns[0].values():
+        if not isinstance(following, Sequence) or not all(map(_is_next, following)):
+            reason, fix = "is no list of next tokens", "return treegen.engine.Next(token, label) for each"
+            raise BranchError(name, following, reason, fix)
+    for result in columns[1]:
+        if not isinstance(getattr(result, "label", None), tuple) or not hasattr(result, "tokens"):
+            fix = "return treegen.engine.Continuation(label, tokens)"
+            raise BranchError(name, type(result).__name__, "is no result", fix)
+    return cast("Growth", growth)
+
+
+def _is_next(each: object) -> bool:
+    return isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], tuple)
+
+
+def check_growth(
+    sequences: SequenceTree, branches: Sequence[Branch], growth: Growth, prompts: int, vocabulary: int, most: int
+) -> None:
+    """Raises BranchError unless a decision can be followed.
+
+    Args:
+        sequences: The running branches.
+        branches: Those that were decided about.
+        growth: The decision.
+        prompts: The number of prompts.
+        vocabulary: The number of different tokens.
+        most: The most tokens after a prompt.
+    """
+    grown = growth.grown
+    if unknown := grown.keys() ^ {branch.number for branch in branches}:
+        reason = "is not in the frontier, or has no decision"
+        raise BranchError("decide()", sorted(unknown), reason, "decide for each branch of the frontier")
+    check_tokens("decide()", [token for following in grown.values() for token, _ in following], vocabulary)
+    for branch in branches:
+        prompt, kept = branch.label[:1], len(growth.accepted.get(branch.number, ()))
+        if grown[branch.number] and len(branch.tokens) - branch.drafts + kept - branch.prompt >= most:
+            reason = f"would have more than max_new_tokens = {most}"
+            raise BranchError("decide()", branch.number, reason, "end it, or raise the controller's max_new_tokens")
+        for following in grown[branch.number]:
+            if following.label[:1] != prompt:
+                reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
+                raise BranchError("decide()", following.label, reason, "keep the first number of labels")
+    for result in growth.results:
+        if not result.label or not 0 <= result.label[0] < prompts:
+            reason = "is the label of a result, and does not begin with the number of a prompt"
+            raise BranchError("decide()", result.label, reason, "begin with the branch's own first number")
+    resting = sum(not grown.get(number) for number in growth.resting)
+    after = len(sequences) - len(grown) + sum(map(len, grown.values())) + resting
+    if after > sequences.max_branches:
+        reason = f"is more than max_branches = {sequences.max_branches}"
+        raise BranchError("decide()", f"{after} branches", reason, "return fewer next tokens, or raise max_branches")
