@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from treegen.backends.page_table import PAGE_SIZES, PageTable
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.scalars import is_finite
-from treegen.ir.shape import Shape
+from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.batch_plans import check_strategy
 from treegen.runtime.call_options import BatchOptions
@@ -87,6 +88,11 @@ def compile_batch(
     check_strategy(chosen, shape, on_target)
     options = BatchOptions(chosen, backend, sm_scale, Scales.of(k_scale, v_scale), Scoring.of(scores))
     return BatchKernel(shape, pages, on_target, options, max_tokens, max_rows)
+
+
+def check_served(strategy: str | Strategy) -> None:
+    """Raises StrategyError unless there is such a strategy, and `compile_batch` serves it."""
+    check_strategy(strategy_from(strategy), replace(DEFAULT_SHAPE, page_size=16), resolve_target(None))
 
 
 def _check_sizes(shape: Shape, pages: PageTable, max_tokens: int, max_rows: int | None) -> None:

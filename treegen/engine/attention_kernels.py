@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from treegen.api.compile_batch import compile_batch
-from treegen.backends.devices import resolve_target
+from treegen.api.compile_batch import check_served, compile_batch
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.shape import Shape
-from treegen.runtime.batch_plans import check_strategy
-from treegen.strategies import Strategy, strategy_from
+from treegen.strategies import Strategy
 
 if TYPE_CHECKING:
     from treegen.engine.step import Step
-
-
-_ANY_SHAPE = Shape(32, 8, 128, page_size=16)  # which strategies are served does not depend on it
 
 
 class AttentionKind(NamedTuple):
@@ -72,7 +66,7 @@ def tree_kernels(strategy: str | Strategy = "auto") -> KernelMaker:
     Raises:
         StrategyError: There is no such strategy, or `treegen.compile_batch` does not serve it.
     """
-    check_strategy(strategy_from(strategy), _ANY_SHAPE, resolve_target(None))
+    check_served(strategy)
 
     def make(step: Step, kind: AttentionKind, sinks: torch.Tensor | None) -> StepKernel:
         return compile_batch(
