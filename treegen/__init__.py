@@ -3,6 +3,7 @@
 `Tree` describes which query rows share which runs of KV; `compile` makes the attention kernel for it.
 """
 
+from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -87,38 +88,24 @@ __all__ = [
 ]
 
 
+_LAZY = {
+    "compile": "treegen.api.compile",
+    "compile_batch": "treegen.api.compile_batch",
+    "BatchKernel": "treegen.runtime.batch_kernel",
+    "PageTable": "treegen.backends.page_table",
+    "Kernel": "treegen.runtime.kernel",
+    "masked_tree": "treegen.scoring.masked_tree",
+    "merge_state": "treegen.backends.merge_state",
+    "merge_states": "treegen.backends.merge_state",
+    "TreeAttentionWrapper": "treegen.api.wrapper",
+}
+_PARTS = ("distributed", "engine", "integrations")
+
+
 def __getattr__(name: str) -> object:
     # torch is imported when the first kernel is built, so that planning and explaining stay light.
-    if name == "compile":
-        from treegen.api.compile import compile
-
-        return compile
-    if name == "compile_batch":
-        from treegen.api.compile_batch import compile_batch
-
-        return compile_batch
-    if name == "BatchKernel":
-        from treegen.runtime.batch_kernel import BatchKernel
-
-        return BatchKernel
-    if name == "PageTable":
-        from treegen.backends.page_table import PageTable
-
-        return PageTable
-    if name == "Kernel":
-        from treegen.runtime.kernel import Kernel
-
-        return Kernel
-    if name == "masked_tree":
-        from treegen.scoring.masked_tree import masked_tree
-
-        return masked_tree
-    if name in ("merge_state", "merge_states"):
-        from treegen.backends import merge_state
-
-        return getattr(merge_state, name)
-    if name == "TreeAttentionWrapper":
-        from treegen.api.wrapper import TreeAttentionWrapper
-
-        return TreeAttentionWrapper
+    if name in _LAZY:
+        return getattr(_import_module(_LAZY[name]), name)
+    if name in _PARTS:
+        return _import_module(f"treegen.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

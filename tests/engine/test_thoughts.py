@@ -30,8 +30,10 @@ class Form(NamedTuple):
     depth: int
     stop_ids: tuple[int, ...] = ()
 
-    def controller(self, score: Callable[..., Any], sampling: Sampling = SAMPLING) -> Search:
-        return Search(score, sampling=sampling, **self._asdict())
+    def controller(
+        self, score: Callable[..., Any], sampling: Sampling = SAMPLING, stop: Callable[..., bool] | None = None
+    ) -> Search:
+        return Search(score, sampling=sampling, stop=stop, **self._asdict())
 
 
 FORMS = [
@@ -55,7 +57,9 @@ class Scorer:
         return [(sum(tokens) + len(prompt)) % 5 / 2 for tokens in candidates]
 
 
-def searched(prompts: Sequence[list[int]], form: Form, score: Callable[..., Any]) -> list[list[Continuation]]:
+def searched(
+    prompts: Sequence[list[int]], form: Form, score: Callable[..., Any], stop: Callable[..., bool] = lambda *_: False
+) -> list[list[Continuation]]:
     """The search as a few loops, with a whole pass of the model for each token."""
     model = tiny()
 
@@ -70,18 +74,21 @@ def searched(prompts: Sequence[list[int]], form: Form, score: Callable[..., Any]
     found = []
     for number, prompt in enumerate(prompts):
         kept: list[tuple[tuple[int, ...], list[int]]] = [((number,), prompt)]
-        for _ in range(form.depth):
+        best: list[tuple[float, list[int], tuple[int, ...]]] = []
+        answers: list[tuple[float, list[int], tuple[int, ...]]] = []
+        for level in range(form.depth):
             labels = [((*label, place), tokens) for label, tokens in sorted(kept) for place in range(form.branching)]
             candidates = [(label, thought(tokens, label)) for label, tokens in labels]
-            scores = score(prompt, [tokens[len(prompt) :] for _, tokens in candidates])
-            best = np.argsort([-each for each in scores], kind="stable")[: form.width]
-            kept = [candidates[place] for place in best]
-        found.append(
-            [
-                Continuation((number, rank), kept[rank][1][len(prompt) :], scores[place])
-                for rank, place in enumerate(best)
-            ]
-        )
+            scores = score(prompt, [tokens[len(prompt) :] for _, tokens in candidates]) if candidates else []
+            rated = [(rate, tokens, label) for rate, (label, tokens) in zip(scores, candidates, strict=True)]
+            best = sorted([*answers, *rated], key=lambda each: -each[0])[: form.width]
+            ended = [each for each in best if each in answers or stop(prompt, each[1][len(prompt) :])]
+            if level + 1 < form.depth:
+                answers, kept = (
+                    ended,
+                    [(label, tokens) for rate, tokens, label in best if (rate, tokens, label) not in ended],
+                )
+        found.append([Continuation((number, rank), own[1][len(prompt) :], own[0]) for rank, own in enumerate(best)])
     return found
 
 
@@ -107,6 +114,24 @@ def test_results_are_those_of_a_plain_search(form: Form) -> None:
     assert len(own.calls) == len(PROMPTS) * form.depth
     if form.stop_ids == MANY:
         assert len({len(tokens) for _, candidates in own.calls for tokens in candidates}) > form.depth
+
+
+@pytest.mark.parametrize("form", [Form(2, 3, 4, 4), Form(3, 2, 6, 3, MANY), Form(1, 3, 2, 5)], ids=str)
+@pytest.mark.parametrize("part", [1, 2, 3])
+def test_candidates_that_are_answers_wait(form: Form, part: int) -> None:
+    """Every, every other or every third candidate; no thought follows them, and better ones take their places."""
+
+    def stop(prompt: list[int], tokens: list[int]) -> bool:
+        return sum(tokens) % part == 0
+
+    def rising(prompt: list[int], candidates: list[list[int]]) -> list[float]:
+        return [sum(tokens) % 7 / 2 for tokens in candidates]
+
+    for score in (Scorer(), rising):
+        made = engine(form.controller(score, stop=stop))
+        assert served(made, PROMPTS) == searched(PROMPTS, form, score, stop)
+        if part == 1:
+            assert all(len(each.tokens) <= form.thought_tokens for own in made.run(PROMPTS) for each in own)
 
 
 @pytest.fixture(scope="module")
@@ -266,6 +291,12 @@ def test_numbers_out_of_range(name: str, number: Any) -> None:
     numbers = Form(2, 2, 2, 2)._asdict() | {name: number}
     with pytest.raises(InputError, match=f"{name} = {number}: is not a positive integer"):
         Search(Scorer(), **numbers)
+
+
+@pytest.mark.parametrize("given", [None, 0.5, {"a": 1}, torch.zeros(2, 3)], ids=str)
+def test_scores_of_another_form(given: Any) -> None:
+    with pytest.raises(InputError, match=r"score\(\) = \w+: is no list of numbers"):
+        engine(Form(2, 3, 2, 2).controller(lambda *_: given)).run(PROMPTS)
 
 
 def test_a_scorer_that_cannot_be_called() -> None:

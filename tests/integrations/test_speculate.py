@@ -15,7 +15,7 @@ from treegen.engine import DraftModel, DraftTree, Engine, NGrams, Sample, Sampli
 from treegen.engine.control import Controller
 from treegen.engine.draft_trees import draft_shape
 from treegen.integrations import HFModel
-from treegen.ir.errors import BranchError, InputError
+from treegen.ir.errors import BranchError, InputError, TreegenError
 
 
 def served(
@@ -281,3 +281,24 @@ def test_what_is_refused() -> None:
             make()
     with pytest.raises(BranchError, match="max_rows = 100: is less than max_branches = 6, with 21 rows each"):
         served(tiny(), Speculate(max_draft=20))
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_prompts_may_have_limits_of_their_own(drafted: bool) -> None:
+    model, limits = tiny(), [3, 12, 1]
+    greedy = [generated(model, prompt, max_new_tokens=12) for prompt in PROMPTS]
+    expected = [[tokens[:limit] for tokens in own] for own, limit in zip(greedy, limits, strict=True)]
+    options: dict[str, Any] = {"max_new_tokens": 12, "limits": limits}
+    controller = Speculate(NGrams(), 3, **options) if drafted else Sample(**options)
+    made = Engine(HFModel(model), controller, num_pages=80, page_size=4)
+    assert [[each.tokens for each in own] for own in made.run(PROMPTS)] == expected
+    made.sequences.check()
+    with pytest.raises(TreegenError, match=r"controller\.limits = 3 limits: are not one for each of 2 prompts"):
+        made.run(PROMPTS[:2])
+    for wrong, text in (
+        ([13], r"limits\[0\] = 13: is more than max_new_tokens = 12"),
+        ([0], r"limits\[0\] = 0"),
+        (5, "limits"),
+    ):
+        with pytest.raises(TreegenError, match=text):
+            Sample(max_new_tokens=12, limits=wrong)  # type: ignore[arg-type]

@@ -157,7 +157,8 @@ class Engine:
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
         most = self.forward.sizes.max_tokens
-        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model)
+        limits = getattr(self.controller, "limits", ())
+        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model, limits)
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)

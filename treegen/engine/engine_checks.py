@@ -38,7 +38,9 @@ def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows
         raise BranchError("max_rows", max_rows, reason, "raise max_rows")
 
 
-def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model) -> list[list[int]]:
+def checked_prompts(
+    prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model, limits: Sequence[int] = ()
+) -> list[list[int]]:
     """Returns the tokens of prompts, which may be arrays. Raises BranchError for other tokens or too many.
 
     Args:
@@ -46,6 +48,7 @@ def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int
         most: The most tokens of a branch, by the model and the pages.
         new_tokens: Those of them that are kept for new tokens.
         model: The model.
+        limits: The limits of prompts that the controller has.
     """
     if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__len__"):
         raise BranchError("prompts", type(prompts).__name__, "is not a list of prompts", "give the tokens of each")
@@ -54,6 +57,9 @@ def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int
     if new_tokens >= most:
         reason = f"leaves no room for a prompt in the {limit}"
         raise BranchError("max_new_tokens", new_tokens, reason, f"lower it{more}")
+    if limits and len(limits) != len(prompts):
+        reason = f"are not one for each of {len(prompts)} prompts"
+        raise BranchError("controller.limits", f"{len(limits)} limits", reason, "give as many, or none")
     made = []
     for number, prompt in enumerate(prompts):
         name = f"prompts[{number}]"
@@ -247,6 +253,15 @@ def check_deterministic(deterministic: object, strategy: object, make_kernel: ob
         if deterministic and given != usual:
             reason = "chooses other kernels than the batch-invariant ones of deterministic=True"
             raise InputError(name, given if isinstance(given, str) else type(given).__name__, reason, "leave it out")
+
+
+def check_limits(limits: object, most: int) -> None:
+    """Raises InputError unless these are numbers of new tokens, at most `most`."""
+    if not isinstance(limits, Sequence) or isinstance(limits, str):
+        raise InputError("limits", limits, "is no list of numbers", "give one for each prompt")
+    for prompt, limit in enumerate(limits):
+        if positive_int(f"limits[{prompt}]", limit, InputError) > most:
+            raise InputError(f"limits[{prompt}]", limit, f"is more than max_new_tokens = {most}", "raise that, too")
 
 
 def check_stop_ids(stop_ids: object) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.engine_checks import check_stop_ids
+from treegen.engine.engine_checks import check_limits, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -24,6 +24,7 @@ class Sample:
         sampling: How tokens are drawn; by default the most likely one.
         max_new_tokens: Tokens at which a sample ends.
         stop_ids: Tokens that end a sample, each with itself as the last token.
+        limits: For each prompt the tokens at which its samples end, at most max_new_tokens; by default that for all.
 
     Raises:
         InputError: A number is out of range.
@@ -33,12 +34,14 @@ class Sample:
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 64
     stop_ids: tuple[int, ...] = ()
+    limits: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         positive_int("n", self.n, InputError)
         positive_int("max_new_tokens", self.max_new_tokens, InputError)
         check_sampling(self.sampling)
         check_stop_ids(self.stop_ids)
+        check_limits(self.limits, self.max_new_tokens)
 
     @property
     def width(self) -> int:
@@ -86,7 +89,8 @@ class Sample:
         grown: dict[int, list[Next]] = {number: [] for number in numbers}
         results = []
         for branch, label, token in zip(branches, labels, drawn, strict=True):
-            if token in self.stop_ids or len(branch.tokens) + 1 - branch.prompt >= self.max_new_tokens:
+            most = self.limits[label[0]] if self.limits else self.max_new_tokens
+            if token in self.stop_ids or len(branch.tokens) + 1 - branch.prompt >= most:
                 results.append(Continuation(label, [*branch.new_tokens, token]))
             else:
                 grown[branch.number].append(Next(token, label))

@@ -18,7 +18,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, WarmsUp
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
-from treegen.engine.engine_checks import check_drafts, check_drafts_of, check_stop_ids
+from treegen.engine.engine_checks import check_drafts, check_drafts_of, check_limits, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -43,6 +43,7 @@ class Speculate:
         sampling: How tokens are drawn; by default the most likely one.
         max_new_tokens: Tokens at which a sample ends.
         stop_ids: Tokens that end a sample, each with itself as the last token.
+        limits: For each prompt the tokens at which its samples end, at most max_new_tokens; by default that for all.
 
     Raises:
         InputError: A number is out of range.
@@ -54,6 +55,7 @@ class Speculate:
     sampling: Sampling = field(default_factory=Sampling)
     max_new_tokens: int = 64
     stop_ids: tuple[int, ...] = ()
+    limits: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         check_drafter(self.drafter)
@@ -61,6 +63,7 @@ class Speculate:
             positive_int(name, getattr(self, name), InputError)
         check_sampling(self.sampling)
         check_stop_ids(self.stop_ids)
+        check_limits(self.limits, self.max_new_tokens)
 
     @property
     def width(self) -> int:
@@ -153,9 +156,10 @@ class Speculate:
         accepted: dict[int, list[int]] = {}
         for each in asked:
             branch = each.branch
-            made, accepted[branch.number] = each.taken(drawn, self.stop_ids, self.max_new_tokens)
+            most = self.limits[each.label[0]] if self.limits else self.max_new_tokens
+            made, accepted[branch.number] = each.taken(drawn, self.stop_ids, most)
             tokens = [*branch.tokens[branch.prompt : each.given], *made]
-            if made[-1] in self.stop_ids or len(tokens) >= self.max_new_tokens:
+            if made[-1] in self.stop_ids or len(tokens) >= most:
                 results.append(Continuation(each.label, tokens))
             else:
                 grown[branch.number].append(Next(made[-1], each.label))

@@ -5,8 +5,9 @@ prompt ── 3 thoughts each ──▶ score ──▶ best 2 ── 3 thoughts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -19,15 +20,24 @@ from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_finite
 
 
+class _Rated(NamedTuple):
+    """A candidate with its score. branch: its place among the branches that were rated; -1 for an answer that waits."""
+
+    tokens: list[int]
+    score: float
+    branch: int
+
+
 @dataclass(slots=True)
 class _Level:
     """The thoughts that a prompt is at.
 
-    begins: by a thought's label, the tokens before it, the prompt's included. ended: labels and tokens of candidates
-    whose last thought is complete.
+    begins: by a thought's label, the tokens before it, the prompt's included. answers: candidates that are complete.
+    ended: labels and tokens of candidates whose last thought is complete.
     """
 
     begins: dict[Label, int]
+    answers: list[_Rated]
     ended: list[tuple[Label, list[int]]] = field(default_factory=list)
 
 
@@ -36,8 +46,11 @@ class Search:
 
     From each kept branch of a prompt `branching` thoughts are drawn. When all thoughts of the level are complete, a
     scorer rates the branches that they end; the best `width` go on, the others end. Of equal scores the first is
-    better. A branch's label within the search is its prompt and the place of each of its thoughts among those of one
-    parent. That label, the seed and the position alone decide the noise of a thought.
+    better. Those of the best that `stop` takes for answers wait with their scores, and are among the best of later
+    levels or are left out. The search of a prompt ends with the last level, or when all of the best are answers.
+
+    A branch's label within the search is its prompt and the place of each of its thoughts among those of one parent.
+    That label, the seed and the position alone decide the noise of a thought.
 
     Args:
         score: Rates the candidates of a level. It gets the tokens of the prompt, and a list of the tokens after the
@@ -49,6 +62,8 @@ class Search:
         depth: Levels.
         sampling: How tokens are drawn.
         stop_ids: Tokens that end a thought, each with itself as the last token.
+        stop: Says whether a candidate is an answer, which no thought follows. It gets the tokens of the prompt, and
+            those after it. By default no candidate is one before the last level.
 
     Attributes:
         kept: Branches of a prompt that a level keeps.
@@ -71,16 +86,19 @@ class Search:
         depth: int,
         sampling: Sampling | None = None,
         stop_ids: tuple[int, ...] = (),
+        stop: Callable[[list[int], list[int]], bool] | None = None,
     ) -> None:
         if not callable(score):
             raise InputError("score", score, "is not a function", "give one of a prompt and its candidates")
+        if stop is not None and not callable(stop):
+            raise InputError("stop", stop, "is not a function", "give one of a prompt and a candidate, or None")
         self.kept = positive_int("width", width, InputError)
         self.branching = positive_int("branching", branching, InputError)
         self.thought_tokens = positive_int("thought_tokens", thought_tokens, InputError)
         self.depth = positive_int("depth", depth, InputError)
         self.width, self.max_new_tokens = self.kept * branching, depth * thought_tokens
         check_stop_ids(stop_ids)
-        self.score, self.stop_ids = score, frozenset(stop_ids)
+        self.score, self.stop, self.stop_ids = score, stop, frozenset(stop_ids)
         self.sampling = Sampling(temperature=1.0) if sampling is None else check_sampling(sampling)
         self._levels: dict[int, _Level] = {}  # by prompt
 
@@ -159,24 +177,46 @@ class Search:
 
     def _begin(self, prompt: int, branches: list[Branch]) -> list[tuple[int, Label]]:
         """Begins the next level of a prompt; returns the place of the branch and the label of each new thought."""
-        kept = [0]
+        kept: list[int] = [0]
+        answers: list[_Rated] = []
         if len(branches[0].label) > 1:
-            rated = self._rated(branches[0], [branch.new_tokens for branch in branches])
-            kept = [place for place, _ in rated]
+            waiting = self._levels[prompt].answers
+            best = self._best(branches[0], waiting, [branch.new_tokens for branch in branches])
+            given = branches[0].tokens[: branches[0].prompt]
+            stops = [each.branch < 0 or self._is_answer(given, each.tokens) for each in best]
+            answers = [each._replace(branch=-1) for each, stop in zip(best, stops, strict=True) if stop]
+            kept = [each.branch for each, stop in zip(best, stops, strict=True) if not stop]
         begun = [(place, (*branches[place].label, thought)) for place in kept for thought in range(self.branching)]
-        self._levels[prompt] = _Level({label: len(branches[place].tokens) for place, label in begun})
+        self._levels[prompt] = _Level({label: len(branches[place].tokens) for place, label in begun}, answers)
         return begun
 
     def _results(self, branch: Branch) -> list[Continuation]:
         """Returns the best candidates of the prompt of this branch, whose search ends."""
         prompt = branch.label[0]
-        candidates = [tokens for _, tokens in sorted(self._levels.pop(prompt).ended)]
-        rated = self._rated(branch, candidates)
-        return [Continuation((prompt, rank), candidates[place], score) for rank, (place, score) in enumerate(rated)]
+        level = self._levels.pop(prompt)
+        best = self._best(branch, level.answers, [tokens for _, tokens in sorted(level.ended)])
+        return [Continuation((prompt, rank), tokens, score) for rank, (tokens, score, _) in enumerate(best)]
 
-    def _rated(self, branch: Branch, candidates: list[list[int]]) -> list[tuple[int, float]]:
-        """Returns the places and scores of the best candidates of the prompt of this branch, best first."""
+    def _is_answer(self, prompt: list[int], tokens: list[int]) -> bool:
+        """Says whether no thought follows a candidate."""
+        return self.stop is not None and bool(self.stop([*prompt], [*tokens]))
+
+    def _best(self, branch: Branch, waiting: list[_Rated], candidates: list[list[int]]) -> list[_Rated]:
+        """Returns the best of these candidates and of the answers that wait, for the prompt of this branch."""
+        scores = self._scores(branch, candidates)
+        rated = [
+            _Rated(tokens, score, place) for place, (tokens, score) in enumerate(zip(candidates, scores, strict=True))
+        ]
+        return sorted([*waiting, *rated], key=lambda each: -each.score)[: self.kept]
+
+    def _scores(self, branch: Branch, candidates: list[list[int]]) -> list[float]:
+        """Returns the scores of candidates of the prompt of this branch."""
+        if not candidates:
+            return []
         given = self.score(branch.tokens[: branch.prompt], [list(tokens) for tokens in candidates])
+        if not hasattr(given, "__len__") or isinstance(given, str | Mapping) or getattr(given, "ndim", 1) != 1:
+            found, fix = type(given).__name__, "return a number for each candidate"
+            raise InputError("score()", found, "is no list of numbers", fix)
         scores = [score.item() if hasattr(score, "item") else score for score in given]
         if len(scores) != len(candidates):
             found, fix = f"{len(scores)} scores", "return one for each"
@@ -184,5 +224,4 @@ class Search:
         for place, score in enumerate(scores):
             if not is_finite(score):
                 raise InputError(f"score()[{place}]", score, "is not a finite number", "return one for each candidate")
-        best = sorted(range(len(scores)), key=lambda place: -scores[place])[: self.kept]
-        return [(place, float(scores[place])) for place in best]
+        return [float(score) for score in scores]
