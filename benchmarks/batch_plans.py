@@ -51,6 +51,7 @@ class PackedOnly:
     def __init__(self, form: BatchForm) -> None:
         self._room, self._places = form.room, RequestTables.of(form.room)
         self._seats = np.full((2, form.room.seats), -1, np.int32)
+        self.counters = torch.zeros(6, dtype=torch.int64)
 
     def load(self, made: Any, requests: Any) -> None:
         """Packs a plan."""

@@ -35,6 +35,7 @@ MANY_PARAMETERS = {
     "treegen/api/compile.py:compile": PUBLIC,
     "treegen/api/compile_batch.py:compile_batch": PUBLIC,
     "treegen/engine/engine.py:Engine.__init__": PUBLIC,
+    "treegen/engine/thoughts.py:Search.__init__": PUBLIC,
     "treegen/strategies/cohort.py:cohort": "public face: two of its options have earlier names as well",
     "treegen/api/wrapper.py:TreeAttentionWrapper.__init__": PUBLIC,
     "treegen/api/wrapper.py:TreeAttentionWrapper.plan": PUBLIC,

@@ -353,8 +353,26 @@ def test_rows_without_request_may_name_any_row_of_the_table(backend: str) -> Non
 
 
 def counted(kernel: treegen.BatchKernel) -> dict[str, int]:
-    plans = ("plans", "saved_bytes")
+    plans = ("plans", "plan_age", "saved_bytes")
     return {name: count for name, count in kernel.counters().items() if name not in plans}
+
+
+def test_the_age_of_a_plan_is_in_steps() -> None:
+    lengths = torch.tensor([20], dtype=torch.int32)
+    pages = PageTable(torch.zeros(1, 4, dtype=torch.int32), lengths, 4)
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    kernel = treegen.compile_batch(shape, pages, max_tokens=64, backend="torch")
+    batch = LiveBatch(page_size=16)
+    batch.add(20)
+    ages = [kernel.counters()["plan_age"]]
+    for _ in range(2):
+        kernel.update(batch, "query")
+        for _ in range(3):
+            kernel.step()
+        ages.append(kernel.counters()["plan_age"])
+    assert ages == [0, 3, 3]
+    with pytest.raises(StrategyError, match="strategy = medus: is not registered"):
+        kernel.update(batch, "medus")
 
 
 def test_counters_tell_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:

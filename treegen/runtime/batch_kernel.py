@@ -29,7 +29,7 @@ from treegen.runtime.kept_calls import KeptCalls
 from treegen.runtime.kernel_text import batch_explanation
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
-from treegen.strategies import Choice, Strategy
+from treegen.strategies import Choice, Strategy, strategy_from
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.timed import phase
@@ -83,6 +83,7 @@ class BatchKernel(ExplainedKernel):
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
+        self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
         self._rows = 0
 
     @property
@@ -94,7 +95,7 @@ class BatchKernel(ExplainedKernel):
                 self._program = RequestProgram(self.form) if on_gpu else TorchRequestProgram(self.form)
         return self._program
 
-    def update(self, batch: LiveBatch, strategy: Strategy | None = None) -> None:
+    def update(self, batch: LiveBatch, strategy: str | Strategy | None = None) -> None:
         """Plans for the requests of a batch and the pages that they share; the next `step` uses the plan.
 
         Takes host work, and one copy to the device that is not waited for.
@@ -109,12 +110,14 @@ class BatchKernel(ExplainedKernel):
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
         """
         rows = self._checked(batch)
-        if strategy is not None and (strategy.batch_invariant or self.form.room.chunk):
+        wanted = self._options.strategy if strategy is None else strategy_from(strategy)
+        if strategy is not None and (wanted.batch_invariant or self.form.room.chunk):
             reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
             raise StrategyError("strategy", str(strategy), reason, fix)
         with phase("plan"):
             problem = Problem(batch.tree(shared=shares()), self._shape, self._target)
-            planned = plan_batch(problem, strategy or self._options.strategy, self.choices, self.form)
+            planned = plan_batch(problem, wanted, self.choices, self.form)
+        self._begun = self.program.counters[:1].clone()
         self.program.load(planned.schedule, batch.rows_and_epochs)
         self._rows, self._planned = rows, planned
         self.replanning.note_plan(batch, planned)
@@ -271,13 +274,14 @@ class BatchKernel(ExplainedKernel):
           The others were walked alone: the plan did not know the new ones, a claim about the pages of the refuted ones
           failed, and the outgrown ones had more tokens than the plan has room for. The invalid ones had an impossible
           length, page id or number of query rows.
-        - plans: calls of `update`, also those by `prepare` and `refresh`.
+        - plans: calls of `update`, also those by `prepare` and `refresh`. plan_age: steps since the last one.
         - saved_bytes: bytes of K and V of a layer that the plan saves, compared with each request reading its own.
         """
         names = ("steps", "planned", "new", "outgrown", "refuted", "invalid")
         counts = dict(zip(names, self.program.counters.tolist(), strict=True))
         saved = 0 if self._planned is None else self._planned.saved_bytes
-        return {**counts, "plans": self.replanning.plans, "saved_bytes": saved}
+        age = counts["steps"] - (0 if self._begun is None else int(self._begun))
+        return {**counts, "plans": self.replanning.plans, "plan_age": age, "saved_bytes": saved}
 
     def _explanation(self) -> tuple[str, Explanation]:
         if self._planned is None:
