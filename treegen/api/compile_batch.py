@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -95,13 +95,19 @@ def check_served(strategy: str | Strategy) -> None:
     check_strategy(strategy_from(strategy), replace(DEFAULT_SHAPE, page_size=16), resolve_target(None))
 
 
+def check_page_sizes(shapes: Iterable[Shape]) -> None:
+    """Raises InputError for pages of another size than those of kernels for running batches."""
+    for shape in shapes:
+        if shape.page_size not in PAGE_SIZES:
+            fix = f"use one of {', '.join(map(str, PAGE_SIZES))}, or treegen.compile with a tree by slot"
+            raise InputError("shape.page_size", shape.page_size, "is not a power of two up to 128", fix)
+
+
 def _check_sizes(shape: Shape, pages: PageTable, max_tokens: int, max_rows: int | None) -> None:
     """Raises InputError for sizes that kernels for running batches do not have, or that do not go together."""
     if not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if shape.page_size not in PAGE_SIZES:
-        fix = f"use one of {', '.join(map(str, PAGE_SIZES))}, or treegen.compile with a tree by slot"
-        raise InputError("shape.page_size", shape.page_size, "is not a power of two up to 128", fix)
+    check_page_sizes([shape])
     if not isinstance(pages, PageTable):
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
     if pages.num_pages * shape.page_size > INT32_MAX:

@@ -74,6 +74,7 @@ def warm(
     gets all kernels and policies. An interrupted run continues where it stopped. The exit code is 1 when anything
     failed, and 130 after Ctrl-C.
     """
+    from treegen.api.compile_batch import check_page_sizes
     from treegen.backends.devices import current_target, devices_of
     from treegen.distributed.warm_together import WarmWork
     from treegen.tuning.tune import Tuning
@@ -93,6 +94,7 @@ def warm(
             reason = "excludes --serving" if specs else "is needed without --serving"
             fix = "give trees to measure policies for, or --serving alone"
             raise InputError("SPEC", " ".join(specs or ()), reason, fix)
+        check_page_sizes(shapes)
         if place is not None and not dry_run:
             raise typer.Exit(serve_on_ranks(place, shapes, target))
         _warm_serving(shapes, target, dry_run)

@@ -84,6 +84,7 @@ def compile_batch(
     """
     if not isinstance(pages, PageTable):
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
+    _check_positions(positions, pages)
     local = LocalOptions(shape, parallel, options, pages.table.device)
     check_equal(parallel, {"shape": shape, "interleave": parallel.interleave, "max_tokens": max_tokens})
     most = max_tokens
@@ -94,3 +95,16 @@ def compile_batch(
         if type(max_tokens) is int and max_tokens > 0:
             most = replace(parallel.shard, rank=0).count(max_tokens)
     return ParallelBatchKernel(local.compile_batch(pages, most, positions), parallel, merge or Merge())
+
+
+def _check_positions(positions: object, pages: PageTable) -> None:
+    """Raises InputError unless these are None, or integers on the page table's device."""
+    if positions is None:
+        return
+    if not isinstance(positions, torch.Tensor):
+        raise InputError("positions", type(positions).__name__, "is not a tensor", "give integers [rows]")
+    kind = positions.dtype in (torch.int32, torch.int64) and positions.ndim == 1
+    if not kind or positions.device != pages.table.device:
+        found = f"{positions.dtype} of shape {tuple(positions.shape)} on {positions.device}"
+        reason = f"are no integers in one dimension on {pages.table.device}"
+        raise InputError("positions", found, reason, "give int32 or int64 [rows]")

@@ -15,6 +15,7 @@ from treegen.cost.communication import MODES, Link, Mode, Wanted, best_merge, me
 from treegen.distributed.collectives import all_gather, reduce_scatter
 from treegen.distributed.measured_links import link_of
 from treegen.distributed.packed_states import StateForm, combine, pack, rescale
+from treegen.distributed.parallel import check_group
 from treegen.distributed.peer_memory import buffers_for, reach_each_other
 from treegen.ir.errors import InputError
 from treegen.ir.scalars import is_one_of
@@ -68,6 +69,7 @@ def merge_across(
             do not reach each other's memory; before any state is sent.
     """
     scale = lse_scale(lse_base)
+    check_group("group", group)
     _check(out, lse)
     for name, value, known in (("mode", mode, ("auto", *MODES)), ("heads", heads, ("all", "own"))):
         if not is_one_of(value, known):

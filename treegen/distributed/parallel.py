@@ -34,6 +34,7 @@ class Parallel:
             heads.
 
     Raises:
+        InputError: A group is none.
         TreeError: interleave is out of range.
     """
 
@@ -43,7 +44,10 @@ class Parallel:
     replicate_kv: bool = False
 
     def __post_init__(self) -> None:
-        _ = self.shard  # its checks
+        for name, group in (("tensor", self.tensor), ("context", self.context)):
+            if group is not None:
+                check_group(name, group)
+        _ = self.shard  # its other checks
 
     @classmethod
     def over(
@@ -66,6 +70,8 @@ class Parallel:
         Raises:
             InputError: The mesh has no dimension of such a name, or both names are one.
         """
+        if not hasattr(mesh, "mesh_dim_names"):
+            raise InputError("mesh", type(mesh).__name__, "is no DeviceMesh", "give that of init_device_mesh(...)")
         names = mesh.mesh_dim_names or ()
         for argument, name in (("tensor", tensor), ("context", context)):
             if name is not None and name not in names:
@@ -120,3 +126,10 @@ class Parallel:
     def of_heads(self, values: torch.Tensor, heads: slice) -> torch.Tensor:
         """Returns a view of the entries of these heads; raises no error, so that checks of sizes see what was given."""
         return values[heads] if values.dim() == 1 and len(values) >= heads.stop else values
+
+
+def check_group(name: str, group: object) -> None:
+    """Raises InputError, with this name, unless this is a process group."""
+    if not (callable(getattr(group, "rank", None)) and callable(getattr(group, "size", None))):
+        fix = "give one of torch.distributed, as mesh.get_group(name)"
+        raise InputError(name, type(group).__name__, "is no process group", fix)
