@@ -58,6 +58,11 @@ class LiveBatch:
         self._active = self.changes = self.moves = 0
         self._take_seats(_free_seats(seats))
 
+    def __copy__(self) -> LiveBatch:
+        made = object.__new__(LiveBatch)
+        made.__setstate__((*self.__getstate__()[:-1], self._seats.copy()))
+        return made
+
     def __getstate__(self) -> tuple[int, int, int, int, Ints]:
         return self.page_size, self._active, self.changes, self.moves, self._seats
 

@@ -262,7 +262,9 @@ class Tree(Drawn):
 
     @classmethod
     def joined(cls, trees: Sequence[Tree]) -> Tree:
-        """Joins trees to one forest: nodes, rows and slots of each tree follow those of the tree before.
+        """Joins trees to one forest: nodes and rows of each tree follow those of the tree before.
+
+        So do slots, which are numbered anew from 0: page tables and KV runs of the trees are left out (`with_kv`).
 
         Args:
             trees: At least one tree.

@@ -354,7 +354,7 @@ def test_plans_bring_nothing_to_the_host(monkeypatch: pytest.MonkeyPatch) -> Non
             monkeypatch.setattr(SharingReader, "ready", lambda reader: False)
         with NoScalars() as mode:
             wrapper.plan(*table, HEADS, KV_HEADS, DIM, PAGE, q_data_type="float32", request_ids=ids)
-        assert mode.launches <= 7
+        assert mode.launches <= 8
     assert len(steps) == 4
 
 
@@ -412,6 +412,41 @@ def test_page_ids_beyond_a_cache_give_nothing_and_smaller_caches_make_another_ke
     most = max(page for pages, _ in engine.requests for page in pages) + 1
     smaller = wrapper.run(q, (engine.cache[0, :most], engine.cache[1, :most]))
     assert torch.equal(smaller[:4], out[:4])
+
+
+def test_larger_caches_make_another_kernel() -> None:
+    """A first run with a cache of few pages, to warm up, is no bound for later ones."""
+    engine, q = shared(), torch.randn(4, HEADS, DIM)
+    few, whole = (engine.cache[0, :1], engine.cache[1, :1]), (engine.cache[0], engine.cache[1])
+    wrapper = TreeAttentionWrapper(by_request=True)
+    plan(wrapper, engine.requests)
+    for cache in (few, whole, few, whole):
+        out = wrapper.run(q, cache)
+    torch.testing.assert_close(out.double(), engine.expected(q)[0], rtol=1e-4, atol=1e-5)
+    captured = TreeAttentionWrapper(None, "NHD", True, False, *buffers(4, 64), by_request=True)
+    plan(captured, engine.requests)
+    captured.run(q, few)
+    with pytest.raises(InputError, match=r"paged_kv_cache = .* is more than the 1 of the first run"):
+        captured.run(q, whole)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_refused_plan_changes_nothing(first: bool) -> None:
+    engine, wrapper = shared(), TreeAttentionWrapper(by_request=True)
+    plan(wrapper, engine.requests)
+    if not first:
+        check(wrapper, engine)
+    indptr, indices, last = (part.tolist() for part in tensors(engine.requests))
+    for refused in (
+        ([*indptr[:-1], 1], [1.5] * len(indices), last), ([0, 0, *indptr], indices, ["a"] * (1 + len(last))),
+        (indptr, indices, [None] * len(last)),
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            wrapper.plan(*refused, HEADS, KV_HEADS, DIM, PAGE, q_data_type="float32")
+    for options in ({"sm_scale": -1.0}, {"sm_scale": float("nan")}, {"request_ids": 5}):
+        with pytest.raises(InputError, match=next(iter(options))):
+            plan(wrapper, engine.requests, **options)
+    check(wrapper, engine)
 
 
 def test_requests_longer_than_declared_are_named() -> None:

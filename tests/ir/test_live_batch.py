@@ -710,3 +710,14 @@ def test_what_was_found_has_an_entry_for_each_seat() -> None:
             batch.found(*arguments)
     batch.found([0, 1], [1, 1], [7, 5], [-1, 0], [0, 3])
     assert (batch.tokens[:2].tolist(), batch.shared_tokens[:2].tolist()) == ([7, 5], [0, 3])
+
+
+def test_copies_have_requests_of_their_own() -> None:
+    batch = LiveBatch(page_size=16)
+    batch.add(10)
+    made = copy.copy(batch)
+    made.add(20)
+    batch.add(30)
+    batch.add(5)
+    assert (len(made), made.tokens[:2].tolist()) == (2, [10, 20])
+    assert (len(batch), batch.tokens[:3].tolist()) == (3, [10, 30, 5])

@@ -1,7 +1,9 @@
 """Scores changed and masked on their way to the softmax: functions traced, and right on both backends."""
 
+import copy
 import inspect
 import math
+import pickle
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -16,7 +18,7 @@ import treegen
 from support.attention_inputs import EVERY, shuffled_pages, tensors
 from support.forests import examples, forests
 from support.score_functions import BIAS, GRID, gridded
-from treegen import Tree
+from treegen import Shape, Tree
 from treegen.ir.errors import InputError
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, batch_invariant
@@ -315,3 +317,52 @@ def test_other_masks_are_read_for_all_tiles(mask: Callable[..., Any]) -> None:
     assert scoring is not None
     assert scoring.code is not None
     assert not scoring.code.seen_below
+
+
+POWERS: dict[str, Callable[..., Any]] = {
+    "of two": lambda score, b, h, q_idx, kv_idx: score + 2 ** (kv_idx % 5),
+    "slopes": lambda score, b, h, q_idx, kv_idx: score + 2 ** (-8 * (h + 1) / 4) * (kv_idx - q_idx),
+    "signs": lambda score, b, h, q_idx, kv_idx: score * (-1) ** kv_idx,
+    "of positions": lambda score, b, h, q_idx, kv_idx: score + (kv_idx + 1) ** h,
+    "below 0": lambda score, b, h, q_idx, kv_idx: score + (kv_idx - 3) ** h,
+}
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("name", POWERS)
+def test_powers(name: str, backend: str) -> None:
+    tree, shape = Tree.from_levels([1, 3], [10, 3]), Shape(4, 2, 16, dtype="fp32")
+    kernel = treegen.compile(tree, shape=shape, score_mod=POWERS[name], backend=backend)
+    torch.manual_seed(0)
+    q, keys, values = torch.randn(3, 4, 16), *torch.randn(2, 20, 2, 16)
+    out, lse = kernel(q, keys, values, return_lse=True)
+    rows = [[*range(10), *range(10 + 3 * row, 13 + 3 * row)] for row in range(3)]
+    for row, slots in enumerate(rows):
+        for head in range(4):
+            scores = keys[slots, head // 2] @ q[row, head] / 4
+            changed = [
+                POWERS[name](score, row, head, len(slots) - 1, place) for place, score in enumerate(scores.tolist())
+            ]
+            weights = torch.tensor(changed, dtype=torch.float64)
+            torch.testing.assert_close(lse[row, head].double(), weights.logsumexp(0), rtol=1e-5, atol=1e-5)
+            expected = weights.softmax(0) @ values[slots, head // 2].double()
+            torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sinks_lie_one_after_another() -> None:
+    tree, shape = Tree.from_levels([1, 3], [10, 3]), Shape(4, 2, 16, dtype="fp32")
+    with pytest.raises(InputError, match=r"sinks = strides \(2,\): is not contiguous; give sinks.contiguous"):
+        treegen.compile(tree, shape=shape, sinks=torch.zeros(8)[::2])
+
+
+def test_copies_of_isolated_kernels_are_isolated() -> None:
+    tree, shape = Tree.from_parents([-1], [12], rows=[(0, 12)] * 4), Shape(2, 1, 16, dtype="fp32")
+    kernel = treegen.compile(tree, isolated=True, mask_mod=_hides_another, shape=shape)
+    q, keys, values = torch.randn(4, 2, 16), torch.randn(12, 1, 16), torch.randn(12, 1, 16)
+    values[9] = float("nan")  # hidden from row 2 alone
+    for made in (kernel, copy.copy(kernel), copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert made(q, keys, values)[2].isfinite().all()
+
+
+def _hides_another(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return kv_idx != q_idx - b

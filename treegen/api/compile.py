@@ -11,10 +11,9 @@ import torch
 from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
 from treegen.ir.errors import InputError
-from treegen.ir.scalars import is_finite
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
-from treegen.runtime.call_options import CallOptions
+from treegen.runtime.call_options import CallOptions, check_sm_scale
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
 from treegen.runtime.prepared import prepare
@@ -139,9 +138,7 @@ def _check(tree: Tree, shape: Shape | None, sm_scale: float | None, **modes: boo
     check_is_by_slot("tree", tree)
     if shape is not None and not isinstance(shape, Shape):
         raise InputError("shape", shape, "is not a Shape", "give treegen.Shape(num_qo_heads, num_kv_heads, head_dim)")
-    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
-        reason = "is not a finite number of at least 0"
-        raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for a negative one), or None")
+    check_sm_scale(sm_scale)
     for name, mode in modes.items():
         if not isinstance(mode, bool):
             fix = "give True or False"

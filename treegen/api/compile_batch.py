@@ -13,11 +13,10 @@ from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PAGE_SIZES, PageTable
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
-from treegen.ir.scalars import is_finite
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.batch_plans import check_strategy
-from treegen.runtime.call_options import BatchOptions
+from treegen.runtime.call_options import BatchOptions, check_sm_scale
 from treegen.scoring.options import ScoreOptions, Scoring
 from treegen.strategies import Strategy, strategy_from
 from treegen.strategies.batch_invariant import BatchInvariant, chunk_for, invariant_strategy
@@ -71,8 +70,7 @@ def compile_batch(
         TreegenError: An argument cannot be served.
     """
     _check_sizes(shape, pages, max_tokens, max_rows)
-    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):
-        raise InputError("sm_scale", sm_scale, "is not a finite number of at least 0", "give such a number, or None")
+    check_sm_scale(sm_scale)
     if not isinstance(batch_invariant, bool):
         raise InputError("batch_invariant", batch_invariant, "is not a bool", "give True or False")
     scores = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)

@@ -13,7 +13,7 @@ from treegen.api.request_names import request_names, table_sizes
 from treegen.api.request_room import LEAST_ROWS, Settings, room_for
 from treegen.backends.devices import backend_for, captures
 from treegen.backends.find_sharing import SharingReader
-from treegen.backends.page_buffers import PageBuffers
+from treegen.backends.page_buffers import PageBuffers, tensors_of
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 from treegen.ir.errors import InputError, PerformanceWarning, PlanError, StrategyError, warn
@@ -102,13 +102,13 @@ class RequestBatches:
     def plan(self, indptr: Any, indices: Any, last_page_len: Any, ids: Sequence[Hashable | None] | None) -> None:
         """Plans for the page table of a step. Arguments are checked before anything changes. Raises InputError."""
         rows, pages = table_sizes(indptr, indices, last_page_len)
-        names = request_names(ids, rows, self._names)
+        names, table = request_names(ids, rows, self._names), tensors_of(indptr, indices, last_page_len)
         if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             reason = "must not be captured"
             raise InputError("plan", "a call while a graph is captured", reason, "capture run alone")
         buffers = self._room(rows, pages)
         self._rows = rows
-        buffers.take(indptr, indices, last_page_len, self._settings[0].page_size, self._backend)
+        buffers.take(*table, self._settings[0].page_size, self._backend)
         changed = self._enter(names)
         if self._kernel is None:
             return
@@ -141,7 +141,10 @@ class RequestBatches:
             out = q.new_empty(0, shape.num_qo_heads, shape.head_dim_v) if out is None else out
             return (out, q.new_empty(0, shape.num_qo_heads, dtype=torch.float32)) if return_lse else out
         kernel = self._kernel
-        if kernel is None or (len(k_pages) < self._num_pages and not self._fixed):
+        if kernel is not None and self._fixed and len(k_pages) > self._num_pages:
+            reason = f"is more than the {self._num_pages} of the first run, which graphs may have captured"
+            raise InputError("paged_kv_cache", f"{len(k_pages)} pages", reason, "run with the whole cache first")
+        if kernel is None or (len(k_pages) != self._num_pages and not self._fixed):
             if captures(q):
                 reason = "is the first call, which makes the kernel"
                 raise InputError("run", "a call while a graph is captured", reason, "call run once before capturing")

@@ -33,7 +33,10 @@ def request_names(ids: Sequence[Hashable | None] | None, rows: int, known: Seque
         return range(rows)
     if getattr(ids, "is_cuda", False):
         raise InputError("request_ids", "a tensor on a GPU", "is not on the host", "give a list")
-    given: list[Hashable | None] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    listed = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not hasattr(listed, "__iter__") or isinstance(listed, str):
+        raise InputError("request_ids", ids, "is no list of ids", "give one id per request, or None")
+    given: list[Hashable | None] = list(listed)
     if given == known:
         return known
     if len(given) != rows:

@@ -20,6 +20,7 @@ from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.call_options import check_sm_scale
 from treegen.runtime.copies import Copyable
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
@@ -183,6 +184,7 @@ class TreeAttentionWrapper(Copyable):
         refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
         refuse("rope_theta", rope_theta, (None,), "apply it to q and k")
         refuse("q_len_per_req", q_len_per_req, (1,), "describe several query rows of a request by a Tree")
+        check_sm_scale(sm_scale)
         dtype, kv_dtype = element_types(q_data_type, kv_data_type, o_data_type)
         shape = Shape(
             num_qo_heads, num_kv_heads, head_dim, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size,

@@ -58,7 +58,7 @@ class SharingReader:
         self._rows = 0
         rows, device = len(pages.seq_lens), pages.table.device
         on_gpu = device.type == "cuda"
-        self._result = torch.empty((3, rows), dtype=torch.int32, pin_memory=on_gpu)
+        self._result = torch.empty((3, rows), dtype=torch.int32, device="cpu", pin_memory=on_gpu)
         if self._backend == "triton":
             entries = len(pages.table) if pages.indptr is not None else rows * pages.table.shape[1]
             self._hashes = torch.empty(entries, dtype=torch.int32, device=device)

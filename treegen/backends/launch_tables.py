@@ -69,7 +69,7 @@ def staging_of(table: torch.Tensor) -> torch.Tensor:
     PyTorch reuses the memory of a pinned tensor only when copies from it are done. So each copy has its own buffer, and
     there are no more buffers than copies in flight at a time.
     """
-    return torch.empty(table.shape, dtype=torch.int32, pin_memory=table.device.type == "cuda")
+    return torch.empty(table.shape, dtype=torch.int32, device="cpu", pin_memory=table.device.type == "cuda")
 
 
 def fill(table: torch.Tensor, array: Ints) -> None:

@@ -48,23 +48,21 @@ class PageBuffers(NamedTuple):
         """Allocates buffers for `rows` requests of `pages` pages in all."""
         return cls(*(torch.zeros(count, dtype=torch.int32, device=device) for count in (rows + 1, pages, rows, rows)))
 
-    def take(self, indptr: Any, indices: Any, last_page_len: Any, page_size: int, backend: str) -> None:
+    def take(
+        self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, page_size: int, backend: str
+    ) -> None:
         """Copies a page table to the buffers on the current stream, and computes lengths.
 
         On the triton backend this is one launch for tensors on the buffers' device. Values are not checked.
         """
         given = indptr, indices, last_page_len
-        if backend == "triton" and all(
-            isinstance(part, torch.Tensor) and part.device == self.indices.device and part.is_contiguous()
-            for part in given
-        ):
+        if backend == "triton" and all(part.device == self.indices.device and part.is_contiguous() for part in given):
             self._launch(*given, page_size)
             return
         rows = len(last_page_len)
         ends, last, lengths = self.indptr[: rows + 1], self.last_page_len[:rows], self.seq_lens[:rows]
-        _copy("kv_indptr", indptr, ends)
-        _copy("kv_indices", indices, self.indices)
-        _copy("kv_last_page_len", last_page_len, last)
+        for part, buffer in zip(given, (ends, self.indices, last), strict=True):
+            _copy(part, buffer)
         torch.sub(ends[1:], ends[:-1], out=lengths)
         torch.add(last, lengths, alpha=page_size, out=lengths)
         lengths.sub_(page_size).clamp_(min=0)
@@ -80,10 +78,21 @@ class PageBuffers(NamedTuple):
             )
 
 
-def _copy(name: str, part: Any, buffer: torch.Tensor) -> None:
+def tensors_of(indptr: Any, indices: Any, last_page_len: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns a page table as tensors. Raises InputError for other numbers than integers in lists and arrays."""
+    return (
+        _tensor("kv_indptr", indptr), _tensor("kv_indices", indices), _tensor("kv_last_page_len", last_page_len),
+    )  # fmt: skip
+
+
+def _tensor(name: str, part: Any) -> torch.Tensor:
+    if isinstance(part, torch.Tensor):
+        return part
+    return torch.from_numpy(int32_array(name, part, low=-(2**31), error=InputError).copy())
+
+
+def _copy(part: torch.Tensor, buffer: torch.Tensor) -> None:
     """Copies integers to the beginning of a buffer on the current stream, without waiting."""
-    if not isinstance(part, torch.Tensor):
-        part = torch.from_numpy(int32_array(name, part, low=-(2**31), error=InputError).copy())
     if part.device.type == "cpu" and buffer.device.type == "cuda":
         part = part.pin_memory()
     if len(part):

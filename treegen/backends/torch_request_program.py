@@ -21,7 +21,7 @@ class TorchRequestProgram:
         self._form = form
         self._made, self.seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
         self._program: TorchProgram | None = None
-        self.counters = torch.zeros(6, dtype=torch.int64)
+        self.counters = torch.zeros(6, dtype=torch.int64, device="cpu")
 
     def load(self, made: RequestSchedule | None, requests: Ints) -> None:
         """See RequestProgram."""

@@ -68,7 +68,7 @@ class UnfusedPart:
     ) -> None:
         """Fills its rows of out [rows, heads, head_dim_v] and lse [rows, heads] (natural log times `lse_scale`)."""
         keys, values = (token_major(cache, self._shape.kv_layout) for cache in (k_cache, v_cache))
-        nothing = torch.full((len(self._blind), q.shape[1]), -math.inf, device=lse.device)
+        nothing = torch.full((len(self._blind), q.shape[1]), -math.inf, dtype=torch.float32, device=lse.device)
         self._write(self._blind, slice(None), q.new_zeros(1, 1, 1).float(), nothing, out, lse, lse_scale)
         group, heads = self._shape.group, self._shape.num_kv_heads
         at_once = max(1, MOST_SCORES // max(1, group * self._hidden.numel()))

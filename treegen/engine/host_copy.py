@@ -15,7 +15,7 @@ class HostCopy:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._copy, self._done = tensor, None
         if tensor.device.type == "cuda":
-            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
             self._copy.copy_(tensor, non_blocking=True)
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record(torch.cuda.current_stream(tensor.device))

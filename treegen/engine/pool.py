@@ -168,7 +168,7 @@ class KVPool:
         if self.device.type != "cpu":
             copy_kv(keys, values, source, target, first)
             return
-        places = torch.tensor([source, target])
+        places = torch.tensor([source, target], device="cpu")
         for cache in (keys, values):
             cache.index_copy_(1, places[1], cache.index_select(1, places[0]))
 

@@ -14,6 +14,7 @@ from treegen.backends.oracle import OracleOptions
 from treegen.backends.torch_program import TorchProgram
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.errors import InputError
+from treegen.ir.scalars import is_finite
 from treegen.ir.shape import Shape
 from treegen.runtime.prepared import PreparedPlan, Program
 from treegen.scoring.options import Scoring
@@ -151,3 +152,10 @@ def read_tensors(scales: Scales | None, scoring: Scoring | None) -> tuple[tuple[
 
 def _do_nothing(*_: object) -> None:
     """Serves a q without rows."""
+
+
+def check_sm_scale(sm_scale: object) -> None:
+    """Raises InputError unless this is None, or a finite number of at least 0."""
+    if sm_scale is not None and not (is_finite(sm_scale) and sm_scale >= 0):  # type: ignore[operator]
+        reason = "is not a finite number of at least 0"
+        raise InputError("sm_scale", sm_scale, reason, "give such a number (negate q for a negative one), or None")

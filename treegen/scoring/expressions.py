@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -172,6 +173,8 @@ _OF_FLOATS = frozenset({"floor", "ceil", "exp", "log", "tanh", "sigmoid", "sin",
 _ROOTS = {sympy.Rational(1, 2): "sqrt", -sympy.Rational(1, 2): "rsqrt"}
 _MOST_MULTIPLIED = 8
 """The largest integer exponent of a power that is computed by products."""
+_TINY = 1e-37
+"""Stands for 0, which has no logarithm."""
 
 
 def computed(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:
@@ -254,11 +257,25 @@ def _power(base: sympy.Basic, exponent: sympy.Basic, algebra: Algebra[T], known:
         for _ in range(abs(int(exponent)) - 1):
             product = algebra.call("mul", product, value)
         return product if exponent > 0 else algebra.call("div", algebra.constant(1.0), product)
+    if base.is_number and base.is_positive:
+        factor = algebra.constant(math.log(float(base)))
+        return algebra.call("exp", algebra.call("mul", computed(exponent, algebra, known), factor))
     if base.is_integer:
-        value = algebra.call("float", value)
+        value = algebra.constant(float(base)) if base.is_number else algebra.call("float", value)
     if exponent in _ROOTS:
         return algebra.call(_ROOTS[exponent], value)
-    return algebra.call("power", value, computed(exponent, algebra, known))
+    times = computed(exponent, algebra, known)
+    if base.is_positive or not exponent.is_integer or exponent.has(sympy.floor, sympy.ceiling):
+        return algebra.call("power", value, times)
+    one, odd = (
+        algebra.constant(1.0),
+        algebra.call("eq", algebra.call("bit_and", times, algebra.constant(1)), algebra.constant(1)),
+    )
+    negative = algebra.call("and", algebra.call("lt", value, algebra.constant(0.0)), odd)
+    size = algebra.call("maximum", algebra.call("abs", value), algebra.constant(_TINY))
+    sign = algebra.call("where", negative, algebra.constant(-1.0), one)
+    power = algebra.call("mul", sign, algebra.call("power", size, times))
+    return algebra.call("where", algebra.call("eq", times, algebra.constant(0)), one, power)
 
 
 def _floored(expression: sympy.Basic, algebra: Algebra[T], known: dict[sympy.Basic, T]) -> T:

@@ -97,12 +97,15 @@ class ScoreOptions:
         return inside if seen is None else inside & seen
 
     def check(self, shape: Shape) -> None:
-        """Raises InputError unless tensors have an entry for every query head."""
+        """Raises InputError unless tensors have an entry for every query head, and sinks lie one after another."""
         for name in ("alibi_slopes", "sinks"):
             value = getattr(self, name)
             if value is not None and tuple(value.shape) != (shape.num_qo_heads,):
                 reason = f"does not match {shape.num_qo_heads} query heads"
                 raise InputError(name, f"shape {tuple(value.shape)}", reason, "give one number per query head")
+        if self.sinks is not None and not self.sinks.is_contiguous():
+            strides = f"strides {self.sinks.stride()}"
+            raise InputError("sinks", strides, "is not contiguous", "give sinks.contiguous()")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,8 +186,8 @@ class Scoring:
         }
         return tensors if self.sinks is None else {"sinks": self.sinks, **tensors}
 
-    def __reduce__(self) -> tuple[Callable[..., Scoring], tuple[ScoreOptions, bool]]:
-        return _traced_again, (self.options, self.prunes)
+    def __reduce__(self) -> tuple[Callable[..., Scoring], tuple[ScoreOptions, bool, bool]]:
+        return _traced_again, (self.options, self.prunes, self.isolated)
 
     @property
     def readable(self) -> tuple[torch.Tensor, ...]:
@@ -216,10 +219,10 @@ class Scoring:
         return result if self.mask is None else result.masked_fill(~found[-1].expand_as(scores), -math.inf)
 
 
-def _traced_again(options: ScoreOptions, prunes: bool) -> Scoring:
+def _traced_again(options: ScoreOptions, prunes: bool, isolated: bool) -> Scoring:
     scoring = Scoring.of(options)
     assert scoring is not None
-    return replace(scoring, prunes=prunes)
+    return replace(scoring, prunes=prunes, isolated=isolated)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
