@@ -164,8 +164,8 @@ class Tree(Drawn):
         Args:
             kv_indptr: `[requests + 1]`; offsets into kv_indices. This and the next are lists, arrays or CPU tensors.
             kv_indices: The page ids of all requests, one request after another.
-            kv_last_page_len: `[requests]`; tokens in the last page of each request, from 1 to page_size; not read where
-                a request has no pages.
+            kv_last_page_len: `[requests]`; tokens in the last page of each request, from 1 to page_size; any number of
+                0 to page_size where a request has no pages.
             page_size: Tokens of a page.
 
         Raises:

@@ -176,7 +176,7 @@ class TreeAttentionWrapper(Copyable):
                 ids row i counts as request i, and the device looks for sharing more often.
 
         Raises:
-            TreeError: The page table is wrong. Values of a table on a GPU are not checked.
+            TreeError: The page table is wrong. Values are not checked where batches are served by request.
             ShapeError: The attention shape is not supported.
             InputError: An option is not supported, or the batch does not fit the captured graphs.
         """

@@ -19,7 +19,7 @@ from treegen.cli.arguments import (
 )
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.suite_tuning_command import SuiteOptions, tune_suite
-from treegen.ir.errors import InputError
+from treegen.ir.errors import BackendError, InputError
 from treegen.ir.shape import DEFAULT_SHAPE
 from treegen.target.problem import Problem
 from treegen.workloads.tree_files import tree_from_argument
@@ -108,7 +108,7 @@ def tune(
     for option, given in (("family", family), ("seed", seed), ("json", json)):
         if given is not None:
             raise InputError(option, str(given), "is about batches", "give --suite as well, or leave it out")
-    from treegen.backends.devices import current_target
+    from treegen.backends.devices import current_target, devices_of
     from treegen.strategies import auto
     from treegen.tuning.tune import DEFAULT_CANDIDATES, DEFAULT_REPEATS, Tuning, check_tuning, tuned
 
@@ -116,6 +116,8 @@ def tune(
     tuning = Tuning(candidates or DEFAULT_CANDIDATES, repeats or DEFAULT_REPEATS, timeout)
     listed = [tree_from_argument(tree) for tree in trees]
     target = current_target()
+    if not devices_of(target):
+        raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU")
     check_tuning(auto(), target)
     for name, tree in zip(trees, listed, strict=True):
         with progress_bar(tuning.most + 1) as on_candidate:
