@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 from support.tiny_models import PROMPTS, generated, tiny
 from treegen.engine import Engine, Sample
 from treegen.integrations import HFModel, register
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, TreegenError
 
 SIZES = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97,
@@ -71,3 +71,17 @@ def test_models_may_be_loaded_with_the_attention_function() -> None:
     register()
     model = AutoModelForCausalLM.from_config(tiny().config, attn_implementation="treegen")
     assert model.config._attn_implementation == "treegen"
+
+
+def test_sequences_of_longrope_end_where_it_begins_to_depend_on_the_longest() -> None:
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 32,
+    }  # fmt: skip
+    model = made("phi3", rope_parameters=rope, original_max_position_embeddings=32)
+    short, long = [*range(5, 15)], [*range(40, 60)]
+    expected = [generated(model, prompt, max_new_tokens=6) for prompt in (short, long)]
+    served = engine(model)
+    assert [[each.tokens for each in own] for own in served.run([short, long])] == expected
+    with pytest.raises(TreegenError, match=r"is not within 1\.\.26 tokens: of the 32 tokens that the model can hold"):
+        served.run([short, [*range(30)]])

@@ -10,7 +10,7 @@ import torch
 
 from treegen.engine.attention_kernels import AttentionKind
 from treegen.engine.step import Step
-from treegen.integrations.hf_checks import check_decoder, whole_shape
+from treegen.integrations.hf_checks import check_decoder, most_tokens, whole_shape
 from treegen.integrations.hf_parallel import divides_heads, local_shape
 from treegen.ir.errors import InputError
 
@@ -50,7 +50,7 @@ class HFModel:
         config = check_decoder(model)
         self._model: Callable[[], Any] = ref(model) if weak else lambda: model
         self.layers = int(config.num_hidden_layers)
-        self.max_tokens, self.vocabulary = int(config.max_position_embeddings), int(config.vocab_size)
+        self.max_tokens, self.vocabulary = most_tokens(config), int(config.vocab_size)
         self.ranks = int(getattr(model, "tp_size", None) or 1)
         whole = whole_shape(model, config)
         self.shape = local_shape(whole, self.ranks) if self.ranks > 1 and divides_heads(model) else whole

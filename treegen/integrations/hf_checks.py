@@ -52,3 +52,16 @@ def whole_shape(model: Any, config: Any) -> Shape:
         reason = f"has layers with different heads, or none: {str(cause).splitlines()[0]}"
         raise InputError("model.config", type(config).__name__, reason, "use models whose layers are alike") from cause
     return Shape(heads, kv_heads or heads, head_dim, dtype=types[model.dtype])
+
+
+def most_tokens(config: Any) -> int:
+    """Returns the most tokens of a sequence.
+
+    LongRoPE (as of Phi-3) turns keys of all sequences of a step by the length of the longest. Up to the length that the
+    model was first trained with it does not, so sequences end there.
+    """
+    most, rope = int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return most
+    first = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    return min(most, int(first or most))
