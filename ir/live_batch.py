@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 import treegen.ir.seat_checks as seat_checks
-from treegen.ir.arrays import INT32_MAX, Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
+from treegen.ir.arrays import Ints, IntsLike, Longs, frozen, int32_array, largest, positive_int, ramp
 from treegen.ir.errors import TreeError
-from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle
+from treegen.ir.seat_sharing import check_shares_not, leave, owner_of, settle, too_short
 from treegen.ir.tree import Tree
 from treegen.ir.tree.requests import claimed_sharing, of_queries, of_requests
 
@@ -247,11 +247,8 @@ class LiveBatch:
             seats: The seats of the requests; by default all running requests.
         """
         chosen = self.seats if seats is None else seat_checks.running_seats(seats, self.row)
-        longer = self.tokens.take(chosen) + seat_checks.one_for_each("tokens", tokens, len(chosen)).astype(np.int64)
-        if len(longer) and largest(longer) > INT32_MAX:
-            seat = int(chosen[longer.argmax()])
-            raise TreeError("tokens", tokens, f"makes seat {seat} longer than 2^31 - 1 tokens", "give fewer")
-        self.tokens[chosen] = longer
+        more = seat_checks.one_for_each("tokens", tokens, len(chosen))
+        self.tokens[chosen] = seat_checks.longer(self.tokens.take(chosen), more, chosen)
 
     def set_tokens(self, seats: int | IntsLike, tokens: int | IntsLike) -> None:
         """Sets the length of requests, for instance after a rollback.
@@ -266,10 +263,7 @@ class LiveBatch:
         chosen = seat_checks.running_seats(seats, self.row)
         after = self.tokens.copy()
         after[chosen] = seat_checks.one_for_each("tokens", tokens, len(chosen))
-        sharing = (self.shared_with >= 0).nonzero()[0]
-        both = np.array([sharing, self.shared_with.take(sharing)])
-        too_short = both[self.shared_tokens.take(sharing) > after.take(both)]
-        for seat in np.unique(too_short).tolist() if len(too_short) else ():
+        for seat in too_short(self.shared_with, self.shared_tokens, after):
             kept = int(after[seat]) // self.page_size * self.page_size
             self.changes += 1 + leave(self.shared_with, self.shared_tokens, seat, kept)
         self.tokens[:] = after

@@ -35,6 +35,15 @@ def check_lengths(seats: int, **arrays: IntsLike) -> None:
             raise TreeError(name, f"{len(values)} entries", f"does not match {seats} seats", "give one per seat")
 
 
+def longer(tokens: Ints, more: Ints, seats: Longs) -> Longs:
+    """Returns the sums of both; raises TreeError, which names the seat, for more than 2^31 - 1 tokens."""
+    after: Longs = tokens + more.astype(np.int64)
+    if len(after) and largest(after) > INT32_MAX:
+        seat = int(seats[after.argmax()])
+        raise TreeError("tokens", int(after.max()), f"is more than 2^31 - 1 for seat {seat}", "give fewer")
+    return after
+
+
 def running_seat(argument: str, seat: int, row: Ints) -> int:
     """Returns the seat; raises TreeError unless a request runs there."""
     number = checked_count(argument, seat)

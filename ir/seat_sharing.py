@@ -11,6 +11,8 @@ The functions change the arrays by seat of a LiveBatch: seat s begins with the f
 
 from __future__ import annotations
 
+import numpy as np
+
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import TreeError
 
@@ -44,6 +46,14 @@ def leave(shared_with: Ints, shared_tokens: Ints, seat: int, kept: int = 0) -> b
     if shared > kept:
         shared_with[seat], shared_tokens[seat] = owner_of(shared_with, shared_tokens, above, kept)
     return len(sharers) > 0
+
+
+def too_short(shared_with: Ints, shared_tokens: Ints, tokens: Ints) -> list[int]:
+    """Returns the seats with fewer tokens than they share, or than others share with them, ascending."""
+    sharing = (shared_with >= 0).nonzero()[0]
+    both = np.array([sharing, shared_with.take(sharing)])
+    short = both[shared_tokens.take(sharing) > tokens.take(both)]
+    return np.unique(short).tolist() if len(short) else []
 
 
 def settle(shared_with: Ints, shared_tokens: Ints, seat: int) -> None:

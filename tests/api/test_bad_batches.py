@@ -193,13 +193,9 @@ def test_batches_beyond_max_tokens(backend: str) -> None:
 
 def test_strategies_whose_plans_need_other_kernels() -> None:
     for strategy in ("medusa", "specinfer", "cascade", "flashforge"):
-        made = kernel(strategy=strategy)
-        batch = batch_of([100])
-        batch.add(120, 0, 96)
         with pytest.raises(StrategyError) as raised:
-            made.update(batch)
+            kernel(strategy=strategy)
         check_line(raised.value, strategy, "query or cohort")
-        assert made.plan is None
 
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {

@@ -64,7 +64,7 @@ def test_recorded_drafts_are_in_the_data_folder(data_dir: Path, capsys: pytest.C
         (["reasoning-sorting", "--data", "no/such"], "data = no/such: has no deft/reasoning_sorting128.json; name"),
         (["grpo", "--scale", "2"], "scale = 2.0: is not within 0..1"),
         (["40(6*3)", "--compare", "fastest"], "fastest"),
-        (["40(6*3)", "--model", "no/such/folder/here"], "cannot be loaded; name a folder"),
+        (["40(6*3)", "--model", "no/such/folder/here"], "; name a folder or a model of Transformers"),
         (["40(6*3)", "--page-size", "3"], "power of two"),
         (["40(6*3)", "--tensor-parallel"], "--tensor-parallel = True: needs several ranks: "),
         (["40(6*3)", "--context-parallel"], "start it with torchrun --nproc-per-node 2 -m treegen run"),

@@ -152,7 +152,7 @@ def _loaded(model: str, tokens: int, mesh: DeviceMesh | None, compile_options: d
         try:
             made = transformers.AutoModelForCausalLM.from_pretrained(model)
         except (OSError, ValueError, safetensors.SafetensorError) as cause:
-            reason = f"cannot be loaded: {str(cause).splitlines()[0]}"
+            reason = f"cannot be loaded: {str(cause).splitlines()[0].rstrip('.')}"
             raise InputError("model", model, reason, "name a folder or a model of Transformers") from cause
     if mesh is not None:
         divide_heads(made, mesh)
