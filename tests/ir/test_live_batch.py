@@ -557,7 +557,7 @@ Call = Callable[[LiveBatch], object]
         (lambda batch: batch.grow(-1), "tokens = -1: is outside"),
         (lambda batch: batch.grow([1, 1]), "tokens = 2 entries: does not match 3 seats"),
         (lambda batch: batch.grow(1, [1]), r"seats\[0\] = 1: is the seat of no running request"),
-        (lambda batch: batch.grow(2**31 - 1), "is more than 2\^31 - 1 for seat 0"),
+        (lambda batch: batch.grow(2**31 - 1), r"is more than 2\^31 - 1 for seat 0"),
         (lambda batch: batch.set_tokens([0], [-1]), r"tokens\[0\] = -1: is outside"),
         (lambda batch: batch.set_tokens([7], [1]), r"seats\[0\] = 7: is the seat of no running request"),
         (lambda batch: batch.add(8, rows=0), "rows = 0: is outside 1"),
