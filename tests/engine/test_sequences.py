@@ -82,6 +82,8 @@ def test_forks_take_the_places_of_ended_branches() -> None:
     check(tree)
     with pytest.raises(BranchError, match=r"parents = \[0\]: end as well; fork branches that go on"):
         tree.replace([first.number], [first.number])
+    with pytest.raises(BranchError, match="names a branch twice"):
+        tree.replace([second.number] * 2, [first.number] * 2)
     with pytest.raises(BranchError, match="run already"):
         tree.replace([], [first.number])
     check(tree)
