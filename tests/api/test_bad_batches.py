@@ -303,6 +303,29 @@ def test_impossible_pages_of_a_request_without_query_rows(backend: str) -> None:
     assert made.counters()["invalid"] == 1
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_requests_beyond_a_ragged_table(backend: str) -> None:
+    """They are invalid, whatever the table's memory goes on with; others are right."""
+    memory = torch.arange(48, dtype=torch.int32) % 32  # of which the table is a part
+    indptr = torch.tensor([0, 8, 16, 24, 32], dtype=torch.int32)
+    table = pages(table=memory[8:40], indptr=indptr)
+    table.seq_lens[:2] = torch.tensor([20, 30])
+    made = kernel(table=table, backend=backend, target=small())
+    batch = batch_of([20, 30])
+    batch.share(1, 0, 16)
+    made.update(batch)
+    q = torch.randn(4, 4, 16)
+    for begin, end in ((-8, 2), (30, 34), (33, 40), (12, 9), (12, -5), (-(2**31), 2**31 - 1), (2**31 - 2, 2**31 - 1)):
+        indptr[1:3] = torch.tensor([begin, end])
+        made.step()
+        out, lse = made(q, CACHE, CACHE, return_lse=True)
+        assert not out[1].any()
+        assert (lse[1] == -torch.inf).all()
+        if 2 <= begin <= 32:
+            assert torch.allclose(out[0], attention(q[0], 1, 20), atol=1e-5)
+    assert made.counters()["invalid"] >= 7
+
+
 def attention(q: torch.Tensor, row: int, length: int) -> torch.Tensor:
     """A query row over the first `length` tokens of a row of the batch, whose pages are in order."""
     keys = CACHE[8 * row : 8 * row + 8].flatten(0, 1)[:length].repeat_interleave(2, 1)

@@ -99,7 +99,7 @@ class SharingReader:
 
         pages, page_size = self._pages, self._page_size
         table, named, indptr, batch = pages.table, pages.table_rows, pages.indptr, len(pages.seq_lens)
-        stride, width = (0, 0) if indptr is not None else (table.stride(0), table.shape[1])
+        stride, width = 0 if indptr is not None else table.stride(0), table.shape[-1]
         addressed = (
             pages.seq_lens if named is None else named,
             table,

@@ -19,10 +19,16 @@ def row_of(seats, seat, known, batch_rows):
 
 @triton.jit
 def entries_of(table_rows, indptr, row, there, table_stride, width, NAMED: tl.constexpr, RAGGED: tl.constexpr):
-    """Returns the offset of each row's page ids in the table, and the most page ids that it can have."""
+    """Returns the offset of each row's page ids in the table, and the most page ids that it can have.
+
+    width: the entries of a row of the table, or of a ragged table. A row that lies beyond a ragged table has none.
+    """
     if RAGGED:
-        begin = tl.load(indptr + row, mask=there, other=0).to(tl.int64)
-        room = tl.load(indptr + row + 1, mask=there, other=0) - begin.to(tl.int32)
+        begin = tl.load(indptr + row, mask=there, other=0)
+        end = tl.load(indptr + row + 1, mask=there, other=0)
+        within = (begin >= 0) & (begin <= end) & (end <= width)
+        room = tl.where(within, end - begin, 0)
+        begin = tl.where(within, begin, 0).to(tl.int64)
     else:
         if NAMED:
             named = tl.load(table_rows + row, mask=there, other=0)

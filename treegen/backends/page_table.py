@@ -35,6 +35,7 @@ class PageTable:
         seq_lens: int32 `[batch]`, the tokens of the request in each row of the batch.
         num_pages: Pages of the cache. Kernels never follow ids outside of `0..num_pages - 1`.
         table_rows: int32 `[batch]`, the row of the block table for each row of the batch; by default the same row.
+            Kernels do not check that those of running requests are rows of the table.
         indptr: int32 `[batch + 1]`, the offset of each row's page ids in a ragged table.
         qo_indptr: int32 `[batch + 1]`, the offset of each row's query rows in q, for requests of several query rows; by
             default each request has one query row, the row of the batch.
@@ -101,12 +102,12 @@ class PageTable:
     def of_rows(self) -> list[npt.NDArray[np.int32]]:
         """Copies the page ids of each row of the batch to the host, and waits for the device.
 
-        A row of a block table has all entries of the table's row. A row that table_rows places outside of the table, as
-        it may for rows without a request, has none.
+        A row of a block table has all entries of the table's row. A row that table_rows or indptr places outside of the
+        table, as they may for rows without a request, has none.
         """
         table = self.table.cpu().numpy()
         if self.indptr is not None:
             ends = self.indptr.cpu().numpy().tolist()
-            return [table[begin:end] for begin, end in pairwise(ends)]
+            return [table[begin if 0 <= begin <= end <= len(table) else end : end] for begin, end in pairwise(ends)]
         rows = range(len(self.seq_lens)) if self.table_rows is None else self.table_rows.cpu().numpy().tolist()
         return [table[row] if 0 <= row < len(table) else table[:0].ravel() for row in rows]

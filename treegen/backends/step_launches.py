@@ -55,7 +55,7 @@ class _Common(NamedTuple):
         named, indptr, queries = pages.table_rows, pages.indptr, pages.qo_indptr
         unread = pages.seq_lens
         given = (part if part is not None else unread for part in (named, pages.table, indptr, queries))
-        stride, width = (0, 0) if indptr is not None else (pages.table.stride(0), pages.table.shape[1])
+        stride, width = 0 if indptr is not None else pages.table.stride(0), pages.table.shape[-1]
         slots = max(1, tile.tokens // page_size)
         sizes = (
             tile.tokens, page_size, run_tokens_of(page_size), slots, room.tile_width, room.run_width,
