@@ -37,7 +37,7 @@ def check_lengths(seats: int, **arrays: IntsLike) -> None:
 
 def longer(tokens: Ints, more: Ints, seats: Longs) -> Longs:
     """Returns the sums of both; raises TreeError, which names the seat, for more than 2^31 - 1 tokens."""
-    after: Longs = tokens + more.astype(np.int64)
+    after = np.add(tokens, more, dtype=np.int64)
     if len(after) and largest(after) > INT32_MAX:
         seat = int(seats[after.argmax()])
         raise TreeError("tokens", int(after.max()), f"is more than 2^31 - 1 for seat {seat}", "give fewer")

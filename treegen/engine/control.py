@@ -54,7 +54,7 @@ class Growth(NamedTuple):
     for branches with drafts, the numbers of those that stay, each the parent of the next one; none by default. The
     others are removed before the next tokens follow. resting: branches without next tokens that wait for others (from
     `Selecting.commit`: that wait when their next token is stored). They keep their pages, and come back in the next
-    frontier of their prompt, with the same logits up to rounding. Only controllers with `together` may let branches
+    frontier of their prompt, without drafts and with the same logits up to rounding. Only controllers with `together` may let branches
     rest, while others have next tokens or are not in the frontier yet.
     """
 

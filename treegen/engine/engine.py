@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
@@ -26,10 +24,9 @@ from treegen.engine.argument_checks import check_controller, check_model, check_
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Frontier, Growth, WarmsUp
+from treegen.engine.control import Continuation, Controller, Drafting, Growth, WarmsUp
 from treegen.engine.engine_checks import check_deterministic, check_resting, check_sizes, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
-from treegen.engine.graphs import chosen_rows
 from treegen.engine.growth_checks import check_form, check_growth
 from treegen.engine.invariant_kernels import invariant_kernels
 from treegen.engine.led_controllers import led
@@ -40,6 +37,7 @@ from treegen.engine.rank_checks import check_context, check_engines, check_paral
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
 from treegen.engine.tokens_ahead import TokensAhead
+from treegen.engine.waiting import WaitingBranches
 from treegen.ir.errors import BranchError
 from treegen.strategies import Strategy
 
@@ -135,8 +133,7 @@ class Engine:
             model, self.sequences, sizes, (kernels, make_kernel or kernels), self.accounting, captures
         )
         self._waiting: deque[tuple[int, list[int]]] = deque()
-        self._logits: dict[int, torch.Tensor] = {}  # of branches that wait for others or rest, by number
-        self._resting: set[int] = set()  # those of them that rest
+        self._undecided = WaitingBranches(self.sequences)
         self._results: list[list[Continuation]] = []
 
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
@@ -171,8 +168,7 @@ class Engine:
                 self._advance(controller, drafting, ahead)
         finally:  # also when somebody stops it in the middle
             self._waiting.clear()
-            self._logits.clear()
-            self._resting.clear()
+            self._undecided.clear()
             self.sequences.clear()
         return [sorted(results) for results in self._results]
 
@@ -209,20 +205,21 @@ class Engine:
                 propose(drafting, self.sequences, self.forward.sizes.max_tokens, self.forward.vocabulary)
         with self.accounting.part("pages"):
             counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
-            for number in preempted:
-                self._logits.pop(number, None)
-            self._resting.difference_update(preempted)
+            self._undecided.forget(preempted)
             self.accounting.preempted += len(preempted)
             check_step(self.parallel, counts, self.sequences)
         frontier = self.forward(counts)
         with self.accounting.part("control"):
             if ahead is not None:
-                around = AroundSteps(self._is_whole, lambda: not self._has_room(), self._grow, self._keep)
+                undecided = self._undecided
+                around = AroundSteps(undecided.are_all_but, lambda: not self._has_room(), self._grow, undecided.rest)
                 frontier = run_ahead(ahead, frontier, around)
-            frontier = self._frontier(*frontier)
+            if controller.together:
+                frontier = self._undecided.complete(*frontier)
             if frontier.branches:
                 growth = check_form("decide()", controller.decide(frontier))
-                self._rest(frontier, growth)
+                check_resting(frontier, growth, controller.together, len(self.sequences) > len(frontier.branches))
+                self._undecided.rest_after(frontier, growth)
                 self._grow(frontier.branches, growth)
 
     def warm_up(self) -> None:
@@ -234,21 +231,6 @@ class Engine:
         self.forward.warm_up()
         if isinstance(self.controller, WarmsUp):
             self.controller.warm_up()
-
-    def _frontier(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
-        """Returns the branches to decide about, with their logits: without those that wait for others of a prompt."""
-        if not self.controller.together:
-            return Frontier(ready, logits)
-        branches = self.sequences.branches.values()
-        known = self._logits.keys() | {branch.number for branch in ready}
-        late = {branch.label[0] for branch in branches if branch.number not in known}
-        if not self._logits and not late:
-            return Frontier(ready, logits)
-        self._logits |= {branch.number: row.clone() for branch, row in zip(ready, logits, strict=True)}
-        complete = [branch for branch in branches if branch.number in known and branch.label[0] not in late]
-        rows = [self._logits.pop(branch.number) for branch in complete]
-        self._resting.difference_update(branch.number for branch in complete)
-        return Frontier(complete, torch.stack(rows) if rows else logits[:0])
 
     def _grow(
         self, ready: Sequence[Branch], growth: Growth, places: Mapping[tuple[int, int], Branch] | None = None
@@ -277,23 +259,3 @@ class Engine:
                 own.label = label
         for result in results:
             self._results[result.label[0]].append(result)
-
-    def _rest(self, frontier: Frontier, growth: Growth) -> None:
-        """Keeps the logits of branches that rest."""
-        if growth.resting:
-            others = len(self.sequences) > len(frontier.branches)
-            check_resting(frontier, growth, self.controller.together, others)
-            places = [place for place, each in enumerate(frontier.branches) if each.number in growth.resting]
-            self._keep([frontier.branches[place] for place in places], chosen_rows(frontier.logits, places))
-
-    def _keep(self, branches: Sequence[Branch], logits: torch.Tensor) -> None:
-        """Keeps the logits of branches that rest, one row for each."""
-        self._logits |= {branch.number: row.clone() for branch, row in zip(branches, logits, strict=True)}
-        self._resting |= {branch.number for branch in branches}
-
-    def _is_whole(self, branches: Sequence[Branch]) -> bool:
-        """Says whether all running branches are these, but for those that rest and wait for some of these."""
-        if len(branches) + len(self._resting) != len(self.sequences):
-            return False
-        of_prompts = {branch.label[0] for branch in branches}
-        return all(self.sequences[number].label[0] in of_prompts for number in self._resting)

@@ -80,10 +80,7 @@ class SequenceTree:
             The forks. Raises BranchError for branches that do not run, and where more would run than may.
         """
         of_parents, ending = [self[number] for number in parents], [self[number] for number in ended]
-        if len({*ended}) < len(ended):
-            raise BranchError("ended", list(ended), "names a branch twice", "name each branch once")
-        if both := sorted({*ended} & {*parents}):
-            raise BranchError("parents", both, "end as well", "fork branches that go on")
+        shared_pages.check_replaced(ended, parents)
         self._check_room(len(parents) - len(ended))
         shared = shared_pages.shared_counts(self.live, ending)
         found = shared_pages.predecessors(ending, of_parents, self.pool.page_tokens)

@@ -9,6 +9,7 @@ import numpy as np
 
 from treegen.engine.branch import Branch
 from treegen.engine.prefix import PrefixCache, common_prefix
+from treegen.ir.errors import BranchError
 from treegen.ir.live_batch import LiveBatch
 
 
@@ -151,3 +152,11 @@ def _depth(live: LiveBatch, seat: int) -> int:
     while (seat := int(live.shared_with[seat])) >= 0:
         depth += 1
     return depth
+
+
+def check_replaced(ended: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises BranchError unless branches end once, and forks are of others."""
+    if len({*ended}) < len(ended):
+        raise BranchError("ended", [*ended], "names a branch twice", "name each branch once")
+    if both := sorted({*ended} & {*parents}):
+        raise BranchError("parents", both, "end as well", "fork branches that go on")
