@@ -23,7 +23,7 @@ from support.tiny_models import PROMPTS, tiny
 from treegen import cli
 from treegen.distributed import Parallel
 from treegen.distributed.agreement import check_agreement
-from treegen.engine import Beam, Engine, NGrams, Sample, Sampling, Search, Speculate, tree_kernels
+from treegen.engine import Beam, DraftModel, Engine, NGrams, Sample, Sampling, Search, Speculate, tree_kernels
 from treegen.engine.context_kernels import ContextSteps
 from treegen.engine.control import Controller
 from treegen.engine.step import Step
@@ -84,6 +84,7 @@ def heads() -> None:
         assert (model.shape.num_qo_heads, model.shape.num_kv_heads, model.ranks) == (2, 1, 2)
         for controller in CONTROLLERS.values() if name == "Llama" else [CONTROLLERS["samples"]]:
             assert tokens_of(model, controller(), parallel=parallel) == tokens_of(whole, controller())
+    _run_ahead(model, whole, parallel)
     trees = {"parallel": parallel, "deterministic": True}
     controller = Speculate(NGrams(2, 3), max_draft=3, n=2, sampling=SAMPLING, max_new_tokens=6)
     assert tokens_of(model, controller, **trees) == tokens_of(whole, controller)
@@ -93,6 +94,39 @@ def heads() -> None:
     with pytest.raises(TreegenError, match="num_kv_heads = 1: are no multiple of the 2 ranks"):
         divide_heads(tiny("Llama", num_key_value_heads=1), mesh)
     _run_command()
+
+
+def _run_ahead(model: HFModel, whole: HFModel, parallel: Parallel) -> None:
+    """Beams, chains and trees of drafts: ranks wait for objects of rank 0 in few steps."""
+    options: dict[str, Any] = {"max_draft": 3, "n": 2, "sampling": SAMPLING, "max_new_tokens": 16}
+    waits = 0
+    broadcast = dist.broadcast_object_list
+
+    def noted(*args: Any, **kwargs: Any) -> None:
+        nonlocal waits
+        waits += 1
+        broadcast(*args, **kwargs)
+
+    def draft_model() -> DraftModel:
+        return DraftModel(HFModel(tiny(seed=1, vocab_size=VOCABULARY)), (2, 1), num_pages=100)
+
+    makers: tuple[Callable[[], Controller], ...] = (
+        lambda: Beam(3, max_new_tokens=16, stop_ids=(3, 7)),
+        lambda: Speculate(NGrams(), **options),
+        lambda: Speculate(NGrams(2, 2), **options),
+        lambda: Speculate(draft_model(), **options | {"max_draft": 4}),
+    )
+    for make in makers:
+        engine = Engine(model, make(), **SIZES | {"num_pages": 100, "max_rows": 45}, parallel=parallel)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "broadcast_object_list", noted)
+            first, waits = engine.run(PROMPTS), 0
+            found = engine.run(PROMPTS)
+        check_agreement(dist.group.WORLD, {"results": found})  # type: ignore[arg-type]
+        assert waits <= 6 < engine.accounting.steps // 2, (waits, engine.accounting.steps)
+        alone = Engine(whole, make(), **SIZES | {"num_pages": 100, "max_rows": 45}).run(PROMPTS)
+        tokens = [[[each.tokens for each in own] for own in results] for results in (first, found, alone)]
+        assert tokens[0] == tokens[1] == tokens[2]
 
 
 def context() -> None:

@@ -73,7 +73,7 @@ class Beam:
             raise InputError("early_stopping", early_stopping, "is unknown", 'use True, False or "never"')
         check_stop_ids(stop_ids)
         self.length_penalty, self.early_stopping, self.stop_ids = length_penalty, early_stopping, frozenset(stop_ids)
-        self.together = True
+        self.together = self.agrees = True
         self._searches: dict[int, _PromptBeams] = {}  # by prompt
         self._best: tuple[dict[int, list[int]], HostCopy]  # the rows of prompts, and their candidates
         self._vocabulary = 0
@@ -84,7 +84,7 @@ class Beam:
             if len(branch.tokens) == branch.prompt:
                 self._searches[branch.label[0]] = _PromptBeams([0.0])
         rows = _rows_by_prompt(frontier.branches)
-        self._best = rows, HostCopy(torch.cat([best.flatten(1) for best in self._candidates(rows, frontier.logits)], 1))
+        self._best = rows, HostCopy(torch.cat([best.flatten(1) for best in self._candidates(rows, frontier)], 1))
         return self._growth(frontier.branches)
 
     def selects(self, branches: Sequence[Branch]) -> bool:
@@ -96,7 +96,7 @@ class Beam:
     def select_forks(self, frontier: Frontier) -> Selection:
         """See SelectingForks."""
         rows = _rows_by_prompt(frontier.branches)
-        (best,) = self._candidates(rows, frontier.logits)
+        (best,) = self._candidates(rows, frontier)
         self._best = rows, HostCopy(best.flatten(1))
         beams, tokens = best[1].long() // frontier.logits.shape[1], best[1].long() % frontier.logits.shape[1]
         if self.stop_ids:
@@ -125,25 +125,26 @@ class Beam:
                 del self._searches[prompt]
         return Growth(grown, results)
 
-    def _candidates(self, rows: dict[int, list[int]], logits: torch.Tensor) -> list[torch.Tensor]:
+    def _candidates(self, rows: dict[int, list[int]], frontier: Frontier) -> list[torch.Tensor]:
         """Returns the best continuations of prompts, best first, without waiting for the device.
 
         Args:
             rows: The rows of each prompt's beams.
-            logits: `[rows, vocabulary]`.
+            frontier: The beams and their logits.
 
         Returns:
             `[2, prompts, candidates]` in fp64 for each run of prompts with equal numbers of beams: the sums of
             log-probabilities, and `beam * vocabulary + token`, where beams are counted in the order of their rows.
         """
-        order = [row for own in rows.values() for row in own]
+        logits, order = frontier.logits, [row for own in rows.values() for row in own]
         sums = torch.tensor([total for prompt in rows for total in self._searches[prompt].sums])
         scores = chosen_rows(logits, order).float().log_softmax(-1) + sums.to(logits.device, non_blocking=True)[:, None]
         best, begin = [], 0
         for width, group in groupby(rows, key=lambda prompt: len(rows[prompt])):  # prompts begin with one beam
             prompts = len(list(group))
             own = scores[begin : begin + prompts * width].view(prompts, -1)
-            best.append(torch.stack([each.double() for each in own.topk(self._most(own.shape[1]))]))
+            candidates = torch.stack([each.double() for each in own.topk(self._most(own.shape[1]))])
+            best.append(frontier.agreed(candidates))
             begin += prompts * width
         self._vocabulary = logits.shape[1]
         return best

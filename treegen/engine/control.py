@@ -45,6 +45,14 @@ class Frontier(NamedTuple):
     branches: Sequence[Branch]
     logits: torch.Tensor
 
+    def agreed(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor that was computed of the logits, on several ranks that of rank 0.
+
+        Logits of ranks may differ in their last bits. A controller that decides by nothing else than such tensors says
+        so by an attribute `agrees` that is True. Does not wait for the device; all ranks have to call it.
+        """
+        return numbers
+
 
 class Growth(NamedTuple):
     """What follows from a frontier.
@@ -54,8 +62,8 @@ class Growth(NamedTuple):
     for branches with drafts, the numbers of those that stay, each the parent of the next one; none by default. The
     others are removed before the next tokens follow. resting: branches without next tokens that wait for others (from
     `Selecting.commit`: that wait when their next token is stored). They keep their pages, and come back in the next
-    frontier of their prompt, without drafts and with the same logits up to rounding. Only controllers with `together` may let branches
-    rest, while others have next tokens or are not in the frontier yet.
+    frontier of their prompt, without drafts and with the same logits up to rounding. Only controllers with `together`
+    may let branches rest, while others have next tokens or are not in the frontier yet.
     """
 
     grown: Mapping[int, Sequence[Next]]
@@ -141,8 +149,9 @@ class SelectingDrafts(Protocol):
 
     The engine then accepts the longest path of drafts that were selected (of equal ones the first), and launches a step
     before the host has read which that is. The controller is a `Drafting` one as well; all branches have drafts with
-    the same parents, also those of `draft`. Kernels that read lengths on the host, the deterministic mode, and several
-    ranks wait for `decide` instead.
+    the same parents, also those of `draft`. Kernels that read lengths on the host, and the deterministic mode, wait for
+    `decide` instead. On several ranks `selects` and `commit` have to follow from branches and tokens alone, as in
+    `Selecting`.
     """
 
     @property
@@ -198,7 +207,7 @@ class SelectingForks(Protocol):
     """A controller that selects tokens on the device, and which branches fork and end for them, as `Beam` does.
 
     The engine then launches a step before the host has read what was selected. Kernels that read the page table on the
-    host, and several ranks, wait for `decide` instead.
+    host wait for `decide` instead, and so do several ranks unless the controller `agrees`; see `Frontier.agreed`.
     """
 
     @property

@@ -4,12 +4,13 @@
     rank 1                                                         └──▶ branches
 
 Logits of ranks may differ in their last bits, and functions of users may be random. So controllers of other ranks are
-not asked what to choose; only what follows from the branches and their tokens alone: `selects` and `commit`.
+not asked what to choose; only what follows from the branches and their tokens alone: `selects` and `commit`. Those that
+say `agrees` are asked on all ranks, and go on from numbers of rank 0 (`Frontier.agreed`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,16 @@ import torch
 from treegen.distributed.broadcasts import broadcast_tensor, is_first, made_by_first
 from treegen.distributed.parallel import Parallel
 from treegen.engine.branch import Branch
-from treegen.engine.control import Controller, Drafting, Frontier, Growth, Selecting
+from treegen.engine.control import (
+    Controller,
+    Drafting,
+    Frontier,
+    Growth,
+    Selecting,
+    SelectingDrafts,
+    SelectingForks,
+    Selection,
+)  # fmt: skip
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine_checks import check_selected
 from treegen.engine.growth_checks import check_form
@@ -54,6 +64,16 @@ class _Led:
 
         return made_by_first(self._parallel, "decide()", decided)
 
+    def _of_first(self, name: str, make: Callable[[], torch.Tensor], device: torch.device, *sizes: int) -> torch.Tensor:
+        """Returns what rank 0 makes, int64 of these sizes on the device, without waiting for it. name: as in errors."""
+        made = torch.zeros(sizes, dtype=torch.int64, device=device)
+        if is_first(self._parallel):
+            found = make()
+            check_selected(name, found, *sizes)
+            made = found.contiguous()
+        broadcast_tensor(made, self._parallel)
+        return made
+
 
 class _LedSelecting(_Led):
     """One that selects tokens on the device."""
@@ -64,19 +84,53 @@ class _LedSelecting(_Led):
 
     def select(self, frontier: Frontier) -> torch.Tensor:
         """See Selecting."""
-        count = len(frontier.branches)
-        tokens = torch.zeros(count, dtype=torch.int64, device=frontier.logits.device)
-        if is_first(self._parallel):
-            selected = self._controller.select(frontier)
-            check_selected("select()", selected, count)
-            tokens = selected.contiguous()
-        broadcast_tensor(tokens, self._parallel)
-        return tokens
+        return self._of_first(
+            "select()", lambda: self._controller.select(frontier), frontier.logits.device, len(frontier.logits)
+        )
 
     def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
         """See Selecting."""
         growth: Growth = self._controller.commit(branches, tokens)
         return growth
+
+
+class _SharedFrontier(Frontier):
+    """A frontier of several ranks."""
+
+    parallel: Parallel
+
+    def agreed(self, numbers: torch.Tensor) -> torch.Tensor:
+        """See Frontier."""
+        numbers = numbers.contiguous()
+        broadcast_tensor(numbers, self.parallel)
+        return numbers
+
+
+class _LedSelectingForks(_Led):
+    """One that selects tokens and forks on the device. All ranks ask their own, which go on from numbers of rank 0."""
+
+    def decide(self, frontier: Frontier) -> Growth:
+        """See Controller."""
+        growth: Growth = self._controller.decide(self._shared(frontier))
+        return growth
+
+    def selects(self, branches: Sequence[Branch]) -> bool:
+        """See SelectingForks."""
+        return bool(self._controller.selects(branches))
+
+    def select_forks(self, frontier: Frontier) -> Selection:
+        """See SelectingForks."""
+        return Selection(*self._controller.select_forks(self._shared(frontier)))
+
+    def commit(self, branches: Sequence[Branch], tokens: Sequence[int]) -> Growth:
+        """See SelectingForks."""
+        growth: Growth = self._controller.commit(branches, tokens)
+        return growth
+
+    def _shared(self, frontier: Frontier) -> Frontier:
+        shared = _SharedFrontier(*frontier)
+        shared.parallel = self._parallel
+        return shared
 
 
 class _LedDrafting(_Led):
@@ -102,11 +156,30 @@ class _LedDrafting(_Led):
         return made_by_first(self._parallel, "draft()", drafted)
 
 
+class _LedSelectingDrafts(_LedDrafting, _LedSelecting):
+    """One that selects tokens and proposes drafts on the device."""
+
+    @property
+    def draft_parents(self) -> Sequence[int]:
+        """See SelectingDrafts."""
+        return list(self._controller.draft_parents)
+
+    def drafts_after(self, branches: Sequence[Branch], texts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """See SelectingDrafts."""
+        return self._of_first(
+            "drafts_after()", lambda: self._controller.drafts_after(branches, texts, lengths), texts.device,
+            len(branches), len(self.draft_parents),
+        )  # fmt: skip
+
+
 def led(controller: Controller, parallel: Parallel | None) -> Controller:
     """Returns the controller of a rank: one that follows rank 0; the controller itself where there is one rank."""
     if parallel is None or not parallel.groups:
         return controller
+    selects = not getattr(controller, "keeps_notes", False)
     if isinstance(controller, Drafting):
-        return _LedDrafting(controller, parallel)
-    selects = isinstance(controller, Selecting) and not getattr(controller, "keeps_notes", False)
-    return (_LedSelecting if selects else _Led)(controller, parallel)
+        ahead = selects and isinstance(controller, SelectingDrafts)
+        return (_LedSelectingDrafts if ahead else _LedDrafting)(controller, parallel)
+    if isinstance(controller, SelectingForks) and getattr(controller, "agrees", False):
+        return _LedSelectingForks(controller, parallel)
+    return (_LedSelecting if selects and isinstance(controller, Selecting) else _Led)(controller, parallel)
