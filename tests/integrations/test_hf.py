@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 import random
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -254,10 +255,15 @@ def test_bad_prompts_are_refused_before_any_step() -> None:
 
 def test_too_few_pages_say_how_many_are_needed() -> None:
     made = engine(tiny(), Beam(6, 30), pages=14)
-    with pytest.raises(PoolError, match=r"num_pages = 14: is less than the \d+ that 6 branches that run together need"):
+    text = r"num_pages = 14: is less than the \d+ that 6 branches that run together need; add pages; (\d+) hold this"
+    with pytest.raises(PoolError, match=text) as raised:
         made.run(PROMPTS[:1])
     made.sequences.check()
     assert made.sequences.available == 14
+    (enough,) = re.findall(r"(\d+) hold", str(raised.value))
+    assert served(engine(tiny(), Beam(6, 30), pages=int(enough)), PROMPTS[:1]) == served(
+        engine(tiny(), Beam(6, 30), pages=200), PROMPTS[:1]
+    )
 
 
 class Wrong:

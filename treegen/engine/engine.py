@@ -57,7 +57,8 @@ class Engine:
     Args:
         model: The model, for instance `treegen.integrations.hf.HFModel`.
         controller: Decides how branches grow.
-        num_pages: Pages of the KV pool.
+        num_pages: Pages of the KV pool. Those of one prompt and of the new tokens of all its branches are enough for all
+            prompts; with fewer, branches are preempted, or `run` raises PoolError. More pages let more prompts run.
         page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step; by default CHUNK_ROWS, and CHUNK_ROWS_APART if deterministic or if ranks
@@ -204,7 +205,8 @@ class Engine:
             with self.accounting.part("control"):
                 propose(drafting, self.sequences, self.forward.sizes.max_tokens, self.forward.vocabulary)
         with self.accounting.part("pages"):
-            counts, preempted = schedule(self.sequences, self.forward.step.max_rows, self.controller.together)
+            together, width, most = controller.together, controller.width, controller.max_new_tokens
+            counts, preempted = schedule(self.sequences, self.forward.step.max_rows, together, width, most)
             self._undecided.forget(preempted)
             self.accounting.preempted += len(preempted)
             check_step(self.parallel, counts, self.sequences)

@@ -20,13 +20,15 @@ class Scheduled(NamedTuple):
     preempted: list[int]
 
 
-def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Scheduled:
+def schedule(sequences: SequenceTree, max_rows: int, together: bool, width: int = 1, new_tokens: int = 0) -> Scheduled:
     """Chooses the tokens of each branch in the next step. Preempts branches where pages run out.
 
     Args:
         sequences: The branches.
         max_rows: The most tokens of a step.
         together: Whether all branches of a prompt are needed together.
+        width: The most branches of a prompt at a time, for the number of pages that the error names.
+        new_tokens: The most tokens of a branch after its prompt, likewise.
 
     Raises:
         PoolError: What has to run together needs more pages than there are.
@@ -61,7 +63,7 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool) -> Schedule
             sequences.preempt(branch.number)
             pages = sequences.available - taken
     if not counts:
-        _raise_needed(sequences, together)
+        _raise_needed(sequences, together, width, new_tokens)
     return Scheduled(counts, preempted)
 
 
@@ -86,15 +88,18 @@ def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], tog
     return max(able, key=_age, default=None)
 
 
-def _raise_needed(sequences: SequenceTree, together: bool) -> None:
-    """Raises PoolError: what has to run together needs more pages than there are."""
-    branches = sequences.branches.values()
+def _raise_needed(sequences: SequenceTree, together: bool, width: int, new_tokens: int) -> None:
+    """Raises PoolError: what has to run together needs more pages than there are. It says how many are enough."""
+    branches, pool = sequences.branches.values(), sequences.pool
     oldest = min((each for each in branches if each.pending), key=_age)
     needy = [each for each in branches if each.label[0] == oldest.label[0]] if together else [oldest]
     missing = sequences.pages_missing({each.number: each.pending for each in needy})
     needed = missing + len({page for each in branches for page in each.pages})  # also of others, which rest
     what = f"{len(needy)} branches that run together need" if len(needy) > 1 else "one branch needs"
-    raise PoolError("num_pages", sequences.pool.num_pages, f"is less than the {needed} that {what}", "add pages")
+    shared = oldest.prompt // pool.page_tokens
+    enough = shared + (width if together else 1) * (pool.pages_for(oldest.prompt + new_tokens) - shared)
+    fix = f"add pages; {max(enough, needed)} hold this prompt until it ends"
+    raise PoolError("num_pages", pool.num_pages, f"is less than the {needed} that {what}", fix)
 
 
 def _age(branch: Branch) -> tuple[int, int]:
