@@ -215,15 +215,13 @@ class LiveBatch:
             shared_with: The entry of the request that each shares its first tokens with; -1 for none.
             shared_tokens: The number of these tokens.
         """
-        seat = int32_array("seats", seats, low=0, high=len(self.row) - 1)
-        seat_checks.check_lengths(
-            len(seat), epochs=epochs, tokens=tokens, shared_with=shared_with, shared_tokens=shared_tokens
-        )
+        seat, epoch = seat_checks.found_seats(seats, epochs, len(self.row))
+        seat_checks.check_lengths(len(seat), tokens=tokens, shared_with=shared_with, shared_tokens=shared_tokens)
         length = int32_array("tokens", tokens, low=0)
         above, shared = claimed_sharing(length, shared_with, shared_tokens, self.page_size)
         self.shared_with[:], self.shared_tokens[:] = -1, 0
         self.shared_with[seat], self.shared_tokens[seat] = np.where(above >= 0, seat.take(above), -1), shared
-        here = (self.row.take(seat) >= 0) & (self.epoch.take(seat) == epochs)
+        here = (self.row.take(seat) >= 0) & (self.epoch.take(seat) == epoch)
         for gone in seat[~here].tolist():
             self.changes += leave(self.shared_with, self.shared_tokens, gone)
         self.tokens[seat[here]] = length[here]

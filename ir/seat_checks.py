@@ -68,9 +68,21 @@ def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
         index = int(runs.argmin())
         reason = "is the seat of no running request"
         raise TreeError(f"seats[{index}]", int(chosen[index]), reason, "name some of `seats`")
-    if len(chosen) > 1 and largest(counts := np.bincount(chosen)) > 1:
-        raise TreeError("seats", chosen.tolist(), f"names seat {int(counts.argmax())} twice", "name every seat once")
+    _check_differ(chosen)
     return chosen
+
+
+def found_seats(seats: IntsLike, epochs: IntsLike, count: int) -> tuple[Ints, Ints]:
+    """Returns some of `count` seats, and an epoch for each. Raises TreeError unless seats differ and exist."""
+    seat, epoch = int32_array("seats", seats, low=0, high=count - 1), int32_array("epochs", epochs, low=0)
+    check_lengths(len(seat), epochs=epoch)
+    _check_differ(seat)
+    return seat, epoch
+
+
+def _check_differ(seats: Ints | Longs) -> None:
+    if len(seats) > 1 and largest(counts := np.bincount(seats)) > 1:
+        raise TreeError("seats", seats.tolist(), f"names seat {int(counts.argmax())} twice", "name every seat once")
 
 
 def checked_claim(
