@@ -57,8 +57,8 @@ class Engine:
     Args:
         model: The model, for instance `treegen.integrations.hf.HFModel`.
         controller: Decides how branches grow.
-        num_pages: Pages of the KV pool. Those of one prompt and of the new tokens of all its branches are enough for all
-            prompts; with fewer, branches are preempted, or `run` raises PoolError. More pages let more prompts run.
+        num_pages: Pages of the KV pool. Those of the longest prompt and of the new tokens of all its branches are
+            enough; with more, more branches run before some are preempted.
         page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step; by default CHUNK_ROWS, and CHUNK_ROWS_APART if deterministic or if ranks
