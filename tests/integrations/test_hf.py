@@ -386,3 +386,10 @@ def test_compiled_models_give_the_same_tokens() -> None:
     options = {"backend": "eager", "dynamic": True}  # traced as ever, and run without a compiler
     made = Engine(HFModel(model, compile_options=options), controller, num_pages=60, page_size=4, max_rows=64)
     assert served(made, PROMPTS[:2]) == expected
+
+
+def test_models_run_under_autocast() -> None:
+    """K and V of such a model may have another type than the pool."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = served(engine(tiny(), Sample(max_new_tokens=6)), PROMPTS)
+    assert [[len(tokens) for tokens in own] for own in found] == [[6]] * len(PROMPTS)

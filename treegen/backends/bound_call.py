@@ -90,7 +90,7 @@ class BoundCall:
 
 
 def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:
-    """Makes a call that runs the whole program each time, for tensors of any form."""
+    """Makes a call that runs the whole program each time, for tensors of any form, also under torch.autocast."""
 
     def call(
         q: torch.Tensor,
@@ -101,6 +101,7 @@ def unbound(program: Program, sm_scale: float, lse_scale: float) -> Call:
     ) -> None:
         if lse is None:
             lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
+        with torch.autocast(q.device.type, enabled=False):
+            program(q, k_cache, v_cache, out, lse, sm_scale, lse_scale)
 
     return call

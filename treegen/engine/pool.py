@@ -188,8 +188,8 @@ class KVPool:
         """
         k_cache, v_cache = self.keys[layer].flatten(0, 1), self.values[layer].flatten(0, 1)
         if keys.device.type == "cpu":
-            k_cache.index_copy_(0, slots, keys)
-            v_cache.index_copy_(0, slots, values)
+            k_cache.index_copy_(0, slots, keys.to(k_cache.dtype))
+            v_cache.index_copy_(0, slots, values.to(v_cache.dtype))
         else:
             write_kv(keys, values, slots, k_cache, v_cache)
 
