@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from support.ranks import TIMEOUT
 from treegen import strategies
 from treegen.backends.page_table import PageTable
-from treegen.distributed import Parallel, compile, compile_batch, merge_across
+from treegen.distributed import Merge, Parallel, compile, compile_batch, merge_across
 from treegen.ir.errors import RankError, TreegenError
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
@@ -50,6 +50,8 @@ def bad_input() -> None:
         ("qo_indptr", lambda: compile_batch(shape, rows, tokens, max_tokens=8)),
         ("mode = fast", lambda: merge(2, 2, mode="fast")),
         ("mode = direct: needs 2 to 8 ranks of one host", lambda: merge(2, 2, mode="direct")),
+        ("mode = fast", lambda: Merge(mode="fast")),  # type: ignore[arg-type]
+        ("heads = some", lambda: Merge(heads="some")),  # type: ignore[arg-type]
         ("heads = 1 heads", lambda: merge(1, 1, heads="own")),
         ("lse", lambda: merge(2, 3)),
         ("rank = 9", lambda: tree.shard(9, 2)),
@@ -66,6 +68,8 @@ def bad_input() -> None:
         ("tree.tokens[1] = 4: 4 on rank 1 is 3 on rank 0", lambda: compile(other, tokens, shape=shape)),
         ("shape", lambda: compile(tree, heads, shape=replace(shape, head_dim=16 + 8 * (rank == 1)))),
         ("strategy = deft-node", lambda: compile(tree, heads, shape=shape, strategy=("query", "deft-node")[rank == 1])),
+        ("merge = ", lambda: compile(tree, tokens, shape=shape, merge=Merge(("gather", "exchange")[rank == 1]))),
+        ("merge = ", lambda: compile_batch(shape, plain, tokens, max_tokens=8, merge=Merge("gather") if rank == 1 else None)),
     )
     for beginning, call in named:
         with pytest.raises(RankError, match=f"^{re.escape(beginning)}"):

@@ -49,7 +49,9 @@ def compile(
     """
     check_is_tree("tree", tree)
     place = default_device() if device is None else torch.device(device)
-    return ParallelKernel(tree, LocalOptions(shape, parallel, options, place), merge or Merge())
+    how = merge or Merge()
+    check_equal(parallel, {"merge": how})
+    return ParallelKernel(tree, LocalOptions(shape, parallel, options, place), how)
 
 
 def compile_batch(
@@ -86,7 +88,8 @@ def compile_batch(
         raise InputError("pages", type(pages).__name__, "is not a PageTable", "give treegen.PageTable(table, seq_lens)")
     _check_positions(positions, pages)
     local = LocalOptions(shape, parallel, options, pages.table.device)
-    check_equal(parallel, {"shape": shape, "interleave": parallel.interleave, "max_tokens": max_tokens})
+    how = merge or Merge()
+    check_equal(parallel, {"shape": shape, "interleave": parallel.interleave, "max_tokens": max_tokens, "merge": how})
     most = max_tokens
     if parallel.shard.size > 1:
         if pages.qo_indptr is not None:
@@ -94,7 +97,7 @@ def compile_batch(
             raise InputError("qo_indptr", "a tensor", reason, "make each query row a request of its own")
         if type(max_tokens) is int and max_tokens > 0:
             most = replace(parallel.shard, rank=0).count(max_tokens)
-    return ParallelBatchKernel(local.compile_batch(pages, most, positions), parallel, merge or Merge())
+    return ParallelBatchKernel(local.compile_batch(pages, most, positions), parallel, how)
 
 
 def _check_positions(positions: object, pages: PageTable) -> None:

@@ -71,9 +71,7 @@ def merge_across(
     scale = lse_scale(lse_base)
     check_group("group", group)
     _check(out, lse)
-    for name, value, known in (("mode", mode, ("auto", *MODES)), ("heads", heads, ("all", "own"))):
-        if not is_one_of(value, known):
-            raise InputError(name, value, "is unknown", f"use one of {', '.join(known)}")
+    check_how(mode, heads)
     ranks, rank = group.size(), group.rank()
     if heads == "own" and out.shape[1] % ranks:
         fix = 'give a multiple of the ranks, or heads="all"'
@@ -88,6 +86,13 @@ def merge_across(
         mode = _fastest(out, group, heads, link, without="direct")
     merged = _exchanged if mode == "exchange" else _gathered
     return merged(out, lse, group, rank, heads == "own", scale)
+
+
+def check_how(mode: object, heads: object) -> None:
+    """Raises InputError unless these are arguments of `merge_across` of these names."""
+    for name, value, known in (("mode", mode, ("auto", *MODES)), ("heads", heads, ("all", "own"))):
+        if not is_one_of(value, known):
+            raise InputError(name, value, "is unknown", f"use one of {', '.join(known)}")
 
 
 def _buffers(

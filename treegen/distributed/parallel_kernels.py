@@ -14,7 +14,7 @@ import torch
 from treegen.cost.communication import Link, Mode, Wanted
 from treegen.distributed.agreement import check_agreement
 from treegen.distributed.local_options import LocalOptions
-from treegen.distributed.merge_across import merge_across
+from treegen.distributed.merge_across import check_how, merge_across
 from treegen.distributed.parallel import Parallel
 from treegen.environment import checks_inputs
 from treegen.ir.live_batch import LiveBatch
@@ -32,11 +32,18 @@ Result: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 @dataclass(frozen=True)
 class Merge:
-    """How states are merged, where ranks hold different tokens: the arguments of `merge_across` of these names."""
+    """How states are merged, where ranks hold different tokens: the arguments of `merge_across` of these names.
+
+    Raises:
+        InputError: There is no such mode, or no such form of heads.
+    """
 
     mode: Mode | Literal["auto"] = "auto"
     heads: Wanted = "all"
     link: Link | None = None
+
+    def __post_init__(self) -> None:
+        check_how(self.mode, self.heads)
 
     def attend(
         self, kernel: Kernel | BatchKernel, parallel: Parallel, tensors: Tensors, return_lse: bool, lse_base: str
