@@ -64,12 +64,13 @@ def bad_input() -> None:
     os.environ["TREEGEN_CHECK"] = "1"
     compile(tree, tokens, shape=shape)
     other = Tree.from_levels([1, 4], [8, 3 + (rank == 1)])
+    others = Merge("gather") if rank == 1 else None
     named = (
         ("tree.tokens[1] = 4: 4 on rank 1 is 3 on rank 0", lambda: compile(other, tokens, shape=shape)),
         ("shape", lambda: compile(tree, heads, shape=replace(shape, head_dim=16 + 8 * (rank == 1)))),
         ("strategy = deft-node", lambda: compile(tree, heads, shape=shape, strategy=("query", "deft-node")[rank == 1])),
         ("merge = ", lambda: compile(tree, tokens, shape=shape, merge=Merge(("gather", "exchange")[rank == 1]))),
-        ("merge = ", lambda: compile_batch(shape, plain, tokens, max_tokens=8, merge=Merge("gather") if rank == 1 else None)),
+        ("merge = ", lambda: compile_batch(shape, plain, tokens, max_tokens=8, merge=others)),
     )
     for beginning, call in named:
         with pytest.raises(RankError, match=f"^{re.escape(beginning)}"):
