@@ -136,12 +136,25 @@ def test_wrappers_that_cannot_be_are_refused(options: dict[str, Any], argument: 
         ({"o_data_type": "bfloat16"}, "o_data_type"),
         ({"kv_data_type": "float16"}, "kv_dtype"),
         ({"q_data_type": "int8"}, "q_data_type"),
+        ({"data_type": "float16"}, "kv_dtype"),
+        ({"fixed_split_size": 512}, "fixed_split_size"),
+        ({"disable_split_kv": True}, "disable_split_kv"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(options: dict[str, Any], argument: str) -> None:
     with pytest.raises((InputError, ShapeError)) as caught:
         planned([([1], 3)], 16, **options)
     assert caught.value.argument == argument
+
+
+def test_further_arguments_of_flashinfer() -> None:
+    made: Requests = [([1, 2], 20)]
+    (k, v), q = pages(16), queries(made)
+    others = {"data_type": "float32", "block_tables": None, "seq_lens": [20], "fixed_split_size": -1}
+    wrapper = planned(made, 16, **others, disable_split_kv=False)
+    assert torch.equal(wrapper.run(q, (k, v), sinks=None), planned(made, 16).run(q, (k, v)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'page_table'"):
+        planned(made, 16, page_table=1)
 
 
 def test_a_refused_plan_leaves_the_one_before() -> None:
@@ -173,6 +186,7 @@ def test_calls_that_cannot_be_are_refused() -> None:
         ("k_scale", (k, v), {"k_scale": 0.5}),
         ("window_left", (k, v), {"window_left": 4}),
         ("enable_pdl", (k, v), {"enable_pdl": True}),
+        ("sinks", (k, v), {"sinks": torch.zeros(4)}),
         ("lse", (k, v), {"lse": torch.empty(1, HEADS)}),
         ("lse", (k, v), {"lse": torch.empty(2, HEADS), "return_lse": True}),
         ("out", (k, v), {"out": torch.empty(2, HEADS, DIM)}),
@@ -185,7 +199,5 @@ def test_calls_that_cannot_be_are_refused() -> None:
         wrapper.run(q.double(), (k, v))
     with pytest.raises(InputError):
         wrapper.run(q[:0], (k, v))
-    with pytest.raises(TypeError):
-        wrapper.run(q, (k, v), sinks=torch.zeros(4))
     with pytest.raises(TypeError):
         wrapper.plan(*csr(made, 16), HEADS, KV_HEADS, DIM, 16, alibi_slopes=None)

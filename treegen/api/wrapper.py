@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+import treegen.api.wrapper_arguments as arguments
 from treegen.api.host_kernel import host_kernel
 from treegen.api.request_batches import RequestBatches
 from treegen.api.request_choice import choose_requests
 from treegen.api.request_room import Settings
-from treegen.api.wrapper_arguments import PagedCache, check_lse, element_types, graph_buffers, on_host, pages_of, refuse
+from treegen.api.wrapper_arguments import PagedCache
 from treegen.api.wrapper_options import WrapperOptions
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
@@ -31,8 +32,8 @@ from treegen.strategies import Strategy
 class TreeAttentionWrapper(Copyable):
     """Decode attention over a paged KV cache, in place of FlashInfer's BatchDecodeWithPagedKVCacheWrapper.
 
-    Call `plan` once per step and `run` once per layer. Calls that are written for FlashInfer work unchanged: arguments
-    that only concern FlashInfer's kernels are ignored, and all others are served or refused (see Args).
+    Call `plan` once per step and `run` once per layer, as for FlashInfer. Give the page table by position: here its
+    parts have other names. Arguments that only concern FlashInfer's kernels are ignored, others served or refused.
 
     **By request.** Page tables on a GPU stay there. `plan` copies them to buffers, computes lengths and launches the
     step kernels of a `treegen.compile_batch` kernel on the current stream, and waits for nothing. The device also finds
@@ -73,9 +74,9 @@ class TreeAttentionWrapper(Copyable):
         isolated: As in treegen.compile.
         by_request: True also serves page tables on the host by request; False copies all page tables to the host and
             plans there. By default page tables on a GPU are served by request.
-        max_tokens: By request: the most tokens of a request; by default the tokens of all pages together. Tables take
-            about a byte for each row and each of these tokens. A longer request gives 0, and a later `plan` raises
-            InputError.
+        max_tokens: By request: the most tokens of a request; by default the tokens of all pages together. For each row
+            and each of these tokens, tables take about a byte with pages of 16, and nine with pages of one token. A
+            longer request gives 0, and a later `plan` raises InputError.
 
     Raises:
         InputError: An argument is not supported.
@@ -109,7 +110,7 @@ class TreeAttentionWrapper(Copyable):
             "paged_kv_indices_buffer": paged_kv_indices_buffer,
             "paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer,
         }
-        for_graphs = graph_buffers(buffers, {"max_items": max_items, "max_slots": max_slots}, use_cuda_graph)
+        for_graphs = arguments.graph_buffers(buffers, {"max_items": max_items, "max_slots": max_slots}, use_cuda_graph)
         limits = WantedLimits(None, max_items, max_slots)
         self._options = WrapperOptions(kv_layout, strategy, isolated, by_request, max_tokens, limits, *for_graphs)
         self._requests: RequestBatches | None = None
@@ -159,6 +160,7 @@ class TreeAttentionWrapper(Copyable):
         non_blocking: bool = True,
         q_len_per_req: int = 1,
         request_ids: Sequence[Hashable | None] | None = None,
+        **others: Any,
     ) -> None:
         """Plans for a batch of requests with one query row each.
 
@@ -172,6 +174,8 @@ class TreeAttentionWrapper(Copyable):
             q_data_type, kv_data_type, o_data_type: Element types of q, the caches and out: a torch dtype or its name.
             pos_encoding_mode, rope_scale, rope_theta, q_len_per_req: Refused, unless left at their defaults.
             non_blocking: Ignored.
+            others: `data_type` is kv_data_type where that is left out. `block_tables` and `seq_lens` are ignored.
+                `fixed_split_size` and `disable_split_kv` are refused, unless left at their defaults.
             request_ids: By request: a hashable id for the request in each row, None for rows without a request. Without
                 ids row i counts as request i, and the device looks for sharing more often.
 
@@ -180,12 +184,10 @@ class TreeAttentionWrapper(Copyable):
             ShapeError: The attention shape is not supported.
             InputError: An option is not supported, or the batch does not fit the captured graphs.
         """
-        refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
-        refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
-        refuse("rope_theta", rope_theta, (None,), "apply it to q and k")
-        refuse("q_len_per_req", q_len_per_req, (1,), "describe several query rows of a request by a Tree")
+        arguments.refuse_unserved(pos_encoding_mode, rope_scale, rope_theta, q_len_per_req)
         check_sm_scale(sm_scale)
-        dtype, kv_dtype = element_types(q_data_type, kv_data_type, o_data_type)
+        kv = arguments.kv_data_type_of(kv_data_type, others)
+        dtype, kv_dtype = arguments.element_types(q_data_type, kv, o_data_type)
         shape = Shape(
             num_qo_heads, num_kv_heads, head_dim, dtype=dtype, kv_dtype=kv_dtype, page_size=page_size,
             kv_layout=self._options.layout,
@@ -203,9 +205,9 @@ class TreeAttentionWrapper(Copyable):
     begin_forward = plan
 
     def _plan_on_host(self, kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, settings: Settings) -> None:
-        indptr, indices = on_host("kv_indptr", kv_indptr), on_host("kv_indices", kv_indices)
+        indptr, indices = arguments.on_host("kv_indptr", kv_indptr), arguments.on_host("kv_indices", kv_indices)
         self._options.check_graph(indptr.size - 1, indices.size, settings, self._settings)
-        last = on_host("kv_last_page_len", kv_last_page_len)
+        last = arguments.on_host("kv_last_page_len", kv_last_page_len)
         tree = Tree.from_page_table(indptr, indices, last, settings[0].page_size)
         if self._kernel is not None and self._settings == settings:
             self._kernel.update(tree)
@@ -225,13 +227,14 @@ class TreeAttentionWrapper(Copyable):
         return_lse: bool = False,
         enable_pdl: bool | None = None,
         window_left: int | None = None,
+        sinks: None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Computes attention of the planned batch.
 
         Args:
             q: `[requests, num_qo_heads, head_dim]`.
             paged_kv_cache: K and V pages as a pair, or one tensor `[pages, 2, ...]` of both, in the wrapper's layout.
-            q_scale, k_scale, v_scale: Refused, unless None or 1.
+            q_scale, k_scale, v_scale, sinks: Refused, unless None, or 1 for a scale.
             out: The tensor to write the result to; by default a new one.
             lse: The tensor to write the log-sum-exp to; only with return_lse.
             return_lse: Whether to return the log-sum-exp as well.
@@ -247,16 +250,11 @@ class TreeAttentionWrapper(Copyable):
         """
         if self._kernel is None and self._requests is None:
             raise InputError("run", "no plan", "there is no plan yet", "call plan() first")
-        for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-            refuse(name, scale, (None, 1, 1.0), "scale q, or out")
-        refuse("enable_pdl", enable_pdl, (None, False), "leave it out")
+        arguments.refuse_of_calls(q_scale, k_scale, v_scale, sinks, enable_pdl)
         planned = -1 if self._settings is None else self._settings[2].window_left
-        refuse("window_left", window_left, (None, planned), "give it to plan")
-        if lse is not None and not return_lse:
-            raise InputError("lse", "given", "is used only with return_lse", "give return_lse=True")
-        if lse is not None and isinstance(q, torch.Tensor):
-            check_lse(lse, q)
-        pages = pages_of(paged_kv_cache, self._options.layout)
+        arguments.refuse("window_left", window_left, (None, planned), "give it to plan")
+        arguments.check_lse(lse, q, return_lse)
+        pages = arguments.pages_of(paged_kv_cache, self._options.layout)
         if self._requests is not None:
             made = self._requests.run(q, *pages, out, return_lse=return_lse)
         elif return_lse:

@@ -26,6 +26,35 @@ def refuse(name: str, value: object, allowed: tuple[object, ...], fix: str) -> N
         raise InputError(name, value, "is not supported", fix)
 
 
+def refuse_unserved(pos_encoding_mode: object, rope_scale: object, rope_theta: object, q_len_per_req: object) -> None:
+    """Raises InputError for position encodings, which FlashInfer's kernels apply, and for several query rows."""
+    refuse("pos_encoding_mode", pos_encoding_mode, ("NONE",), "apply it to q and k")
+    refuse("rope_scale", rope_scale, (None,), "apply it to q and k")
+    refuse("rope_theta", rope_theta, (None,), "apply it to q and k")
+    refuse("q_len_per_req", q_len_per_req, (1,), "describe several query rows of a request by a Tree")
+
+
+def refuse_of_calls(q_scale: object, k_scale: object, v_scale: object, sinks: object, enable_pdl: object) -> None:
+    """Raises InputError for scales, sinks and launches of a call."""
+    for name, scale in (("q_scale", q_scale), ("k_scale", k_scale), ("v_scale", v_scale)):
+        refuse(name, scale, (None, 1, 1.0), "scale q, or out, or use treegen.compile_batch")
+    refuse("sinks", sinks, (None,), "use treegen.compile_batch")
+    refuse("enable_pdl", enable_pdl, (None, False), "leave it out")
+
+
+def kv_data_type_of(kv_data_type: Any, others: dict[str, Any]) -> Any:
+    """Returns the type of caches, by further arguments of FlashInfer's `plan` where it is None.
+
+    Raises InputError for those that say how its kernels divide requests, and TypeError for arguments that it has not.
+    """
+    if unknown := others.keys() - {"data_type", "block_tables", "seq_lens", "fixed_split_size", "disable_split_kv"}:
+        raise TypeError(f"plan() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    fix = "leave it out; treegen.compile_batch(batch_invariant=True) has bits that no other request changes"
+    refuse("fixed_split_size", others.get("fixed_split_size"), (None, -1), fix)
+    refuse("disable_split_kv", others.get("disable_split_kv"), (None, False), fix)
+    return others.get("data_type") if kv_data_type is None else kv_data_type
+
+
 def length_of(part: Any) -> int:
     """Counts the entries of an array; 0 for anything without a length."""
     try:
@@ -98,8 +127,12 @@ def pages_of(cache: PagedCache, layout: str) -> tuple[torch.Tensor, torch.Tensor
     return cache[0], cache[1]
 
 
-def check_lse(lse: object, q: torch.Tensor) -> None:
-    """Raises InputError unless `lse` can take the log-sum-exp of the rows of `q`."""
+def check_lse(lse: object, q: object, return_lse: bool) -> None:
+    """Raises InputError unless `lse` is None, or can take the log-sum-exp of the rows of `q`, which is asked for."""
+    if lse is not None and not return_lse:
+        raise InputError("lse", "given", "is used only with return_lse", "give return_lse=True")
+    if lse is None or not isinstance(q, torch.Tensor):
+        return
     if not isinstance(lse, torch.Tensor):
         raise InputError("lse", type(lse).__name__, "is not a tensor", "give a torch.Tensor")
     if lse.shape != q.shape[:2] or lse.dtype != torch.float32 or lse.device != q.device or overlaps(lse):
