@@ -1,6 +1,6 @@
 """Speculative decoding: a model's tokens come in fewer steps where an n-gram drafter guesses them.
 
-    pip install 'treegen[hf]'
+    pip install '.[hf]'
     python examples/speculative.py
 
 The model here has random weights and no meaning; any causal language model of Transformers goes in its place.

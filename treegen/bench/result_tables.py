@@ -134,7 +134,7 @@ def plot(path: Path, machine: dict[str, Any], results: Sequence[Result]) -> None
     try:
         import matplotlib
     except ImportError as cause:
-        raise InputError("plot", str(path), "needs matplotlib", "pip install 'treegen[plot]'") from cause
+        raise InputError("plot", str(path), "needs matplotlib", "pip install '.[plot]'") from cause
     matplotlib.use("agg")
     from matplotlib import pyplot
 

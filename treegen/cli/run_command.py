@@ -140,7 +140,7 @@ def _loaded(model: str, tokens: int, mesh: DeviceMesh | None, compile_options: d
         import safetensors
         import transformers
     except ImportError as cause:
-        raise InputError("model", model, "needs transformers", "pip install 'treegen[hf]'") from cause
+        raise InputError("model", model, "needs transformers", "pip install '.[hf]'") from cause
     from treegen.integrations.hf import HFModel
     from treegen.integrations.hf_parallel import divide_heads
     from treegen.integrations.random_models import RANDOM_MODELS, random_model

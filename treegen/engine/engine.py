@@ -55,7 +55,7 @@ class Engine:
     """Decodes prompts with a model, in branches that share the KV of their common tokens.
 
     Args:
-        model: The model, for instance `treegen.integrations.hf.HFModel`.
+        model: The model, for instance `treegen.integrations.HFModel`.
         controller: Decides how branches grow.
         num_pages: Pages of the KV pool. Those of the longest prompt and of the new tokens of all its branches are
             enough; with more, more branches run before some are preempted.
