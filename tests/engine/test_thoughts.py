@@ -299,6 +299,15 @@ def test_scores_of_another_form(given: Any) -> None:
         engine(Form(2, 3, 2, 2).controller(lambda *_: given)).run(PROMPTS)
 
 
+@pytest.mark.parametrize("form", [iter, lambda scores: torch.tensor(scores)[:, None], np.array])
+def test_scores_come_in_any_list(form: Callable[[list[float]], Any]) -> None:
+    score, found = Scorer(), []
+    for rate in (score, lambda prompt, candidates: form(score(prompt, candidates))):
+        results = engine(FORMS[3].controller(rate)).run(iter(PROMPTS))
+        found.append([[each.tokens for each in own] for own in results])
+    assert found[0] == found[1]
+
+
 def test_a_scorer_that_cannot_be_called() -> None:
     with pytest.raises(InputError, match="score = 3: is not a function"):
         Form(2, 2, 2, 2).controller(3)  # type: ignore[arg-type]

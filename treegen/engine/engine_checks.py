@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,8 +50,9 @@ def checked_prompts(
         model: The model.
         limits: The limits of prompts that the controller has.
     """
-    if isinstance(prompts, str | bytes | Mapping) or not hasattr(prompts, "__len__"):
+    if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise BranchError("prompts", type(prompts).__name__, "is not a list of prompts", "give the tokens of each")
+    prompts = list(prompts)
     limit = f"{most} tokens that {'the model' if most == model.max_tokens else 'the pages'} can hold"
     more = "" if most == model.max_tokens else ", or add pages"
     if new_tokens >= most:

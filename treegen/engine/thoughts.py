@@ -5,9 +5,9 @@ prompt ── 3 thoughts each ──▶ score ──▶ best 2 ── 3 thoughts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -214,10 +214,11 @@ class Search:
         if not candidates:
             return []
         given = self.score(branch.tokens[: branch.prompt], [list(tokens) for tokens in candidates])
-        if not hasattr(given, "__len__") or isinstance(given, str | Mapping) or getattr(given, "ndim", 1) != 1:
+        shape = tuple(getattr(given, "shape", (1,)))  # of a tensor [candidates], or [candidates, 1]
+        if not isinstance(given, Iterable) or isinstance(given, str | Mapping) or {1} != {*shape[1:], 1} or not shape:
             found, fix = type(given).__name__, "return a number for each candidate"
             raise InputError("score()", found, "is no list of numbers", fix)
-        scores = [score.item() if hasattr(score, "item") else score for score in given]
+        scores = [_number(score) for score in given]
         if len(scores) != len(candidates):
             found, fix = f"{len(scores)} scores", "return one for each"
             raise InputError("score()", found, f"is not the number of candidates, {len(candidates)}", fix)
@@ -225,3 +226,11 @@ class Search:
             if not is_finite(score):
                 raise InputError(f"score()[{place}]", score, "is not a finite number", "return one for each candidate")
         return [float(score) for score in scores]
+
+
+def _number(score: Any) -> Any:
+    """Returns the number in an array or a tensor of one; anything else as it is."""
+    try:
+        return score.item() if hasattr(score, "item") else score
+    except (RuntimeError, ValueError):  # of several numbers
+        return score
