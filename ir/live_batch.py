@@ -59,7 +59,7 @@ class LiveBatch:
         self._take_seats(_free_seats(seats))
 
     def __copy__(self) -> LiveBatch:
-        made = object.__new__(LiveBatch)
+        made = object.__new__(type(self))
         made.__setstate__((*self.__getstate__()[:-1], self._seats.copy()))
         return made
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from unittest import mock
 
 import hypothesis.strategies as st
+import torch
 from hypothesis import given
 
-from treegen.engine import KVPool, SequenceTree
+from treegen.engine import DraftTree, KVPool, SequenceTree
 from treegen.engine.branch import Branch
 from treegen.engine.scheduling import schedule
 from treegen.engine.shared_pages import common_pages, common_tokens, known_pages
@@ -63,3 +64,16 @@ def test_prompts_beyond_the_room_of_a_step_are_not_looked_at() -> None:
         counts, _ = schedule(tree, 20, together=False)
     assert counts == {0: 15, 1: 5}
     assert [call.args[0] for call in adopt.call_args_list] == [0, 1]
+
+
+def test_pages_with_drafts_are_not_taken_over() -> None:
+    """Drafts may be removed, and other tokens are written over them."""
+    pool = KVPool(Shape(4, 2, 16, dtype="fp32", page_size=1), 1, 40, torch.device("cpu"))
+    tree = SequenceTree(pool, 4)
+    first = tree.add([1, 2, 3, 4, 5])
+    tree.propose(first.number, DraftTree([6, 7], [-1, 0]))
+    tree.reserve({first.number: 7})
+    tree.store({first.number: 7})
+    tree.live.set_tokens(first.seat, 7)
+    second = tree.add([1, 2, 3, 4, 5, 6, 7, 8])
+    assert tree.adopt(second.number) == 5

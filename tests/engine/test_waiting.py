@@ -87,6 +87,19 @@ def test_branches_rest_with_the_logits_of_their_last_draft() -> None:
     assert InStep.rested
 
 
+def test_a_class_that_overrides_decide_is_asked() -> None:
+    """Also where its drafter drafts on the device."""
+    decided = []
+
+    class Noted(Speculate):
+        def decide(self, frontier: Frontier) -> Growth:
+            decided.append(len(frontier.branches))
+            return super().decide(frontier)
+
+    assert tokens(Noted(NGrams(2), max_draft=3, **OPTIONS), prompts_of(0, 2))
+    assert len(decided) > 4
+
+
 def test_a_branch_cannot_rest_with_drafts_that_are_no_path() -> None:
     class Wrong(InStep):
         def decide(self, frontier: Frontier) -> Growth:

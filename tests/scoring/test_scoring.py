@@ -349,6 +349,22 @@ def test_powers(name: str, backend: str) -> None:
             torch.testing.assert_close(out[row, head].double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+@pytest.mark.parametrize("base", [2, 3, 5, 10])
+def test_powers_of_whole_numbers_are_whole(base: int, backend: str) -> None:
+    """Masks may compare them."""
+    tree, shape = Tree.from_parents([-1], [130], rows=[(0, 130)]), Shape(4, 2, 16, dtype="fp32")
+    masks = (lambda b, h, q_idx, kv_idx: kv_idx == base**h, lambda b, h, q_idx, kv_idx: kv_idx < base ** (h - 1))
+    torch.manual_seed(0)
+    q, keys, values = torch.randn(1, 4, 16), *torch.randn(2, 130, 2, 16)
+    for mask in masks:
+        out = treegen.compile(tree, shape=shape, mask_mod=mask, backend=backend)(q, keys, values)
+        for head in range(4):
+            seen = [place for place in range(130) if mask(0, head, 129, place)]
+            weights = (keys[seen, head // 2] @ q[0, head] / 4).softmax(0)
+            torch.testing.assert_close(out[0, head], weights @ values[seen, head // 2], rtol=1e-4, atol=1e-4)
+
+
 def test_sinks_lie_one_after_another() -> None:
     tree, shape = Tree.from_levels([1, 3], [10, 3]), Shape(4, 2, 16, dtype="fp32")
     with pytest.raises(InputError, match=r"sinks = strides \(2,\): is not contiguous; give sinks.contiguous"):

@@ -178,7 +178,6 @@ class RequestBatches:
         """Makes the kernel for a cache of `num_pages` pages, and steps it for the latest plan."""
         assert self._buffers is not None
         shape, sm_scale, scores = self._settings
-        self._num_pages = num_pages
         table = PageTable(self._buffers.indices, self._buffers.seq_lens, num_pages, None, self._buffers.indptr)
         kernel = compile_batch(
             shape,
@@ -189,6 +188,7 @@ class RequestBatches:
             logits_soft_cap=scores.logits_soft_cap,
             window_left=scores.window_left,
         )
+        self._num_pages = num_pages
         reader = SharingReader(table, shape.page_size, self._most_tokens)
         self._reading, self._planned, self._wanted = None, (), True
         self._follow(kernel, reader, changed=None if self._live.shared_tokens.any() else True)

@@ -57,6 +57,8 @@ class Beam:
         InputError: A number is out of range, or early_stopping is something else.
     """
 
+    agrees = True
+
     def __init__(
         self,
         width: int,
@@ -73,7 +75,7 @@ class Beam:
             raise InputError("early_stopping", early_stopping, "is unknown", 'use True, False or "never"')
         check_stop_ids(stop_ids)
         self.length_penalty, self.early_stopping, self.stop_ids = length_penalty, early_stopping, frozenset(stop_ids)
-        self.together = self.agrees = True
+        self.together = True
         self._searches: dict[int, _PromptBeams] = {}  # by prompt
         self._best: tuple[dict[int, list[int]], HostCopy]  # the rows of prompts, and their candidates
         self._vocabulary = 0

@@ -48,8 +48,9 @@ class Frontier(NamedTuple):
     def agreed(self, numbers: torch.Tensor) -> torch.Tensor:
         """Returns a tensor that was computed of the logits, on several ranks that of rank 0.
 
-        Logits of ranks may differ in their last bits. A controller that decides by nothing else than such tensors says
-        so by an attribute `agrees` that is True. Does not wait for the device; all ranks have to call it.
+        Logits of ranks may differ in their last bits. A controller that decides by nothing else than such tensors has
+        `agrees = True` in its class, which subclasses have to say again. Does not wait for the device; all ranks have
+        to call it.
         """
         return numbers
 

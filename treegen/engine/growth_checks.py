@@ -58,10 +58,10 @@ def check_growth(
         if grown[branch.number] and len(branch.tokens) - branch.drafts + kept - branch.prompt >= most:
             reason = f"would have more than max_new_tokens = {most}"
             raise BranchError("decide()", branch.number, reason, "end it, or raise the controller's max_new_tokens")
-        for following in grown[branch.number]:
-            if following.label[:1] != prompt:
+        for _, label in grown[branch.number]:
+            if label[:1] != prompt:
                 reason = f"is no label that begins with the number of the prompt, {branch.label[0]}"
-                raise BranchError("decide()", following.label, reason, "keep the first number of labels")
+                raise BranchError("decide()", label, reason, "keep the first number of labels")
     for result in growth.results:
         if not result.label or not 0 <= result.label[0] < prompts:
             reason = "is the label of a result, and does not begin with the number of a prompt"

@@ -180,6 +180,6 @@ def led(controller: Controller, parallel: Parallel | None) -> Controller:
     if isinstance(controller, Drafting):
         ahead = selects and isinstance(controller, SelectingDrafts)
         return (_LedSelectingDrafts if ahead else _LedDrafting)(controller, parallel)
-    if isinstance(controller, SelectingForks) and getattr(controller, "agrees", False):
+    if isinstance(controller, SelectingForks) and vars(type(controller)).get("agrees", False):
         return _LedSelectingForks(controller, parallel)
     return (_LedSelecting if selects and isinstance(controller, Selecting) else _Led)(controller, parallel)

@@ -134,7 +134,8 @@ def known_pages(
     """
     owner, tokens = branch, 0
     for other in others:
-        if other.stored and (more := common_tokens(branch, other, other.stored, page_size, tokens)):
+        stored = min(other.stored, len(other.tokens) - other.drafts)  # drafts may be removed, and written over
+        if stored and (more := common_tokens(branch, other, stored, page_size, tokens)):
             owner, tokens = other, more
     cached = [] if cache is None else cache.match(branch.tokens[:-1])
     return (cached if len(cached) * page_size > tokens else owner.pages[: tokens // page_size]), owner, tokens

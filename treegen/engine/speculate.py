@@ -120,7 +120,11 @@ class Speculate:
         return self._growth(frontier.branches, asked, self.sampling.draw(logits, labels, positions))
 
     def selects(self, branches: Sequence[Branch]) -> bool:
-        """See SelectingDrafts. Drafters that read texts on the host, and first tokens of prompts, need `decide`."""
+        """See SelectingDrafts. Drafters that read texts on the host, and first tokens of prompts, need `decide`; so do
+        classes of your own that override `decide` or `draft`.
+        """
+        if type(self).decide is not Speculate.decide or type(self).draft is not Speculate.draft:
+            return False
         return bool(self.draft_parents) and all(branch.new_tokens for branch in branches)
 
     @property

@@ -258,8 +258,12 @@ def _power(base: sympy.Basic, exponent: sympy.Basic, algebra: Algebra[T], known:
             product = algebra.call("mul", product, value)
         return product if exponent > 0 else algebra.call("div", algebra.constant(1.0), product)
     if base.is_number and base.is_positive:
-        factor = algebra.constant(math.log(float(base)))
-        return algebra.call("exp", algebra.call("mul", computed(exponent, algebra, known), factor))
+        factor, times = algebra.constant(math.log(float(base))), computed(exponent, algebra, known)
+        power = algebra.call("exp", algebra.call("mul", times, factor))
+        if base.is_integer and exponent.is_integer:  # whole numbers are exact, since masks may compare them
+            whole = algebra.call("floor", algebra.call("add", power, algebra.constant(0.5)))
+            return algebra.call("where", algebra.call("lt", times, algebra.constant(0)), power, whole)
+        return power
     if base.is_integer:
         value = algebra.constant(float(base)) if base.is_number else algebra.call("float", value)
     if exponent in _ROOTS:
