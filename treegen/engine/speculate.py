@@ -121,9 +121,10 @@ class Speculate:
 
     def selects(self, branches: Sequence[Branch]) -> bool:
         """See SelectingDrafts. Drafters that read texts on the host, and first tokens of prompts, need `decide`; so do
-        classes of your own that override `decide` or `draft`.
+        classes of your own that override `decide` or `draft`, and not this method.
         """
-        if type(self).decide is not Speculate.decide or type(self).draft is not Speculate.draft:
+        own = type(self)
+        if own.selects is Speculate.selects and (own.decide, own.draft) != (Speculate.decide, Speculate.draft):
             return False
         return bool(self.draft_parents) and all(branch.new_tokens for branch in branches)
 
