@@ -74,7 +74,7 @@ def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
 
 def found_seats(seats: IntsLike, epochs: IntsLike, count: int) -> tuple[Ints, Ints]:
     """Returns some of `count` seats, and an epoch for each. Raises TreeError unless seats differ and exist."""
-    seat, epoch = int32_array("seats", seats, low=0, high=count - 1), int32_array("epochs", epochs, low=0)
+    seat, epoch = int32_array("seats", seats, low=0, high=count - 1), int32_array("epochs", epochs, low=-(2**31))
     check_lengths(len(seat), epochs=epoch)
     _check_differ(seat)
     return seat, epoch

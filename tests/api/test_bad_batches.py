@@ -306,7 +306,7 @@ def test_impossible_pages_of_a_request_without_query_rows(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_requests_beyond_a_ragged_table(backend: str) -> None:
     """They are invalid, whatever the table's memory goes on with; others are right."""
-    memory = torch.arange(48, dtype=torch.int32) % 32  # of which the table is a part
+    memory = torch.arange(48, dtype=torch.int32) % 32  # the table is a part of it
     indptr = torch.tensor([0, 8, 16, 24, 32], dtype=torch.int32)
     table = pages(table=memory[8:40], indptr=indptr)
     table.seq_lens[:2] = torch.tensor([20, 30])

@@ -10,7 +10,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
 from support.tiny_models import PROMPTS, generated, tiny
 from treegen.engine import Engine, Sample
-from treegen.integrations import HFModel, register
+from treegen.integrations import HFModel, generate, register
 from treegen.ir.errors import InputError, TreegenError
 
 SIZES = {
@@ -85,3 +85,5 @@ def test_sequences_of_longrope_end_where_it_begins_to_depend_on_the_longest() ->
     assert [[each.tokens for each in own] for own in served.run([short, long])] == expected
     with pytest.raises(TreegenError, match=r"is not within 1\.\.26 tokens: of the 32 tokens that the model can hold"):
         served.run([short, [*range(30)]])
+    with pytest.raises(InputError, match="is over the model's 32"):
+        model.generate(torch.tensor([[*range(30)]]), custom_generate=generate, max_new_tokens=6, pad_token_id=0)

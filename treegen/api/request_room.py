@@ -22,7 +22,9 @@ LEAST_ROWS = 8
 _LEAST_PAGES = 1024
 """Pages, of all requests together, that the wrapper's own buffers have room for from the beginning."""
 MOST_TABLES = 1 << 30
-"""Bytes of tables that are allocated without `max_tokens`: about one for each row and token of the longest request."""
+"""Bytes of tables that are allocated without `max_tokens`, counted as one for each row and token of the longest
+request. That is about right for pages of 16 tokens; tables for pages of one token take about nine times as much.
+"""
 
 
 def obstacle(

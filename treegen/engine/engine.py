@@ -150,7 +150,8 @@ class Engine:
             BranchError: Branches run already, or a prompt is empty, too long, or has other tokens than the model; all
                 before any launch. Or a decision of the controller cannot be followed; all branches are dropped.
             PoolError: One branch alone needs more pages than the pool has. All branches are dropped.
-            RankError: Ranks have other prompts, with `TREEGEN_CHECK=1`; or the controller of rank 0 failed.
+            RankError: Ranks have other prompts, with `TREEGEN_CHECK=1`; or the controller of rank 0, which decides for
+                all, failed.
         """
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")

@@ -27,7 +27,7 @@ from treegen.engine.control import (
     SelectingDrafts,
     SelectingForks,
     Selection,
-)  # fmt: skip
+)
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine_checks import check_selected
 from treegen.engine.growth_checks import check_form

@@ -141,6 +141,14 @@ def known_pages(
     return (cached if len(cached) * page_size > tokens else owner.pages[: tokens // page_size]), owner, tokens
 
 
+def check_replaced(ended: Sequence[int], parents: Sequence[int]) -> None:
+    """Raises BranchError unless branches end once, and forks are of others."""
+    if len({*ended}) < len(ended):
+        raise BranchError("ended", [*ended], "names a branch twice", "name each branch once")
+    if both := sorted({*ended} & {*parents}):
+        raise BranchError("parents", both, "end as well", "fork branches that go on")
+
+
 def _full_pages(branch: Branch, page_size: int) -> tuple[int, int]:
     """Returns the stored tokens and the last full page: whoever shares a page shares all pages before it."""
     full = branch.stored // page_size
@@ -153,11 +161,3 @@ def _depth(live: LiveBatch, seat: int) -> int:
     while (seat := int(live.shared_with[seat])) >= 0:
         depth += 1
     return depth
-
-
-def check_replaced(ended: Sequence[int], parents: Sequence[int]) -> None:
-    """Raises BranchError unless branches end once, and forks are of others."""
-    if len({*ended}) < len(ended):
-        raise BranchError("ended", [*ended], "names a branch twice", "name each branch once")
-    if both := sorted({*ended} & {*parents}):
-        raise BranchError("parents", both, "end as well", "fork branches that go on")

@@ -215,7 +215,12 @@ class Search:
             return []
         given = self.score(branch.tokens[: branch.prompt], [list(tokens) for tokens in candidates])
         shape = tuple(getattr(given, "shape", (1,)))  # of a tensor [candidates], or [candidates, 1]
-        if not isinstance(given, Iterable) or isinstance(given, str | Mapping) or {1} != {*shape[1:], 1} or not shape:
+        if (
+            not isinstance(given, Iterable)
+            or isinstance(given, str | Mapping)
+            or not shape
+            or max(shape[1:], default=1) > 1
+        ):
             found, fix = type(given).__name__, "return a number for each candidate"
             raise InputError("score()", found, "is no list of numbers", fix)
         scores = [_number(score) for score in given]

@@ -9,6 +9,7 @@ import torch
 from treegen.engine.branch import Branch
 from treegen.engine.control import Frontier, Growth
 from treegen.engine.draft_trees import check_path
+from treegen.engine.graphs import chosen_rows
 from treegen.engine.sequences import SequenceTree
 
 
@@ -66,7 +67,7 @@ class WaitingBranches:
                 rows.append(begin + [-1, *accepted][-1] + 1)
             begin += 1 + branch.drafts
         if branches:
-            self.rest(branches, frontier.logits[torch.tensor(rows).to(frontier.logits.device, non_blocking=True)])
+            self.rest(branches, chosen_rows(frontier.logits, rows))
 
     def are_all_but(self, branches: Sequence[Branch]) -> bool:
         """Says whether the branches that rest are all running ones but these, and wait for some of these."""
