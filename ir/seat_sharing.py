@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from treegen.ir.arrays import Ints
+from treegen.ir.arrays import Bools, Ints, Longs
 from treegen.ir.errors import TreeError
 
 
@@ -27,6 +27,21 @@ def owner_of(shared_with: Ints, shared_tokens: Ints, seat: int, tokens: int) -> 
     while shared_tokens[seat] >= tokens:
         seat = int(shared_with[seat])
     return seat, tokens
+
+
+def share(shared_with: Ints, shared_tokens: Ints, pairs: Longs, tokens: Longs) -> Bools:
+    """Tells for each pair of seats whether both begin with the same first tokens, as far as is known.
+
+    Args:
+        shared_with, shared_tokens: The arrays by seat.
+        pairs: `[2, pairs]`; two seats each.
+        tokens: `[pairs]`; how many first tokens, at least 1. The seats have as many.
+    """
+    owners = pairs
+    while np.count_nonzero(up := shared_tokens.take(owners) >= tokens):
+        owners = np.where(up, shared_with.take(owners), owners)
+    alike: Bools = owners[0] == owners[1]
+    return alike
 
 
 def leave(shared_with: Ints, shared_tokens: Ints, seat: int, kept: int = 0) -> bool:

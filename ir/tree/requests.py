@@ -86,25 +86,7 @@ def claimed_sharing(
     whole[sharing] = shared.take(sharing) // page_size * page_size
     if np.count_nonzero(whole) < len(sharing):
         above[whole == 0] = -1
-    return _nearest_owners(above, whole), whole
-
-
-def shallow(requests: RequestKV, most: int) -> Made:
-    """Returns the tree in which each request shares the pages of at most `most` other requests, its first ones.
-
-    Further shared pages count as its own. In a chain of forks each request would otherwise share pages of all earlier
-    ones.
-    """
-    indptr, owner, _, end = requests.claims()
-    place = np.zeros(requests.seat.max(initial=-1) + 1, np.int64)
-    place[requests.seat] = ramp(len(requests.seat))
-    above = requests.above.astype(np.int64)
-    shared = requests.shared_tokens.astype(np.int64)
-    deep = (indptr[1:] - indptr[:-1] > most).nonzero()[0]
-    last = indptr[deep] + most - 1
-    above[deep], shared[deep] = place[owner[last]], end[last].astype(np.int64) * requests.page_size
-    made = requests.length, above, shared, requests.seat, requests.epoch, requests.page_size
-    return of_requests(*made) if requests.queries is None else of_queries(requests.queries, *made)
+    return nearest_owners(above, whole), whole
 
 
 def of_queries(
@@ -120,7 +102,7 @@ def of_queries(
     sharing = (above >= 0).nonzero()[0]
     owner, parts = above.take(sharing), np.zeros(len(above), np.int64)
     parts[sharing] = np.minimum(shared.take(sharing), np.minimum(most.take(sharing), most.take(owner)))
-    owners = _nearest_owners(np.where(parts > 0, above, -1), parts)
+    owners = nearest_owners(np.where(parts > 0, above, -1), parts)
     known = frozen(np.where(several, np.maximum(length, queries), length))
     made, _, requests = of_requests(known, owners, parts, seat, epoch, page_size)
 
@@ -228,7 +210,7 @@ def _check_lengths(length: Ints, shared: Ints, sharing: Longs, other: Longs) -> 
         raise TreeError(f"shared_tokens[{request}]", int(shared[request]), reason, "lower it")
 
 
-def _nearest_owners(above: Longs, shared: Longs) -> Longs:
+def nearest_owners(above: Longs, shared: Longs) -> Longs:
     """Returns the nearest request up each chain of `above` that shares fewer tokens itself.
 
     Raises TreeError for a chain without an end.

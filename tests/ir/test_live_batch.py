@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from support.forests import examples
 from treegen import LiveBatch, Shape, Tree
 from treegen.ir.errors import TreeError
+from treegen.ir.tree.less_sharing import shallow, without_small_shares
 from treegen.ir.tree.request_kv import RequestKV
-from treegen.ir.tree.requests import from_requests, shallow
+from treegen.ir.tree.requests import from_requests
 from treegen.ir.tree.topology import derive
 from treegen.ir.verify import verify
 from treegen.strategies import cohort
@@ -362,6 +363,16 @@ def check_request_lists(lengths: list[int], shared_with: list[int], shared: list
         check(shallower, tokens)
         before, after = (np.diff(each.claims().indptr) for each in (where, requests))
         assert after.tolist() == np.minimum(before, claims).tolist()
+    for most in (0, 5, 40, 10_000):
+        made = without_small_shares(tree.row_node, tree.topology, where, most)
+        if made is None:
+            continue
+        parts, topology, requests = made
+        less = Tree(*parts, topology, requests)
+        check(less, tokens)
+        assert tree.unique_tokens <= less.unique_tokens <= tree.unique_tokens + most
+        assert all(count <= pages.get(pair, 0) * page_size for pair, count in pairs_of(less).items())
+        assert most < 10_000 or not any(pairs_of(less).values())
 
 
 @pytest.mark.parametrize("lengths", [(2, 2, 2), (0, 1, 2)])

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Bools, Ints, Longs, largest, offsets
+from treegen.ir.arrays import Bools, Ints, Longs, largest, ragged_ranges
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.request_tables import RequestRoom
+from treegen.ir.seat_sharing import share
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.target.cost_terms import ITEMS, facts_of
@@ -21,31 +23,19 @@ from treegen.target.tile_config import tile_work
 
 _OTHERS = 64
 """The most requests in others' seats that are looked at; with more of them a new plan is due."""
-_ABOVE = 4
-"""How many requests that share with one another are looked at, from one to the owner of what they share."""
 
 
 class LateCost(NamedTuple):
     """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least.
 
-    shares_less: whether requests are served alone, or read by themselves what they share since the plan.
+    alone: whether requests are walked alone. shares_less: whether they are, or read by themselves what they share since
+    the plan.
     """
 
     late_us: float
     layer_us: float
+    alone: bool
     shares_less: bool
-
-
-class _Newcomer(NamedTuple):
-    """Another request in a seat that a plan knows.
-
-    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. owners: the seats that
-    the plan has it share with; None if it does not share that.
-    """
-
-    at: tuple[int, int, int]
-    tokens: int
-    owners: list[int] | None
 
 
 class Served(NamedTuple):
@@ -85,80 +75,77 @@ class PlannedRequests:
 
     def __init__(self, made: RequestSchedule) -> None:
         self._made, self.epochs = made, made.epoch
-        self._claimed, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
-        self._newcomers: dict[int, _Newcomer] = {}  # by seat
+        self._owners, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
+        self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its first tokens
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
 
-        It serves those that it was made for, except those that share with one that is gone. It also serves a request
-        that came into a seat it knows, if the request has as many query rows, fits into the room of the plan's items
-        and shares what the plan assumes of the seat. All others are walked alone.
+        It serves a request if it was made for it, or knows the seat, and the request has as many query rows and fits
+        into the room of the plan's items; and if the requests that are now in the seats share what the plan assumes of
+        them. All others are walked alone.
         """
         runs: Bools = batch.row >= 0
         both = min(len(runs), len(self.epochs))
-        planned = np.zeros(max(len(runs), len(self.epochs)), bool)
-        np.equal(batch.epoch[:both], self.epochs[:both], out=planned[:both])
-        planned[: len(runs)] &= runs
-        changed = np.greater(runs[:both] & self._known[:both], planned[:both]).nonzero()[0]
-        gone = ~planned.take(self._claimed)
-        others: list[int] = []
+        same = np.zeros(max(len(runs), len(self.epochs)), bool)
+        np.equal(batch.epoch[:both], self.epochs[:both], out=same[:both])
+        same[: len(runs)] &= runs
+        changed = np.greater(runs[:both] & self._known[:both], same[:both]).nonzero()[0]
+        taken: list[int] = []
         if len(changed) and len(changed) <= _OTHERS:
-            others = [seat for seat in changed.tolist() if self._takes(batch, seat, planned)]
-        if np.count_nonzero(gone):
-            planned[self._claiming_one_of(gone)] = False
-        planned[others] = True
+            taken = [seat for seat in changed.tolist() if self._has_room_for(batch, seat)]
+        planned = same
+        if taken:
+            planned = same.copy()
+            planned[taken] = True
+        doubtful = ~same.take(self._owners)
+        if taken:
+            doubtful |= ~same.take(self._claimants)
+        if np.count_nonzero(doubtful):
+            planned[self._failing(batch, doubtful.nonzero()[0])] = False
         queries = self._made.queries
         if queries is not None or largest(batch.rows) > 1:
             rows = np.ones(len(planned), np.int32)
             if queries is not None:
                 rows[: len(queries.rows)] = queries.rows
             planned[: len(runs)] &= batch.rows == rows[: len(runs)]
-            others = [seat for seat in others if planned[seat]]
-        return Served(planned[: len(runs)], others)
+        return Served(planned[: len(runs)], [seat for seat in taken if planned[seat]])
 
-    def _takes(self, batch: LiveBatch, seat: int, same: Bools) -> bool:
-        """Says whether the plan serves another request in a seat that it knows. same: the seats with its requests."""
-        at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
-        tokens, known, queries = batch.tokens.item(seat), self._newcomers.get(seat), self._made.queries
-        if known is None or known.at != at:
-            claims = self._made.claims_of(seat).tolist()
-            shares = all(_shares(batch, seat, owner, end * batch.page_size) for owner, _, end in claims)
-            begun = known.tokens if known is not None and known.at[0] == at[0] else tokens
-            self._newcomers[seat] = known = _Newcomer(at, begun, [claim[0] for claim in claims] if shares else None)
-        if known.owners is None or not all(same.item(owner) for owner in known.owners):
-            return False
+    def _has_room_for(self, batch: LiveBatch, seat: int) -> bool:
+        """Says whether the plan has room for another request in a seat that it knows; notes the request."""
+        epoch, tokens, queries = batch.epoch.item(seat), batch.tokens.item(seat), self._made.queries
+        if seat not in self._begun or self._begun[seat][0] != epoch:
+            self._begun[seat] = epoch, tokens
         least = 0 if queries is None else queries.least.item(seat)
         return bool(least <= tokens <= self._made.most.item(seat))
 
     def begun(self, seat: int) -> int:
         """Returns the tokens that another request in this seat had when it was first looked at."""
-        return self._newcomers[seat].tokens
+        return self._begun[seat][1]
 
-    def _claiming_one_of(self, claims: Bools) -> Longs:
-        """Returns the seats that have one of these claims."""
+    @cached_property
+    def _claimants(self) -> Longs:
+        """The seat of each claim."""
         owner, _, _, further, end = self._made.seats[4:]
-        claiming = (owner >= 0).nonzero()[0]
-        of_seats = offsets(claims)
-        has: Bools = of_seats.take(end.take(claiming)) > of_seats.take(further.take(claiming) - 1)
-        seats: Longs = claiming[has]
-        return seats
+        seats = (owner >= 0).nonzero()[0]
+        claimants = np.empty(len(self._owners), np.int64)
+        count = end.take(seats) - further.take(seats) + 1
+        claimants[ragged_ranges(further.take(seats) - 1, count)] = seats.repeat(count)
+        return claimants
+
+    def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
+        """Returns the seats of those of these claims that do not hold for the requests which are now in the seats."""
+        pairs = np.array([self._claimants.take(claims), self._owners.take(claims)])
+        tokens = self._made.claims[:, 2].take(claims) * np.int64(batch.page_size)
+        holds = share(batch.shared_with, batch.shared_tokens, pairs, tokens)
+        holds &= np.minimum(*batch.tokens.take(pairs)) >= tokens
+        failing: Longs = pairs[0, ~holds]
+        return failing
 
     def walked_alone(self, batch: LiveBatch) -> Bools:
         """Tells for each seat of a later batch whether its request is served alone."""
         alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
         return alone
-
-
-def _shares(batch: LiveBatch, seat: int, owner: int, tokens: int) -> bool:
-    """Says whether a request shares this many tokens with the one in the seat `owner`, or with one that shares them."""
-    for _ in range(_ABOVE):
-        if batch.shared_tokens.item(seat) < tokens:
-            return False
-        seat = batch.shared_with.item(seat)
-        if seat == owner:
-            return True
-    return False
 
 
 class LatePlan:
@@ -169,7 +156,8 @@ class LatePlan:
     Args:
         made: The plan's schedule.
         tree: The plan's tree, by request.
-        shared: By seat, the tokens that requests were known to share at the plan, whether it uses that or not.
+        shared: By seat, the tokens that requests were known to share at the plan, as owners or with them, whether the
+            plan uses that or not.
         room: The sizes of the kernel's tables.
         rates: The time that tokens take.
     """
@@ -204,7 +192,7 @@ class LatePlan:
             longer_us = max(longer, 0) * self._rates.lone_token_us
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
-            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, again > 0)
+            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, False, again > 0)
         tokens, rows = batch.tokens.take(alone), batch.rows.take(alone)
         again += int(np.add.reduce(batch.shared_tokens.take(alone), dtype=np.int64))
         queries = len(rows)
@@ -215,4 +203,4 @@ class LatePlan:
         part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
         longest_us = largest(tokens) * part * self._rates.lone_token_us
         late_us = again * self._rates.token_us + longer_us + max(longest_us - self._layer_us, 0.0)
-        return LateCost(late_us, self._layer_us, True)
+        return LateCost(late_us, self._layer_us, True, True)

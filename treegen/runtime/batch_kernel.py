@@ -115,7 +115,8 @@ class BatchKernel(ExplainedKernel):
             reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
             raise StrategyError("strategy", str(strategy), reason, fix)
         with phase("plan"):
-            problem = Problem(batch.tree(shared=shares()), self._shape, self._target)
+            tree = self.replanning.steady(batch, batch.tree(shared=shares()))
+            problem = Problem(tree, self._shape, self._target)
             planned = plan_batch(problem, wanted, self.choices, self.form)
         self._begun = self.program.counters[:1].clone()
         self.program.load(planned.schedule, batch.rows_and_epochs)

@@ -13,7 +13,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree.requests import shallow
+from treegen.ir.tree.less_sharing import shallow
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
 from treegen.schedule.by_request import ItemRoom

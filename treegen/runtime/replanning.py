@@ -18,7 +18,10 @@ from treegen.cost.late_requests import LateCost, LatePlan, Served, TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
+from treegen.ir.tree import Tree
+from treegen.ir.tree.less_sharing import without_small_shares
 from treegen.runtime.batch_plans import BatchPlan
+from treegen.runtime.steady_sharing import SteadySharing
 
 GROWN = 128
 """Tokens that a request gains before `refresh` makes a new plan.
@@ -67,13 +70,15 @@ class Replanning:
         self._cost: LateCost | None = None  # of that
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
+        self._steps = 0  # these steps
+        self._sharing = SteadySharing()
 
     def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch."""
-        self.plans, self._late_us = self.plans + 1, 0.0
-        self._late_plan = LatePlan(
-            planned.schedule, planned.problem.tree, batch.shared_tokens.copy(), self._room, self._rates
-        )  # fmt: skip
+        self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
+        shared, sharing = batch.shared_tokens.copy(), (batch.shared_with >= 0).nonzero()[0]
+        np.maximum.at(shared, batch.shared_with.take(sharing), batch.shared_tokens.take(sharing))  # also of owners
+        self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
         self._served, self._moves = None, batch.moves
         self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
 
@@ -100,6 +105,7 @@ class Replanning:
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
         seen = self._seen
+        self._steps += 1
         return (
             seen is None
             or seen.batch is not batch
@@ -108,6 +114,21 @@ class Replanning:
             or self._outgrows(batch, seen)
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
+
+    def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
+        """Returns the tree to plan for: the batch's own, or one that shares less where plans have not held."""
+        seen, most = self._seen, 0
+        if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
+            most = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
+        self._sharing.spared_us = 0.0
+        if not most or tree.requests is None or tree.requests.queries is not None:
+            return tree
+        made = without_small_shares(tree.row_node, tree.topology, tree.requests, most)
+        if made is None:
+            return tree
+        parts, topology, requests = made
+        self._sharing.spared_us = (topology.unique_tokens - tree.unique_tokens) * self._rates.token_us
+        return Tree(*parts, topology, requests)
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
         """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
@@ -124,7 +145,7 @@ class Replanning:
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
         cost = self._late_cost(batch)
-        self._late_us += cost.late_us + (_ALONE_US if cost.shares_less else 0.0)
+        self._late_us += cost.late_us + (_ALONE_US if cost.alone else 0.0)
         at_once = cost.shares_less and cost.layer_us * self.layers > 1.5 * _PLAN_US
         return at_once or self._late_us * self.layers > _PLAN_US
 
