@@ -129,6 +129,11 @@ class RequestSchedule:
 
     def claims_of(self, seat: int) -> Ints:
         """Returns the claims of a seat."""
-        owner, _, _, further, end = self.seats[4:, seat].tolist()
-        listed: Ints = self.claims[further - 1 : end] if owner >= 0 else self.claims[:0]
+        numbers = self.claim_numbers(seat)
+        listed: Ints = self.claims[numbers.start : numbers.stop]
         return listed
+
+    def claim_numbers(self, seat: int) -> range:
+        """Returns the numbers of the claims of a seat."""
+        owner, _, _, further, end = self.seats[4:, seat].tolist()
+        return range(further - 1, end) if owner >= 0 else range(0)

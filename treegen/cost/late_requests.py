@@ -38,6 +38,18 @@ class LateCost(NamedTuple):
     shares_less: bool
 
 
+class _Newcomer(NamedTuple):
+    """Another request in a seat that a plan knows.
+
+    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. fits: whether it shares
+    what the plan assumes of it and of requests that are still there.
+    """
+
+    at: tuple[int, int, int]
+    tokens: int
+    fits: bool
+
+
 class Served(NamedTuple):
     """Which requests of a later batch a plan serves. planned: all of these, by seat. others: the seats of those of them
     that came in place of a request that the plan knew.
@@ -76,7 +88,7 @@ class PlannedRequests:
     def __init__(self, made: RequestSchedule) -> None:
         self._made, self.epochs = made, made.epoch
         self._owners, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
-        self._begun: dict[int, tuple[int, int]] = {}  # by seat: the epoch of another request, and its first tokens
+        self._newcomers: dict[int, _Newcomer] = {}  # by seat
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
@@ -91,55 +103,71 @@ class PlannedRequests:
         np.equal(batch.epoch[:both], self.epochs[:both], out=same[:both])
         same[: len(runs)] &= runs
         changed = np.greater(runs[:both] & self._known[:both], same[:both]).nonzero()[0]
-        taken: list[int] = []
-        if len(changed) and len(changed) <= _OTHERS:
-            taken = [seat for seat in changed.tolist() if self._has_room_for(batch, seat)]
+        kept = same.take(self._owners)  # for each claim
+        others = self._others(batch, changed.tolist(), kept) if 0 < len(changed) <= _OTHERS else []
         planned = same
-        if taken:
+        if others:
             planned = same.copy()
-            planned[taken] = True
-        doubtful = ~same.take(self._owners)
-        if taken:
-            doubtful |= ~same.take(self._claimants)
-        if np.count_nonzero(doubtful):
-            planned[self._failing(batch, doubtful.nonzero()[0])] = False
+            planned[others] = True
+        if np.count_nonzero(kept) < len(kept):
+            claims = (~kept).nonzero()[0]
+            planned[self._failing(batch, claims)] = False
         queries = self._made.queries
         if queries is not None or largest(batch.rows) > 1:
             rows = np.ones(len(planned), np.int32)
             if queries is not None:
                 rows[: len(queries.rows)] = queries.rows
             planned[: len(runs)] &= batch.rows == rows[: len(runs)]
-        return Served(planned[: len(runs)], [seat for seat in taken if planned[seat]])
+        return Served(planned[: len(runs)], [seat for seat in others if planned[seat]])
 
-    def _has_room_for(self, batch: LiveBatch, seat: int) -> bool:
-        """Says whether the plan has room for another request in a seat that it knows; notes the request."""
-        epoch, tokens, queries = batch.epoch.item(seat), batch.tokens.item(seat), self._made.queries
-        if seat not in self._begun or self._begun[seat][0] != epoch:
-            self._begun[seat] = epoch, tokens
-        least = 0 if queries is None else queries.least.item(seat)
-        return bool(least <= tokens <= self._made.most.item(seat))
+    def _others(self, batch: LiveBatch, seats: list[int], kept: Bools) -> list[int]:
+        """Returns those of these seats, with other requests than planned, for which the plan has room.
+
+        They share what the plan assumes of them and of requests that are still there. kept: for each claim, whether its
+        owner is.
+        """
+        made, fresh, claims = self._made, [], []
+        for seat in seats:
+            at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
+            known = self._newcomers.get(seat)
+            if known is None or known.at != at:
+                begun = known.tokens if known is not None and known.at[0] == at[0] else batch.tokens.item(seat)
+                self._newcomers[seat] = _Newcomer(at, begun, True)
+                fresh.append(seat)
+        if fresh:
+            claims = [claim for seat in fresh for claim in made.claim_numbers(seat) if kept.item(claim)]
+        if claims:
+            for seat in self._failing(batch, np.array(claims)).tolist():
+                self._newcomers[seat] = self._newcomers[seat]._replace(fits=False)
+        fitting, most, queries = [seat for seat in seats if self._newcomers[seat].fits], made.most, made.queries
+        tokens = batch.tokens.take(fitting)
+        has_room: Bools = tokens <= most.take(fitting)
+        if queries is not None:
+            has_room &= tokens >= queries.least.take(fitting)
+        return [seat for seat, room in zip(fitting, has_room.tolist(), strict=True) if room]
 
     def begun(self, seat: int) -> int:
         """Returns the tokens that another request in this seat had when it was first looked at."""
-        return self._begun[seat][1]
+        return self._newcomers[seat].tokens
 
     @cached_property
-    def _claimants(self) -> Longs:
-        """The seat of each claim."""
+    def _of_claims(self) -> Longs:
+        """`[3, claims]`; the seat, the owner's seat and the tokens of each claim, but for the size of a page."""
         owner, _, _, further, end = self._made.seats[4:]
         seats = (owner >= 0).nonzero()[0]
-        claimants = np.empty(len(self._owners), np.int64)
         count = end.take(seats) - further.take(seats) + 1
-        claimants[ragged_ranges(further.take(seats) - 1, count)] = seats.repeat(count)
-        return claimants
+        table = np.empty((3, len(self._owners)), np.int64)
+        table[0, ragged_ranges(further.take(seats) - 1, count)] = seats.repeat(count)
+        table[1], table[2] = self._owners, self._made.claims[:, 2]
+        return table
 
     def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
-        """Returns the seats of those of these claims that do not hold for the requests which are now in the seats."""
-        pairs = np.array([self._claimants.take(claims), self._owners.take(claims)])
-        tokens = self._made.claims[:, 2].take(claims) * np.int64(batch.page_size)
+        """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
+        table = self._of_claims.take(claims, 1)
+        pairs, tokens = table[:2], table[2] * batch.page_size
         holds = share(batch.shared_with, batch.shared_tokens, pairs, tokens)
-        holds &= np.minimum(*batch.tokens.take(pairs)) >= tokens
-        failing: Longs = pairs[0, ~holds]
+        holds &= (batch.tokens.take(pairs) >= tokens).all(0)
+        failing: Longs = pairs[0].compress(~holds)
         return failing
 
     def walked_alone(self, batch: LiveBatch) -> Bools:
