@@ -144,6 +144,24 @@ def test_branches_may_have_equal_labels() -> None:
     assert found == [[Continuation((number,), [3])] * 2 for number in range(3)]
 
 
+@pytest.mark.parametrize("limits", [5, (1, 2), "none", np.arange(2)], ids=str)
+def test_controllers_of_users_may_have_attributes_of_such_names(limits: Any) -> None:
+    """`limits` that are not those of Sample, and a `warm_up` that is no method."""
+
+    class Named(Odd):
+        warm_up = True
+
+        def __init__(self) -> None:
+            super().__init__(
+                lambda branch: Growth({branch.number: []}, [Continuation(branch.label, branch.new_tokens)])
+            )
+            self.limits = limits
+
+    made = engine(Named())
+    made.warm_up()
+    assert [[own.tokens for own in each] for each in made.run(PROMPTS[:1])] == [[[3, 3]]]
+
+
 class Drafter(Odd):
     """Proposes what it is told."""
 

@@ -116,6 +116,20 @@ class WarmsUp(Protocol):
         """Does the work."""
 
 
+def warm_up(worker: object) -> None:
+    """Does the work that a controller or drafter has to do ahead, if it is one that `WarmsUp`."""
+    if isinstance(worker, WarmsUp) and callable(worker.warm_up):  # an attribute may have the name by chance
+        worker.warm_up()
+
+
+@runtime_checkable
+class BeginsRuns(Protocol):
+    """A controller that is told of each run before its first step, as `Sample` is, whose limits have to fit."""
+
+    def begin_run(self, prompts: int) -> None:
+        """Raises TreegenError where the controller does not serve this number of prompts."""
+
+
 @runtime_checkable
 class Selecting(Protocol):
     """A controller that selects tokens on the device.

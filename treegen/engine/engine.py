@@ -24,7 +24,7 @@ from treegen.engine.argument_checks import check_controller, check_model, check_
 from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
-from treegen.engine.control import Continuation, Controller, Drafting, Growth, WarmsUp
+from treegen.engine.control import BeginsRuns, Continuation, Controller, Drafting, Growth, warm_up
 from treegen.engine.engine_checks import check_deterministic, check_resting, check_sizes, checked_prompts
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.growth_checks import check_form, check_growth
@@ -156,8 +156,9 @@ class Engine:
         if len(self.sequences):
             raise BranchError("branches", len(self.sequences), "are running", "wait until they have ended")
         most = self.forward.sizes.max_tokens
-        limits = getattr(self.controller, "limits", ())
-        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model, limits)
+        checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model)
+        if isinstance(self.controller, BeginsRuns):
+            self.controller.begin_run(len(checked))
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)
@@ -232,8 +233,7 @@ class Engine:
             BranchError: Branches are running.
         """
         self.forward.warm_up()
-        if isinstance(self.controller, WarmsUp):
-            self.controller.warm_up()
+        warm_up(self.controller)
 
     def _grow(
         self, ready: Sequence[Branch], growth: Growth, places: Mapping[tuple[int, int], Branch] | None = None

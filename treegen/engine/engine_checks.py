@@ -38,9 +38,7 @@ def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows
         raise BranchError("max_rows", max_rows, reason, "raise max_rows")
 
 
-def checked_prompts(
-    prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model, limits: Sequence[int] = ()
-) -> list[list[int]]:
+def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model) -> list[list[int]]:
     """Returns the tokens of prompts, which may be arrays. Raises BranchError for other tokens or too many.
 
     Args:
@@ -48,7 +46,6 @@ def checked_prompts(
         most: The most tokens of a branch, by the model and the pages.
         new_tokens: Those of them that are kept for new tokens.
         model: The model.
-        limits: The limits of prompts that the controller has.
     """
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         raise BranchError("prompts", type(prompts).__name__, "is not a list of prompts", "give the tokens of each")
@@ -58,9 +55,6 @@ def checked_prompts(
     if new_tokens >= most:
         reason = f"leaves no room for a prompt in the {limit}"
         raise BranchError("max_new_tokens", new_tokens, reason, f"lower it{more}")
-    if limits and len(limits) != len(prompts):
-        reason = f"are not one for each of {len(prompts)} prompts"
-        raise BranchError("controller.limits", f"{len(limits)} limits", reason, "give as many, or none")
     made = []
     for number, prompt in enumerate(prompts):
         name = f"prompts[{number}]"
@@ -263,6 +257,13 @@ def check_limits(limits: object, most: int) -> None:
     for prompt, limit in enumerate(limits):
         if positive_int(f"limits[{prompt}]", limit, InputError) > most:
             raise InputError(f"limits[{prompt}]", limit, f"is more than max_new_tokens = {most}", "raise that, too")
+
+
+def check_count(limits: Sequence[int], prompts: int) -> None:
+    """Raises BranchError unless there are no limits, or one for each of this number of prompts."""
+    if limits and len(limits) != prompts:
+        reason = f"are not one for each of {prompts} prompts"
+        raise BranchError("controller.limits", f"{len(limits)} limits", reason, "give as many, or none")
 
 
 def check_stop_ids(stop_ids: object) -> None:

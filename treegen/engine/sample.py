@@ -9,7 +9,7 @@ import torch
 
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next
-from treegen.engine.engine_checks import check_limits, check_stop_ids
+from treegen.engine.engine_checks import check_count, check_limits, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -52,6 +52,10 @@ class Sample:
     def together(self) -> bool:
         """See Controller."""
         return False
+
+    def begin_run(self, prompts: int) -> None:
+        """See BeginsRuns."""
+        check_count(self.limits, prompts)
 
     def decide(self, frontier: Frontier) -> Growth:
         """See Controller."""

@@ -15,10 +15,10 @@ import torch
 
 from treegen.engine.argument_checks import check_drafter
 from treegen.engine.branch import Branch
-from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, WarmsUp
+from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, warm_up
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
-from treegen.engine.engine_checks import check_drafts, check_drafts_of, check_limits, check_stop_ids
+from treegen.engine.engine_checks import check_count, check_drafts, check_drafts_of, check_limits, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -85,10 +85,13 @@ class Speculate:
         """See Drafting."""
         return self.drafter.trees
 
+    def begin_run(self, prompts: int) -> None:
+        """See BeginsRuns."""
+        check_count(self.limits, prompts)
+
     def warm_up(self) -> None:
         """See WarmsUp."""
-        if isinstance(self.drafter, WarmsUp):
-            self.drafter.warm_up()
+        warm_up(self.drafter)
 
     def draft(self, branches: Sequence[Branch]) -> list[DraftTree]:
         """See Drafting. Branches that fork get none."""
