@@ -434,8 +434,8 @@ def test_trees_and_pools_refuse_what_is_not_theirs() -> None:
      (lambda: DraftModel(tiny(), num_pages=9), "model = LlamaForCausalLM: has no shape"),
      (lambda: DraftModel(HFModel(tiny()), 4, num_pages=9), "widths = 4: is no list of numbers"),
      (lambda: DraftModel(HFModel(tiny()), (1, 98), num_pages=9), r"widths\[1\] = 98: is more than the 97 tokens"),
-     (lambda: engine(Speculate(DraftModel(HFModel(tiny(vocab_size=90)), num_pages=9))),
-      "drafter = a draft model: has 90 tokens in its vocabulary, and the model 97")],
+     (lambda: engine(Speculate(DraftModel(HFModel(tiny(vocab_size=99)), (98,), num_pages=9))).run(PROMPTS),
+      "widths = 98: is more than the 97 tokens of the large model")],
 )  # fmt: skip
 def test_engines_are_made_of_models_controllers_and_drafters(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(TreegenError, match=text):

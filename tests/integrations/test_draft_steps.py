@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Branch, DraftModel, DraftTree, Engine, Sample, Sampling, Speculate
+from treegen.engine import Branch, DraftModel, DraftTree, Engine, NGrams, Sample, Sampling, Speculate
 from treegen.integrations import HFModel
 
 SAMPLING = Sampling(0.5, top_k=5, seed=2)
@@ -97,6 +97,41 @@ def test_drafts_of_a_model_that_is_seldom_right(widths: tuple[int, ...]) -> None
     drafter = Checked(widths, "Qwen3", 4, num_pages=100, page_size=4, max_texts=6)
     assert served(drafter, 3)[0] == served(None)[0]
     assert drafter.checked["device"] > 10
+
+
+@pytest.mark.parametrize(("size", "widths", "most"), [
+    (90, (1, 1), 2), (90, (2, 1), 4), (112, (1, 1), 2), (112, (2, 1), 4), (112, (1, 1), 3), (90, (2, 1), 5),
+])  # fmt: skip
+def test_draft_models_of_other_vocabularies(size: int, widths: tuple[int, ...], most: int) -> None:
+    """As of padded ones. They draft no token that the large model lacks, and read those that they lack as another."""
+    prompts = [[*PROMPTS[0], 96, 90], [95, 96, 94], [*PROMPTS[2]]]
+    options = {"sampling": Sampling(0.7, seed=4), "max_new_tokens": 30}
+    sizes = {"num_pages": 200, "page_size": 4, "max_rows": 100, "max_branches": 4}
+    expected = Engine(HFModel(tiny()), Sample(2, **options), **sizes).run(prompts)
+    assert any(token >= 90 for own in expected for each in own for token in each.tokens)
+    drafter = DraftModel(HFModel(tiny(vocab_size=size)), widths, num_pages=200, page_size=4)
+    assert Engine(HFModel(tiny()), Speculate(drafter, most, 2, **options), **sizes).run(prompts) == expected
+
+
+def test_a_padded_draft_model_is_as_often_right() -> None:
+    """Were padding likely, it would be drafted."""
+    padded = tiny()
+    padded.resize_token_embeddings(112, mean_resizing=False)
+    padded.lm_head.weight.data[97:] = 3 * padded.lm_head.weight.data[:15]
+    steps = []
+    for model in (tiny(), padded):
+        drafter = DraftModel(HFModel(model), (1, 1, 1), num_pages=200, page_size=4)
+        steps.append(served(drafter, 3)[1].accounting.steps)
+    assert steps[0] == steps[1] < served(None)[1].accounting.steps
+
+
+def test_drafters_of_users_may_have_a_vocabulary() -> None:
+    class Own(NGrams):
+        vocabulary = ("a", "b")
+
+    made = Engine(HFModel(tiny()), Speculate(Own(), 2, max_new_tokens=6), num_pages=100, page_size=4)
+    plain = Engine(HFModel(tiny()), Sample(max_new_tokens=6), num_pages=100, page_size=4)
+    assert made.run(PROMPTS) == plain.run(PROMPTS)
 
 
 def test_more_drafts_than_the_model_gives_wait_for_the_host() -> None:

@@ -17,13 +17,9 @@ def check_model(model: object) -> None:
     _check_has("model", model, _OF_MODELS, fix)
 
 
-def check_controller(controller: object, vocabulary: int) -> None:
-    """Raises InputError unless this has what a Controller has, and drafts tokens of a vocabulary of this size."""
+def check_controller(controller: object) -> None:
+    """Raises InputError unless this has what a Controller has."""
     _check_has("controller", controller, _OF_CONTROLLERS, "give for instance treegen.engine.Sample()")
-    of_drafts = getattr(controller, "draft_vocabulary", None)
-    if of_drafts not in (None, vocabulary):
-        reason = f"has {of_drafts} tokens in its vocabulary, and the model {vocabulary}"
-        raise InputError("drafter", "a draft model", reason, "use one with the model's vocabulary")
 
 
 def check_drafter(drafter: object) -> None:

@@ -126,8 +126,8 @@ def warm_up(worker: object) -> None:
 class BeginsRuns(Protocol):
     """A controller that is told of each run before its first step, as `Sample` is, whose limits have to fit."""
 
-    def begin_run(self, prompts: int) -> None:
-        """Raises TreegenError where the controller does not serve this number of prompts."""
+    def begin_run(self, prompts: int, vocabulary: int) -> None:
+        """Raises TreegenError where the controller does not serve this number of prompts, or of different tokens."""
 
 
 @runtime_checkable

@@ -29,7 +29,7 @@ from treegen.engine.prefix import PrefixCache
 from treegen.engine.scheduling import schedule
 from treegen.engine.sequences import SequenceTree
 from treegen.engine.tokens_ahead import UNKNOWN
-from treegen.ir.errors import PoolError
+from treegen.ir.errors import InputError, PoolError
 
 _NO_ROOM = -1
 """Stands for the branch of a text that has none."""
@@ -67,6 +67,7 @@ class DraftSteps:
         self, model: Model, widths: Sequence[int], num_pages: int, page_size: int, max_texts: int, max_rows: int
     ) -> None:
         self._widths, self.parents = widths, widths_parents(widths)
+        self._vocabulary = self._drafted = model.vocabulary
         self._is_chain = prod(widths) == 1
         self._last = 2 if self._is_chain else len(widths) + 1  # tokens whose KV may be missing, and the last one
         self._fed = 0 if self._is_chain else len(self.parents) - prod(widths)  # drafts that others follow
@@ -85,6 +86,12 @@ class DraftSteps:
         """Captures the graphs of all numbers of texts, so that no call does. Texts of earlier calls are forgotten."""
         self._forget()
         self._forward.warm_up()
+
+    def draft_within(self, vocabulary: int) -> None:
+        """See `DraftModel.draft_within`."""
+        if (most := max(self._widths)) > vocabulary:
+            raise InputError("widths", most, f"is more than the {vocabulary} tokens of the large model", "give fewer")
+        self._drafted = vocabulary
 
     def __call__(
         self, texts: Sequence[Sequence[int]], counts: Sequence[int], room: int, most: int, lengths: torch.Tensor,
@@ -186,8 +193,13 @@ class DraftSteps:
         """
         for branch in branches:
             branch.stored, branch.draft_parents = len(branch.tokens) - self._rows, [*parents]
-        frontier = self._forward({each.number: self._rows for each in branches}, ids.reshape(-1), behind=behind)
-        return frontier.logits.view(len(branches), self._rows, -1)
+        ids = ids.reshape(-1).clamp(max=self._vocabulary - 1)
+        frontier = self._forward({each.number: self._rows for each in branches}, ids, behind=behind)
+        return frontier.logits.view(len(branches), self._rows, -1)[..., : self._drafted]
+
+    def _clamped(self, tokens: Sequence[int]) -> list[int]:
+        """Returns tokens as the model reads them: its last one for those that it does not have."""
+        return [min(token, self._vocabulary - 1) for token in tokens]
 
     def _order(self) -> list[int]:
         """Returns the places of the texts that have room, in the order of their rows."""
@@ -208,7 +220,7 @@ class DraftSteps:
         for place, (text, count) in enumerate(zip(texts, counts, strict=True)):
             if held[place] is None:
                 fits = self._last <= count <= most and len(sequences) < sequences.max_branches
-                held[place] = sequences.add(text[:count], (place,)).number if fits else _NO_ROOM
+                held[place] = sequences.add(self._clamped(text[:count]), (place,)).number if fits else _NO_ROOM
         self._held = [(text, _NO_ROOM if number is None else number) for text, number in zip(texts, held, strict=True)]
         self._compute()
         count_of = {number: count for (_, number), count in zip(self._held, counts, strict=True) if number >= 0}
@@ -220,7 +232,7 @@ class DraftSteps:
         for (text, number), count in zip(self._held, counts, strict=True):
             if number >= 0:  # only now: pages that were given up so far had the KV of what was stored
                 branch = branches[number]
-                branch.tokens += text[len(branch.tokens) : count]
+                branch.tokens += self._clamped(text[len(branch.tokens) : count])
                 branch.stored = count
 
     def _continued(self, text: Sequence[int], count: int, number: int | None) -> int | None:
@@ -239,7 +251,7 @@ class DraftSteps:
             right = [draft == token for draft, token in zip(drafts[:-1], text[known:count], strict=False)]
             stored = known + [*right, False].index(False) if self._is_chain else known
             if count - self._last > stored:
-                branch.tokens += text[known:count]
+                branch.tokens += self._clamped(text[known:count])
                 branch.stored = stored
         return number
 

@@ -171,7 +171,8 @@ class DraftModel:
     nor do the last ones where there is no room for all.
 
     Args:
-        model: The smaller model; it has the vocabulary of the large one.
+        model: The smaller model; it has the vocabulary of the large one. The sizes may differ, as those of padded ones
+            do: the model drafts no token that the large one lacks, and reads those that it lacks as its last one.
         widths: How many tokens to follow at each depth: (1, 1, 1) drafts three tokens one after another, (4, 2, 1) a
             tree of 4 + 8 + 8 drafts.
         num_pages: Pages of its KV pool.
@@ -194,7 +195,6 @@ class DraftModel:
             if positive_int(f"widths[{depth}]", width, InputError) > model.vocabulary:
                 reason = f"is more than the {model.vocabulary} tokens of the model"
                 raise InputError(f"widths[{depth}]", width, reason, "give fewer")
-        self.vocabulary = model.vocabulary
         self.trees = prod(widths) > 1
         self._steps = DraftSteps(model, tuple(widths), num_pages, page_size, max_texts, CHUNK_ROWS)
 
@@ -206,6 +206,14 @@ class DraftModel:
     def warm_up(self) -> None:
         """Captures the CUDA graphs of the model, so that no step does; without a GPU it does nothing."""
         self._steps.warm_up()
+
+    def draft_within(self, vocabulary: int) -> None:
+        """Drafts the first tokens of the vocabulary alone, this many, from now on.
+
+        Raises:
+            InputError: More of them are followed at a depth.
+        """
+        self._steps.draft_within(vocabulary)
 
     def fixed_parents(self, most: int) -> list[int]:
         """See DeviceDrafter."""

@@ -101,7 +101,7 @@ class Engine:
     ) -> None:
         check_model(model)
         check_parallel(parallel, model)
-        check_controller(controller, model.vocabulary)
+        check_controller(controller)
         check_options(model.device.type, {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs}, make_kernel)
         if max_rows is None:
             apart = deterministic or (parallel is not None and parallel.shard.size > 1)
@@ -158,7 +158,7 @@ class Engine:
         most = self.forward.sizes.max_tokens
         checked = checked_prompts(prompts, most, most - self.max_prompt_tokens, self.model)
         if isinstance(self.controller, BeginsRuns):
-            self.controller.begin_run(len(checked))
+            self.controller.begin_run(len(checked), self.forward.vocabulary)
         check_prompts(self.parallel, checked)
         self._results = [[] for _ in checked]
         controller = led(self.controller, self.parallel)

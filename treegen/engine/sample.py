@@ -53,7 +53,7 @@ class Sample:
         """See Controller."""
         return False
 
-    def begin_run(self, prompts: int) -> None:
+    def begin_run(self, prompts: int, vocabulary: int) -> None:
         """See BeginsRuns."""
         check_count(self.limits, prompts)
 

@@ -17,7 +17,7 @@ from treegen.engine.argument_checks import check_drafter
 from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, warm_up
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
-from treegen.engine.drafters import DeviceDrafter, Drafter, NGrams
+from treegen.engine.drafters import DeviceDrafter, Drafter, DraftModel, NGrams
 from treegen.engine.engine_checks import check_count, check_drafts, check_drafts_of, check_limits, check_stop_ids
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
@@ -76,18 +76,15 @@ class Speculate:
         return False
 
     @property
-    def draft_vocabulary(self) -> int | None:
-        """The number of different tokens that the drafter knows, if it has such a number."""
-        return getattr(self.drafter, "vocabulary", None)
-
-    @property
     def draft_trees(self) -> bool:
         """See Drafting."""
         return self.drafter.trees
 
-    def begin_run(self, prompts: int) -> None:
+    def begin_run(self, prompts: int, vocabulary: int) -> None:
         """See BeginsRuns."""
         check_count(self.limits, prompts)
+        if isinstance(self.drafter, DraftModel):
+            self.drafter.draft_within(vocabulary)
 
     def warm_up(self) -> None:
         """See WarmsUp."""
