@@ -123,11 +123,23 @@ class Odd:
      (lambda branch: Growth({branch.number: [5]}, []), r"decide\(\) = \[5\]: is no list of next tokens"),
      (lambda branch: Growth({branch.number: [Next(1, 7)]}, []), r"decide\(\) = .* is no list of next tokens"),
      (lambda branch: Growth({branch.number: []}, [3]), r"decide\(\) = int: is no result"),
+     (lambda branch: Growth({branch.number: []}, 3), r"decide\(\)\.results = int: is no Iterable as in Growth"),
+     (lambda branch: Growth([[]], []), r"decide\(\)\.grown = list: is no Mapping"),
+     (lambda branch: Growth({branch.number: []}, [], [1]), r"decide\(\)\.accepted = list: is no Mapping"),
+     (lambda branch: Growth({branch.number: []}, [], {}, 1), r"decide\(\)\.resting = int: is no Collection"),
      (lambda branch: Growth({branch.number: [Next(1, branch.label)]} if len(branch.new_tokens) < 8 else {}, []),
       "max_new_tokens = 8; end it|has no decision")],
 )  # fmt: skip
 def test_decisions_that_cannot_be_followed(decide: Callable[[Branch], Growth], text: str) -> None:
     refused(engine(Odd(decide)), text, PROMPTS[:1])
+
+
+@pytest.mark.parametrize("convert", [lambda found: found.values(), lambda found: iter(found.values())])
+def test_results_may_be_any_iterable(convert: Callable[[dict[int, Continuation]], Any]) -> None:
+    def ended(branch: Branch) -> Growth:
+        return Growth({branch.number: []}, convert({5: Continuation(branch.label, branch.new_tokens)}))
+
+    assert engine(Odd(ended)).run(PROMPTS[:1]) == [[Continuation((0,), [3, 3])]]
 
 
 def test_branches_may_have_equal_labels() -> None:
@@ -459,6 +471,9 @@ def test_prompts_that_leave_no_room_for_new_tokens(most: int, text: str) -> None
     (lambda texts: [None], "drafts = NoneType: is not a DraftTree"),
     (lambda texts: [[5, 6]], "drafts = list: is not a DraftTree"),
     (lambda texts: [DraftTree([5], ["x"])], r"parents\[0\] = x: is no earlier draft"),
+    (lambda texts: [DraftTree(5, 6)], "drafts = DraftTree: is not a DraftTree of two lists"),
+    (lambda texts: {0: DraftTree([5], [-1])}, "drafts = dict: is not a list"),
+    (lambda texts: [DraftTree(np.array([1.5]), [-1])], r"draft\(\) = 1.5: is not one of the tokens"),
 ])  # fmt: skip
 def test_drafters_that_give_something_else(found: Callable[[Any], Any], text: str) -> None:
     class Own:
@@ -468,3 +483,30 @@ def test_drafters_that_give_something_else(found: Callable[[Any], Any], text: st
             return found(texts)
 
     refused(engine(Speculate(Own(), max_draft=2, max_new_tokens=6)), text, PROMPTS[:1])
+
+
+@pytest.mark.parametrize("convert", [
+    lambda drafts: (each for each in drafts),
+    lambda drafts: [DraftTree(np.array(each.tokens), np.array(each.parents)) for each in drafts],
+    lambda drafts: [DraftTree(torch.tensor(each.tokens), torch.tensor(each.parents)) for each in drafts],
+    lambda drafts: tuple(DraftTree(tuple(np.array(each.tokens)), [*np.int32(each.parents)]) for each in drafts),
+], ids=["generator", "arrays", "tensors", "numpy integers"])  # fmt: skip
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_drafts_may_be_arrays(convert: Callable[[Sequence[DraftTree]], Any], by_itself: bool) -> None:
+    """Those of a drafter, and those of a controller."""
+
+    class Own(NGrams):
+        def __call__(self, texts: Sequence[Sequence[int]], most: int) -> Any:
+            found = super().__call__(texts, most)
+            return found if by_itself else convert(found)
+
+        def fixed_parents(self, most: int) -> list[int]:
+            return []
+
+    class Proposing(Speculate):
+        def draft(self, branches: Sequence[Branch]) -> Any:
+            found = super().draft(branches)
+            return convert(found) if by_itself else found
+
+    found = engine(Proposing(Own(), 3, max_new_tokens=9), max_rows=90).run(PROMPTS)
+    assert found == engine(Sample(max_new_tokens=9)).run(PROMPTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -114,7 +114,7 @@ class _ClockedDrafts(Clocked):
         self._drafting = controller
         self.max_draft, self.draft_trees = controller.max_draft, controller.draft_trees
 
-    def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
+    def draft(self, branches: Sequence[Branch]) -> Iterable[DraftTree]:
         """See Drafting."""
         return self._drafting.draft(branches)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -68,7 +68,7 @@ class Growth(NamedTuple):
     """
 
     grown: Mapping[int, Sequence[Next]]
-    results: Sequence[Continuation]
+    results: Iterable[Continuation]
     accepted: Mapping[int, Sequence[int]] = MappingProxyType({})
     resting: Collection[int] = ()
 
@@ -104,7 +104,7 @@ class Drafting(Protocol):
     def draft_trees(self) -> bool:
         """Whether drafts may be trees. If not, each follows the one before."""
 
-    def draft(self, branches: Sequence[Branch]) -> Sequence[DraftTree]:
+    def draft(self, branches: Sequence[Branch]) -> Iterable[DraftTree]:
         """Returns for each branch tokens that may follow its last one."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol, runtime_checkable
@@ -31,7 +31,7 @@ class Drafter(Protocol):
     def trees(self) -> bool:
         """Whether drafts may be trees. If not, each follows the one before."""
 
-    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> Sequence[DraftTree]:
+    def __call__(self, texts: Sequence[Sequence[int]], most: int) -> Iterable[DraftTree]:
         """Returns for each text at most `most` drafts."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -98,16 +98,30 @@ def check_going_to_rest(growth: Growth, able: bool) -> None:
         raise BranchError("resting", sorted(wrong), reason, "let a branch rest that goes on")
 
 
-def check_drafts_of(found: object, texts: int) -> None:
-    """Raises BranchError unless a drafter has given a DraftTree for each of this number of texts."""
+def checked_drafts(found: object, texts: int) -> list[DraftTree]:
+    """Returns the drafts that a drafter has given, in lists, also those of arrays and of NumPy's integers.
+
+    Raises BranchError unless there is a DraftTree for each of this number of texts.
+    """
     name, fix = "drafts", "return a treegen.engine.DraftTree for each text"
-    if not isinstance(found, Sequence):
+    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
         raise BranchError(name, type(found).__name__, "is not a list", fix)
-    if len(found) != texts:
-        raise BranchError(name, f"{len(found)} of them", f"are not for {texts} texts", fix)
-    for each in found:
-        if not isinstance(each, DraftTree) or not all(isinstance(column, Sequence) for column in each):
+    trees = [DraftTree(*map(_listed, each)) if isinstance(each, DraftTree) else each for each in found]
+    if len(trees) != texts:
+        raise BranchError(name, f"{len(trees)} of them", f"are not for {texts} texts", fix)
+    for each in trees:
+        if not isinstance(each, DraftTree) or not all(isinstance(column, list) for column in each):
             raise BranchError(name, type(each).__name__, "is not a DraftTree of two lists", fix)
+    return trees
+
+
+def _listed(column: Any) -> Any:
+    """Returns the entries of an array, a tensor or a sequence; anything else as it is, to be refused."""
+    if isinstance(column, np.ndarray | torch.Tensor):
+        return column.tolist()
+    if isinstance(column, Sequence):
+        return [int(each) if isinstance(each, np.integer) else each for each in column]
+    return column
 
 
 def check_drafts(drafts: DraftTree, most: int, trees: bool) -> None:

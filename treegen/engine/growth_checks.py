@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from treegen.engine.branch import Branch
+from treegen.engine.control import Growth
 from treegen.engine.engine_checks import check_tokens
 from treegen.engine.sequences import SequenceTree
 from treegen.ir.errors import BranchError
 
-if TYPE_CHECKING:
-    from treegen.engine.control import Growth
+_COLUMNS = {"grown": Mapping, "results": Iterable, "accepted": Mapping, "resting": Collection}
 
 
 def check_form(name: str, growth: object) -> Growth:
     """Returns a decision. Raises BranchError, with this name, unless it has the form of a Growth."""
-    columns: list[Any] = [getattr(growth, column, None) for column in ("grown", "results", "accepted", "resting")]
-    kinds = (Mapping, Sequence, Mapping, Collection)
-    if not all(isinstance(column, kind) for column, kind in zip(columns, kinds, strict=True)):
-        raise BranchError(name, type(growth).__name__, "is no Growth", "return treegen.engine.Growth(grown, results)")
-    for following in columns[0].values():
+    fix = "return treegen.engine.Growth(grown, results)"
+    if not all(hasattr(growth, column) for column in _COLUMNS):
+        raise BranchError(name, type(growth).__name__, "is no Growth", fix)
+    columns: dict[str, Any] = {column: getattr(growth, column) for column in _COLUMNS}
+    for column, kind in _COLUMNS.items():
+        if not isinstance(columns[column], kind):
+            found, reason = type(columns[column]).__name__, f"is no {kind.__name__} as in Growth"
+            raise BranchError(f"{name}.{column}", found, reason, fix)
+    made = Growth(**columns | {"results": list(columns["results"])})
+    for following in made.grown.values():
         if not isinstance(following, Sequence) or not all(map(_is_next, following)):
             reason, fix = "is no list of next tokens", "return treegen.engine.Next(token, label) for each"
             raise BranchError(name, following, reason, fix)
-    for result in columns[1]:
+    for result in made.results:
         if not isinstance(getattr(result, "label", None), tuple) or not hasattr(result, "tokens"):
             fix = "return treegen.engine.Continuation(label, tokens)"
             raise BranchError(name, type(result).__name__, "is no result", fix)
-    return cast("Growth", growth)
+    return made
 
 
 def _is_next(each: object) -> bool:

@@ -29,7 +29,7 @@ from treegen.engine.control import (
     Selection,
 )
 from treegen.engine.draft_trees import DraftTree
-from treegen.engine.engine_checks import check_selected
+from treegen.engine.engine_checks import check_selected, checked_drafts
 from treegen.engine.growth_checks import check_form
 
 
@@ -150,8 +150,7 @@ class _LedDrafting(_Led):
         """See Drafting."""
 
         def drafted() -> list[DraftTree]:
-            found = self._controller.draft(branches)
-            return [DraftTree(list(each.tokens), list(each.parents)) for each in found]
+            return checked_drafts(self._controller.draft(branches), len(branches))
 
         return made_by_first(self._parallel, "draft()", drafted)
 

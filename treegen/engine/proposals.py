@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from treegen.engine.control import Drafting
-from treegen.engine.engine_checks import check_drafts, check_drafts_of, check_tokens
+from treegen.engine.engine_checks import check_drafts, check_tokens, checked_drafts
 from treegen.engine.sequences import SequenceTree
 
 
@@ -21,8 +21,7 @@ def propose(controller: Drafting, sequences: SequenceTree, max_tokens: int, voca
     """
     running = sequences.branches.values()
     able = [branch for branch in running if branch.stored and branch.pending == 1]
-    drafts, proposed = [], controller.draft(able)
-    check_drafts_of(proposed, len(able))
+    drafts, proposed = [], checked_drafts(controller.draft(able), len(able))
     for branch, own in zip(able, proposed, strict=True):
         check_drafts(own, controller.max_draft, controller.draft_trees)
         check_tokens("draft()", own.tokens, vocabulary)

@@ -18,7 +18,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Continuation, Frontier, Growth, Label, Next, warm_up
 from treegen.engine.draft_trees import DraftTree, draft_shape, longest_path
 from treegen.engine.drafters import DeviceDrafter, Drafter, DraftModel, NGrams
-from treegen.engine.engine_checks import check_count, check_drafts, check_drafts_of, check_limits, check_stop_ids
+from treegen.engine.engine_checks import check_count, check_drafts, check_limits, check_stop_ids, checked_drafts
 from treegen.engine.sampling import Sampling, check_sampling
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
@@ -95,8 +95,7 @@ class Speculate:
         drafts = [DraftTree((), ())] * len(branches)
         able = [place for place, branch in enumerate(branches) if len(branch.tokens) > branch.prompt]
         if able:
-            found = self.drafter([branches[place].tokens for place in able], self.max_draft)
-            check_drafts_of(found, len(able))
+            found = checked_drafts(self.drafter([branches[place].tokens for place in able], self.max_draft), len(able))
             for place, own in zip(able, found, strict=True):
                 check_drafts(own, self.max_draft, self.draft_trees)
                 drafts[place] = own.filled(self.max_draft, branches[place].tokens[-1])
