@@ -216,6 +216,7 @@ def test_texts_for_which_there_is_no_room_get_no_drafts() -> None:
     tree = DraftModel(HFModel(tiny()), (2, 1), num_pages=60, page_size=4)
     assert [len(own.tokens) for own in tree([[5, 6], [5, 6, 7]], 4)] == [0, 4]
     assert drafter([], 2) == []
+    assert [own.tokens for own in tree([[5, 6, 7]], 0)] == [own.tokens for own in drafter([[5, 6, 7]], 0)] == [[]]
 
 
 def test_a_text_outgrows_the_model() -> None:

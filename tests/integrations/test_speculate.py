@@ -222,6 +222,15 @@ def test_n_grams_give_what_followed() -> None:
     assert drafts([6, 7, 6], 5, occurrences=2) == ([7, 6, 6, 6, 6], [-1, 0, 1, -1, 3])
 
 
+@pytest.mark.parametrize("occurrences", [1, 2])
+def test_n_grams_give_nothing_where_there_is_nothing_to_give(occurrences: int) -> None:
+    """No drafts are asked for, or the text is empty."""
+    drafter = NGrams(occurrences=occurrences)
+    assert drafter([[1, 2, 1], [5]], 0) == [([], [])] * 2
+    assert drafter.fixed_parents(0) == []
+    assert drafter([[], [5]], 2) == [([], []), ([5, 5], [-1, 0] if occurrences == 1 else [-1, -1])]
+
+
 def test_n_grams_follow_texts_that_grow() -> None:
     """Lists that are appended to, cut back, or replaced by others give what new ones give."""
     source, drafter = random.Random(0), NGrams(occurrences=2)

@@ -140,6 +140,8 @@ class DraftSteps:
 
     def listed(self, texts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
         """Drafts at most `most` tokens after each text, and waits for them; returns them in the order of `parents`."""
+        if not most:
+            return [[] for _ in texts]
         counts, device = [len(text) for text in texts], self._sequences.pool.device
         rows = self(texts, counts, 0, most, torch.tensor(counts).to(device)).tolist() if texts else []
         drafts = [[token for token in row if token >= 0] for row in rows]

@@ -103,7 +103,8 @@ class NGrams:
                 words = array("i")
             words.extend(text[len(words) :])
             self._texts[id(text)] = text, words
-        return [DraftTree(self._followers(self._texts[id(text)][1], lengths), chains(lengths)) for text in texts]
+        found = [self._texts[id(text)][1] for text in texts]
+        return [DraftTree(self._followers(own, lengths), chains(lengths if own else ())) for own in found]
 
     def fixed_parents(self, most: int) -> list[int]:
         """See DeviceDrafter."""
@@ -135,11 +136,15 @@ class NGrams:
     def _lengths(self, most: int) -> list[int]:
         """Returns the drafts of each chain."""
         count = min(self.occurrences, most)
+        if not count:
+            return []
         earlier = min(_OF_EARLIER, most // count)
         return [most - earlier * (count - 1), *[earlier] * (count - 1)]
 
     def _followers(self, text: array[int], lengths: Sequence[int]) -> list[int]:
-        """Returns the drafts of chains of these lengths."""
+        """Returns the drafts of chains of these lengths; none after an empty text."""
+        if not text or not lengths:
+            return []
         found = self._found(text, max(lengths))
         drafts: list[int] = []
         for chain, length in enumerate(lengths):
