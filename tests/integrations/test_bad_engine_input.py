@@ -462,6 +462,7 @@ def test_prompts_that_leave_no_room_for_new_tokens(most: int, text: str) -> None
     made = engine(Sample(max_new_tokens=most), num_pages=200)
     with pytest.raises(BranchError, match=text):
         made.run([[*range(9)]])
+    assert made.run([]) == []
     assert made.accounting.steps == 0
 
 

@@ -52,7 +52,7 @@ def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int
     prompts = list(prompts)
     limit = f"{most} tokens that {'the model' if most == model.max_tokens else 'the pages'} can hold"
     more = "" if most == model.max_tokens else ", or add pages"
-    if new_tokens >= most:
+    if prompts and new_tokens >= most:
         reason = f"leaves no room for a prompt in the {limit}"
         raise BranchError("max_new_tokens", new_tokens, reason, f"lower it{more}")
     made = []
