@@ -30,6 +30,13 @@ def made(name: str, **sizes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config).float().eval()
 
 
+class Adapted:
+    """As peft wraps a model."""
+
+    def get_base_model(self) -> Any:
+        return tiny()
+
+
 def engine(model: Any) -> Engine:
     return Engine(HFModel(model), Sample(max_new_tokens=6), num_pages=60, page_size=4)
 
@@ -48,6 +55,10 @@ def test_tokens_are_those_of_generate(name: str) -> None:
     (lambda: HFModel(tiny()), "model = HFModel: is no model of Transformers"),
     (lambda: AutoModel.from_config(CONFIG_MAPPING["llama"](**SIZES)), "model = LlamaModel: gives no logits"),
     (lambda: made("stablelm"), "model = StableLmForCausalLM: has attention layers of its own"),
+    (lambda: made("qwen3_next"), r"layer_types = \['linear_attention'\]: are not served; use models with full and"),
+    (lambda: made("jamba"), r"layer_types = \['linear_attention'\]: are not served"),
+    (lambda: made("bamba"), r"layer_types = \['linear_attention'\]: are not served"),
+    (Adapted, r"model = Adapted: is no model of Transformers; give model\.get_base_model\(\), or merge its adapters"),
     (lambda: made("bloom"), "model = BloomForCausalLM: has attention layers of its own"),
     (lambda: tiny().double(), "model.dtype = torch.float64: is not served"),
 ])  # fmt: skip

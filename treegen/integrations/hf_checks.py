@@ -21,19 +21,21 @@ def check_decoder(model: Any) -> Any:
 
     name, fix = type(model).__name__, "give one that AutoModelForCausalLM.from_pretrained has loaded"
     if not isinstance(model, PreTrainedModel):
+        if callable(getattr(model, "get_base_model", None)):  # a model of peft
+            fix = "give model.get_base_model(), or merge its adapters first"
         raise InputError("model", name, "is no model of Transformers", fix)
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise InputError("model", name, "has an encoder", "use a model that is a decoder alone")
     if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
         raise InputError("model", name, "gives no logits", fix)
+    if kinds := set(getattr(config, "layer_types", None) or ()) - _KINDS:
+        fix = "use models with full and sliding attention"
+        raise InputError("layer_types", sorted(kinds), "are not served", fix)
     if not getattr(model, "_supports_attention_backend", False):
         raise InputError("model", name, "has attention layers of its own", "use a model with the AttentionInterface")
     if model.dtype not in TORCH_DTYPES.values():
         raise InputError("model.dtype", model.dtype, "is not served", f"use one of {', '.join(TORCH_DTYPES)}")
-    if kinds := set(getattr(config, "layer_types", None) or ()) - _KINDS:
-        fix = "use models with full and sliding attention"
-        raise InputError("layer_types", sorted(kinds), "are not served", fix)
     if missing := [each for each in _NUMBERS if not isinstance(getattr(config, each, None), int)]:
         raise InputError("model.config", name, f"has no {missing[0]}", "use another model, or set it")
     return config
