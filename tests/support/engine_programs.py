@@ -239,6 +239,12 @@ def _refuse(model: HFModel, mesh: DeviceMesh) -> None:
         (sample, {"interleave": 8}, "interleave = 8: does not divide page_size = 4"),
         (sample, {"num_pages": 60 + odd}, "num_pages = 61: 61 on rank 1 is 60 on rank 0"),
         (sample if odd else Beam(1), {}, "controller = Sample: Sample on rank 1 is Beam on rank 0"),
+        (Sample(stop_ids=(7, 3 + odd)), {}, r"controller.stop_ids\[0\] = 4: 4 on rank 1 is 3 on rank 0"),
+        (Sample(limits=[5, 6 + odd]), {}, r"controller.limits\[1\] = 7: 7 on rank 1 is 6 on rank 0"),
+        (Sample(limits=[5] * odd), {}, "controller.limits = 1 entries: 1 entries on rank 1 is 0 entries on rank 0"),
+        (Speculate(NGrams(), 2 + odd), {}, "controller.max_draft = 3: 3 on rank 1 is 2 on rank 0"),
+        (Speculate(NGrams(2, 1 + odd), 2), {}, "controller.draft_trees = True: True on rank 1 is False on rank 0"),
+        (Speculate(NGrams(2, 2 + odd), 4), {}, r"controller.draft_parents\[3\] = -1: -1 on rank 1 is 2 on rank 0"),
         (sample, {"parallel": mesh}, "parallel = DeviceMesh: is not a Parallel"),
     ):
         parallel = Parallel.over(mesh, context="cp", interleave=options.pop("interleave", 1))

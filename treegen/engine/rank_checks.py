@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from treegen.distributed.agreement import check_agreement
 from treegen.distributed.parallel import Parallel
-from treegen.engine.control import Controller
+from treegen.engine.control import Controller, Drafting, SelectingDrafts
 from treegen.engine.forward import Model
 from treegen.engine.sequences import SequenceTree
 from treegen.environment import checks_inputs
@@ -51,13 +51,27 @@ def check_engines(
     if parallel is None:
         return
     sizes = {name: getattr(model, name) for name in ("shape", "layers", "max_tokens", "vocabulary")}
-    of_controller = {
-        "controller": type(controller).__name__,
-        **{f"controller.{name}": getattr(controller, name) for name in ("width", "max_new_tokens", "together")},
-    }
     of_parallel = {"parallel.interleave": parallel.interleave}
     of_model = {f"model.{name}": size for name, size in sizes.items()}
-    check_ranks(parallel, {**options, **of_parallel, **of_controller, **of_model})
+    check_ranks(parallel, {**options, **of_parallel, **_of_controller(controller), **of_model})
+
+
+def _of_controller(controller: Controller) -> dict[str, Any]:
+    """Returns what ranks compare of a controller: by the same names, whatever it has."""
+    drafts = isinstance(controller, Drafting)
+    facts = {name: getattr(controller, name) for name in ("width", "max_new_tokens", "together")}
+    facts |= {name: getattr(controller, name) if drafts else None for name in ("max_draft", "draft_trees")}
+    parents = list(controller.draft_parents) if isinstance(controller, SelectingDrafts) else []
+    numbers = {"draft_parents": parents, "limits": _numbers(controller, "limits")}
+    numbers["stop_ids"] = sorted(_numbers(controller, "stop_ids"))
+    facts |= {name: np.array(found, np.int64) for name, found in numbers.items()}
+    return {"controller": type(controller).__name__, **{f"controller.{name}": fact for name, fact in facts.items()}}
+
+
+def _numbers(controller: Controller, name: str) -> list[int]:
+    """Returns the numbers of an attribute; none where a controller of a user has something else by this name."""
+    found = getattr(controller, name, ())
+    return [*found] if isinstance(found, Collection) and all(type(number) is int for number in found) else []
 
 
 def check_context(parallel: Parallel | None, trees: bool, deterministic: bool, make_kernel: object) -> None:
