@@ -12,9 +12,12 @@ import torch
 
 import treegen
 from support.batch_loops import small
-from treegen import LiveBatch, PageTable, Shape
+from treegen import LiveBatch, PageTable, Shape, strategies
 from treegen.ir.errors import BackendError, InputError, PlanError, ShapeError, StrategyError, TreeError, TreegenError
+from treegen.ir.plan import Plan
 from treegen.runtime.batch_kernel import BatchKernel
+from treegen.strategies import Strategy
+from treegen.target.problem import Problem
 
 SHAPE = Shape(4, 2, 16, dtype="fp32", page_size=16)
 TINY = replace(small(), shared_bytes=1 << 14)
@@ -196,6 +199,26 @@ def test_strategies_whose_plans_need_other_kernels() -> None:
         with pytest.raises(StrategyError) as raised:
             kernel(strategy=strategy)
         check_line(raised.value, strategy, "query or cohort")
+
+
+def test_strategies_are_asked_first_for_a_batch_that_they_know() -> None:
+    """One names nodes of its tree, and one is a user's."""
+
+    class Own(Strategy):
+        name = "own"
+
+        def plan(self, problem: Problem, on_pass: Any = None) -> Plan:
+            assert problem.tree.requests is not None
+            assert len(problem.tree.requests.seat) == 2, "plans for two requests"
+            return strategies.query().plan(problem)
+
+    for strategy in (strategies.cohort(cut_nodes=(1,)), Own()):
+        served = kernel(strategy=strategy)
+        batch = LiveBatch(page_size=16)
+        first = batch.add(60)
+        batch.add(60, first, 32)
+        served.update(batch)
+        assert served.plan is not None
 
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], tuple[str, ...]]] = {
