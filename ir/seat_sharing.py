@@ -35,7 +35,7 @@ def share(shared_with: Ints, shared_tokens: Ints, pairs: Longs, tokens: Longs) -
     Args:
         shared_with, shared_tokens: The arrays by seat.
         pairs: `[2, pairs]`; two seats each.
-        tokens: `[pairs]`; how many first tokens, at least 1. The seats have as many.
+        tokens: `[pairs]`; the number of first tokens, at least 1.
     """
     owners = pairs
     while np.count_nonzero(up := shared_tokens.take(owners) >= tokens):

@@ -93,9 +93,9 @@ class PlannedRequests:
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
 
-        It serves a request if it was made for it, or knows the seat, and the request has as many query rows and fits
-        into the room of the plan's items; and if the requests that are now in the seats share what the plan assumes of
-        them. All others are walked alone.
+        It serves the requests that it was made for, and others in seats that it knows, if they have as many query rows
+        and fit into the room of its items. All of these have to share with those now in other seats what the plan
+        assumes. The rest are walked alone.
         """
         runs: Bools = batch.row >= 0
         both = min(len(runs), len(self.epochs))
