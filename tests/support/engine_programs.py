@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from typing import Any
 
@@ -96,16 +96,24 @@ def heads() -> None:
     _run_command()
 
 
-def _run_ahead(model: HFModel, whole: HFModel, parallel: Parallel) -> None:
-    """Beams, chains and trees of drafts: ranks wait for objects of rank 0 in few steps."""
-    options: dict[str, Any] = {"max_draft": 3, "n": 2, "sampling": SAMPLING, "max_new_tokens": 16}
-    waits = 0
+@contextmanager
+def _waits() -> Iterator[list[int]]:
+    """Notes inside the block how often a rank waits for an object of rank 0."""
+    waits: list[int] = []
     broadcast = dist.broadcast_object_list
 
     def noted(*args: Any, **kwargs: Any) -> None:
-        nonlocal waits
-        waits += 1
+        waits.append(1)
         broadcast(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "broadcast_object_list", noted)
+        yield waits
+
+
+def _run_ahead(model: HFModel, whole: HFModel, parallel: Parallel) -> None:
+    """Beams, chains and trees of drafts: ranks wait for objects of rank 0 in few steps."""
+    options: dict[str, Any] = {"max_draft": 3, "n": 2, "sampling": SAMPLING, "max_new_tokens": 16}
 
     def draft_model() -> DraftModel:
         return DraftModel(HFModel(tiny(seed=1, vocab_size=VOCABULARY)), (2, 1), num_pages=100)
@@ -118,12 +126,11 @@ def _run_ahead(model: HFModel, whole: HFModel, parallel: Parallel) -> None:
     )
     for make in makers:
         engine = Engine(model, make(), **SIZES | {"num_pages": 100, "max_rows": 45}, parallel=parallel)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dist, "broadcast_object_list", noted)
-            first, waits = engine.run(PROMPTS), 0
+        first = engine.run(PROMPTS)
+        with _waits() as waits:
             found = engine.run(PROMPTS)
         check_agreement(dist.group.WORLD, {"results": found})  # type: ignore[arg-type]
-        assert waits <= 6 < engine.accounting.steps // 2, (waits, engine.accounting.steps)
+        assert len(waits) <= 6 < engine.accounting.steps // 2, (len(waits), engine.accounting.steps)
         alone = Engine(whole, make(), **SIZES | {"num_pages": 100, "max_rows": 45}).run(PROMPTS)
         tokens = [[[each.tokens for each in own] for own in results] for results in (first, found, alone)]
         assert tokens[0] == tokens[1] == tokens[2]
@@ -210,6 +217,10 @@ def _run_command() -> None:
         else:
             assert lines[1].startswith("sdpa: does not merge")
             assert [(row[0], *row[-2:]) for row in rows] == [("auto", "-", "-"), ("query", "-", "-")]
+    with redirect_stdout(io.StringIO()), _waits() as waits:
+        beams = ["run", "beams:width=3,prompt=20,tokens=24", "--compare", "auto", "--page-size", "4"]
+        assert cli.main([*beams, "--tensor-parallel"]) == 0
+    assert not waits
 
 
 def _follow_rank_0(model: HFModel, parallel: Parallel) -> None:

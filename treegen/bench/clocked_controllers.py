@@ -15,6 +15,7 @@ from treegen.engine.branch import Branch
 from treegen.engine.control import Drafting, Frontier, Growth, Selecting, SelectingForks
 from treegen.engine.draft_trees import DraftTree
 from treegen.engine.engine import Engine
+from treegen.engine.led_controllers import agrees
 
 OnProgress = Callable[[float], None]
 """Is called with the part of a decoding that is done since its last call."""
@@ -106,6 +107,12 @@ class _ClockedForks(_ClockedAhead):
         self.select_forks = controller.select_forks
 
 
+class _ClockedAgreeing(_ClockedForks):
+    """The same for one that all ranks ask."""
+
+    agrees = True
+
+
 class _ClockedDrafts(Clocked):
     """The same for a controller that proposes drafts."""
 
@@ -126,7 +133,8 @@ def clocked_controller(case: DecodingCase, *noted: Any) -> Clocked:
     if isinstance(case.controller, Selecting):
         return _ClockedTokens(case.controller, case, *noted)
     if isinstance(case.controller, SelectingForks):
-        return _ClockedForks(case.controller, case, *noted)
+        clocked = _ClockedAgreeing if agrees(case.controller) else _ClockedForks
+        return clocked(case.controller, case, *noted)
     return Clocked(case, *noted)
 
 

@@ -93,9 +93,9 @@ class PlannedRequests:
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves.
 
-        It serves the requests that it was made for, and others in seats that it knows, if they have as many query rows
-        and fit into the room of its items. All of these have to share with those now in other seats what the plan
-        assumes. The rest are walked alone.
+        It serves a request that it was made for. It also serves another one that took its seat, if that has the same
+        number of query rows and is not too long. Both must share with other seats what the plan assumes. The rest are
+        walked alone.
         """
         runs: Bools = batch.row >= 0
         both = min(len(runs), len(self.epochs))

@@ -276,8 +276,8 @@ def check_limits(limits: object, most: int) -> None:
 def check_count(limits: Sequence[int], prompts: int) -> None:
     """Raises BranchError unless there are no limits, or one for each of this number of prompts."""
     if limits and len(limits) != prompts:
-        reason = f"are not one for each of {prompts} prompts"
-        raise BranchError("controller.limits", f"{len(limits)} limits", reason, "give as many, or none")
+        reason, fix = f"are not one for each of {prompts} prompts", "give one for each, or leave them out"
+        raise BranchError("controller.limits", f"{len(limits)} limits", reason, fix)
 
 
 def check_stop_ids(stop_ids: object) -> None:

@@ -171,6 +171,11 @@ class _LedSelectingDrafts(_LedDrafting, _LedSelecting):
         )  # fmt: skip
 
 
+def agrees(controller: SelectingForks) -> bool:
+    """Says whether all ranks ask a controller: its own class says so, since a subclass may decide otherwise."""
+    return bool(vars(type(controller)).get("agrees", False))
+
+
 def led(controller: Controller, parallel: Parallel | None) -> Controller:
     """Returns the controller of a rank: one that follows rank 0; the controller itself where there is one rank."""
     if parallel is None or not parallel.groups:
@@ -179,6 +184,6 @@ def led(controller: Controller, parallel: Parallel | None) -> Controller:
     if isinstance(controller, Drafting):
         ahead = selects and isinstance(controller, SelectingDrafts)
         return (_LedSelectingDrafts if ahead else _LedDrafting)(controller, parallel)
-    if isinstance(controller, SelectingForks) and vars(type(controller)).get("agrees", False):
+    if isinstance(controller, SelectingForks) and agrees(controller):
         return _LedSelectingForks(controller, parallel)
     return (_LedSelecting if selects and isinstance(controller, Selecting) else _Led)(controller, parallel)

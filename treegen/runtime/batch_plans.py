@@ -48,11 +48,11 @@ class BatchPlan(NamedTuple):
 
 def check_strategy(strategy: Strategy, shape: Shape, target: Target) -> None:
     """Raises StrategyError unless kernels for running batches have tables for this strategy's plans, as of a batch of
-    three requests that share pages. Strategies of others, and those for certain trees, are not asked before they plan.
+    three requests that share pages. A caller's own strategy, or one for certain trees, is first asked when it plans.
     """
     if strategy.automatic or isinstance(strategy, BatchInvariant):
         return
-    if not strategy.proven or not strategy.serves_any_tree:
+    if not (strategy.proven and strategy.serves_any_tree):
         return
     batch, page = LiveBatch(shape.page_size), shape.page_size
     first = batch.add(3 * page)
