@@ -127,7 +127,8 @@ class Replanning:
         if made is None:
             return tree
         parts, topology, requests = made
-        self._sharing.spared_us = (topology.unique_tokens - tree.unique_tokens) * self._rates.token_us
+        again = int(tree.requests.shared_tokens.sum() - requests.shared_tokens.sum())
+        self._sharing.spared_us = again * self._rates.token_us
         return Tree(*parts, topology, requests)
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
