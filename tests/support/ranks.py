@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import traceback
 from datetime import timedelta
 from importlib import import_module
@@ -61,3 +62,8 @@ def _join(rank: int, ranks: int, folder: Path) -> None:
 
     store = dist.FileStore(str(folder / "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT))
+    # a rank whose program ends early must not end the start of the others, who may still be connecting
+    joined = store.add("joined", 1)
+    while joined < ranks:
+        time.sleep(0.002)
+        joined = store.add("joined", 0)
