@@ -1,4 +1,4 @@
-"""Fits the cost model's terms for running batches to measured policies, and reports how good its choices are.
+"""Fits the cost model's constants for running batches to measured policies, and reports how good its choices are.
 
     treegen tune --suite --data traces --heads 32:8,8:1 --seed 0 --seed 1 --json suite.json      # on the GPU
     treegen tune --suite --family trees --heads 16:1,32:8 --json trees.json
@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +25,12 @@ from scipy.optimize import least_squares
 from scipy.stats import spearmanr
 
 from treegen.bench.batch_case import BatchShapes
+from treegen.ir.arrays import Floats
 from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import place_of
-from treegen.search.split_estimates import BATCH_TERMS, BatchTerms
-from treegen.search.walk_layout import Floats
 from treegen.search.weigh import weights_of
 from treegen.target.problem import Problem
-from treegen.target.targets import target_from
+from treegen.target.targets import DEFAULT_TARGET, BatchConstants, target_from, targets
 from treegen.workloads.batch_pages import live_batch_of
 from treegen.workloads.batches import batches
 from treegen.workloads.tree_batches import fasttree_batches
@@ -50,22 +50,23 @@ class Case(NamedTuple):
     places: tuple[tuple[int, int], ...]
     measured: Floats
 
-    def estimated(self, terms: BatchTerms) -> Floats:
-        """Estimates the policies with these terms."""
-        weights = weights_of(self.problem, tile_of(*self.problem[1:]), terms)
+    def estimated(self, constants: BatchConstants) -> Floats:
+        """Estimates the policies with these constants."""
+        problem = self.problem._replace(target=replace(self.problem.target, batch_constants=constants))
+        weights = weights_of(problem, tile_of(*problem[1:]))
         assert weights is not None  # every batch has tokens
         return weights.times_us[tuple(zip(*self.places, strict=True))]
 
-    def residuals(self, terms: BatchTerms) -> Floats:
+    def residuals(self, constants: BatchConstants) -> Floats:
         """Returns what the fit makes small."""
-        errors = np.log(self.estimated(terms) / self.measured)
+        errors = np.log(self.estimated(constants) / self.measured)
         weights = np.exp(-(self.measured / self.measured.min() - 1) / NEAR)
         mean = np.average(errors, weights=weights)
         return np.append((errors - mean) * np.sqrt(weights), OF_MEAN * mean)
 
-    def over_best(self, terms: BatchTerms) -> float:
+    def over_best(self, constants: BatchConstants) -> float:
         """Returns the time of the policy with the least estimate over that of the fastest one."""
-        return float(self.measured[self.estimated(terms).argmin()] / self.measured.min())
+        return float(self.measured[self.estimated(constants).argmin()] / self.measured.min())
 
 
 def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
@@ -93,25 +94,25 @@ def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
     return found
 
 
-def fitted(cases: Sequence[Case], start: BatchTerms) -> BatchTerms:
-    """Fits the terms, from these on; all but the time of an idle merge, which is measured apart."""
+def fitted(cases: Sequence[Case], start: BatchConstants) -> BatchConstants:
+    """Fits the constants, from these on; all but the time of an idle merge, which is measured apart."""
 
-    def terms_of(logs: Floats) -> BatchTerms:
-        return BatchTerms(*np.exp(logs).tolist(), start.idle_merge_us)
+    def constants_at(logs: Floats) -> BatchConstants:
+        return BatchConstants(*np.exp(logs).tolist(), start.idle_merge_us)
 
     def residuals(logs: Floats) -> Floats:
-        return np.concatenate([case.residuals(terms_of(logs)) for case in cases])
+        return np.concatenate([case.residuals(constants_at(logs)) for case in cases])
 
-    return terms_of(least_squares(residuals, np.log(start[:-1])).x)
+    return constants_at(least_squares(residuals, np.log(astuple(start)[:-1])).x)
 
 
-def report(title: str, cases: Sequence[Case], terms: BatchTerms) -> None:
-    """Prints the terms, and what choices by them take."""
-    print(f"{title}: {', '.join(f'{name} {value:.3g}' for name, value in terms._asdict().items())}")
+def report(title: str, cases: Sequence[Case], constants: BatchConstants) -> None:
+    """Prints the constants, and what choices by them take."""
+    print(f"{title}: {', '.join(f'{name} {value:.3g}' for name, value in asdict(constants).items())}")
     families = {family: [case for case in cases if case.family == family] for family in {c.family: 0 for c in cases}}
     for family, chosen in {**families, "all": list(cases)}.items():
-        over = [case.over_best(terms) for case in chosen]
-        estimated = np.concatenate([case.estimated(terms) for case in chosen])
+        over = [case.over_best(constants) for case in chosen]
+        estimated = np.concatenate([case.estimated(constants) for case in chosen])
         measured = np.concatenate([case.measured for case in chosen])
         mean, rank = math.exp(float(np.log(over).mean())), spearmanr(estimated, measured).statistic
         error = float(np.median(np.abs(np.log(estimated / measured))))
@@ -128,14 +129,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="the folder of recorded traces that the suite was made with")
     arguments = parser.parse_args()
     cases = cases_in(arguments.results, arguments.data)
-    report("present terms", cases, BATCH_TERMS)
-    report("fitted", cases, fitted(cases, BATCH_TERMS))
+    present = targets()[DEFAULT_TARGET].batch_constants
+    report("present constants", cases, present)
+    report("fitted", cases, fitted(cases, present))
     last = max(case.seed for case in cases)
     earlier = [case for case in cases if case.seed != last]
     if earlier:
         report(
             f"fitted without seed {last}, for this seed", [case for case in cases if case.seed == last],
-            fitted(earlier, BATCH_TERMS),
+            fitted(earlier, present),
         )  # fmt: skip
 
 

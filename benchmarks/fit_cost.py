@@ -24,8 +24,8 @@ from scipy.stats import spearmanr
 
 import treegen
 from measured_cases import label, measured_strategies
+from treegen.cost.account import account
 from treegen.cost.analytic import ScheduleLaunches, times
-from treegen.cost.estimate import account
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches, merge_launches
 from treegen.ir.errors import FormatError
 from treegen.schedule.lower import lower

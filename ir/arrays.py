@@ -22,6 +22,7 @@ from treegen.ir.errors import TreeError, TreegenError
 
 Ints: TypeAlias = npt.NDArray[np.int32]
 Longs: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 IntsLike: TypeAlias = "Sequence[int] | npt.NDArray[Any]"
 

@@ -6,7 +6,7 @@ page.panel({
   title: "Search",
   lead:
     "auto weighs a fixed list of policies by their estimated times: ways to divide rows into cohorts, " +
-    "each with work items of several sizes, which fill the device for a number of waves. Lower is better; = means " +
+    "each with work items of several sizes, one for a number of thread blocks per SM. Lower is better; = means " +
     "that there are enough items without a split. These estimates are made without a plan; the other panels count " +
     "finished plans, whose times differ a little.",
   shows: (data) => Boolean(data.search),
@@ -43,12 +43,11 @@ page.panel({
       );
     }
 
-    // A row for each walk, a column for each number of waves; darker cells are slower.
+    // A row for each walk, a column for each number of thread blocks per SM; darker cells are slower.
     function weighedTable() {
       const least = d3.min(search.time_us.flat());
       const shade = d3.scaleLog([least, least * 4], [0, 55]).clamp(true);
-      const named = (waves) => `${waves} ${waves === 1 ? "wave" : "waves"}`;
-      const titles = search.waves.map((waves) => (waves === null ? "no split" : named(waves)));
+      const titles = search.blocks_per_sm.map((blocks) => (blocks === null ? "no split" : `${blocks} per SM`));
       const head = element(
         "tr",
         {},

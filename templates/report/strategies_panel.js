@@ -76,7 +76,7 @@ page.panel({
       ]);
       const facts = [
         format.counted(each.counts.groups, "group"),
-        format.counted(estimate.items, "item"),
+        format.counted(estimate.items, "piece"),
         format.counted(estimate.launches, "launch").replace(/launchs$/, "launches"),
         `${format.percent(estimate.padding_waste)} padding or masked`,
       ];

@@ -76,7 +76,7 @@ def test_the_space_is_that_of_space_version(golden: Callable[[str], None]) -> No
         "WHOLE": walk_layout.WHOLE,
         "CUT": walk_layout.CUT,
         "MOST_CUTS": path_cuts.MOST_CUTS,
-        "WAVES": split_estimates.WAVES,
+        "BLOCKS_PER_SM": split_estimates.BLOCKS_PER_SM,
         "merges": get_args(Merge),
         "walks": [str(each) for each in walk_layout.layout_of(SHAPES[0], target_from("h200"), 256, 2).walks],
     }

@@ -12,8 +12,8 @@ from support.forests import examples, forests
 from support.h200 import H200
 from support.paths import TESTS
 from treegen import Shape, Tree
+from treegen.cost.account import account, assess
 from treegen.cost.analytic import ScheduleLaunches, terms_of, times, total_symbol
-from treegen.cost.estimate import account, assess
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches, item_launches
 from treegen.cost.profiled import item_tokens, launches_us
 from treegen.schedule.lower import lower
@@ -63,8 +63,10 @@ def test_every_constant_counts() -> None:
 @given(data=st.data())
 def test_more_work_takes_no_less(data: st.DataObject) -> None:
     counted = ITEMS.counts
-    counts = data.draw(st.fixed_dictionaries({name: st.integers(name == "turns", 10**5) for name in counted}))
-    name = data.draw(st.sampled_from([name for name in counted if name != "turns"]))  # more of them share `evened`
+    counts = data.draw(st.fixed_dictionaries({name: st.integers(name == "pieces", 10**5) for name in counted}))
+    name = data.draw(
+        st.sampled_from([name for name in counted if name != "pieces"])
+    )  # more of them share `even_pieces`
     more = {**counts, name: counts[name] + data.draw(st.integers(1, 10**5))}
     one, other = (launches(ItemLaunches, **own) for own in (counts, more))
     less, more_us = (float(terms_of(made, H200)["items_us"][0]) for made in (one, other))

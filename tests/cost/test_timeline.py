@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen import Shape, Tree, strategies
+from treegen.cost.account import assess
 from treegen.cost.analytic import Times
-from treegen.cost.estimate import assess
 from treegen.cost.launch_work import launch_work
 from treegen.cost.piece_costs import costed_work
 from treegen.cost.predicted_timeline import in_order, predicted_timeline

@@ -11,7 +11,7 @@ import pytest
 from support.browsers import Visits
 from treegen import Shape
 from treegen.cli import main
-from treegen.cost.estimate import account
+from treegen.cost.account import account
 from treegen.report.decode_course import MOST_STEPS, course_object, decode_html
 from treegen.report.decode_io import decode_io
 from treegen.schedule.lower import lower

@@ -10,7 +10,7 @@ import pytest
 
 from support.h200 import H200
 from treegen import Shape, Tree, cli
-from treegen.cost.estimate import account
+from treegen.cost.account import account
 from treegen.ir.errors import PlanError, TreegenError
 from treegen.ir.plan import Plan
 from treegen.report.decode_io import decimal_bytes, decode_io, policy_of_decode, score_elements

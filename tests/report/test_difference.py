@@ -15,7 +15,7 @@ from support.call_counts import calls
 from support.forests import examples, forests, plan_by_row_classes
 from support.toy import TOY, rounded
 from treegen import Shape, Tree, cli, strategies
-from treegen.cost.estimate import Estimate
+from treegen.cost.account import Account
 from treegen.ir.errors import BackendError, PlanError, ShapeError, StrategyError
 from treegen.ir.groups import Group, Segment
 from treegen.ir.plan import Plan
@@ -296,7 +296,7 @@ def test_estimates_side_by_side() -> None:
     one, two = (entry.estimate for entry in found.entries)
     rows = [re.split(r"  +", line) for line in found.text().partition("\nestimate ")[2].splitlines()]
     assert rows[0][-3:] == ["deft-node", "query", "second/first"]
-    assert [row[0] for row in rows[1:]] == [*(field.name for field in dataclasses.fields(Estimate)), "padding_waste"]
+    assert [row[0] for row in rows[1:]] == [*(field.name for field in dataclasses.fields(Account)), "padding_waste"]
     for name, first, second, ratio in rows[1:]:
         amounts = getattr(one, name), getattr(two, name)
         assert (first, second) == (amount_text(name, amounts[0]), amount_text(name, amounts[1]))

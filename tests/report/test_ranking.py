@@ -7,14 +7,14 @@ import pytest
 
 from support.h200 import H200
 from treegen import Shape, Tree
+from treegen.cost.account import Account, assess
 from treegen.cost.analytic import Times
-from treegen.cost.estimate import Estimate, assess
 from treegen.report.ranking import ranked, ranking_lines
 from treegen.schedule.lower import lower
 from treegen.strategies import strategy_from, strategy_names
 from treegen.target.problem import Problem
 
-EMPTY = Estimate(*[0] * (len(fields(Estimate)) - 2), 0.0, 0.0)
+EMPTY = Account(*[0] * (len(fields(Account)) - 2), 0.0, 0.0)
 BUSY = replace(
     EMPTY, launches=1, time_us=50.0, useful_flops=5, padded_flops=10, kv_unique_bytes=1 << 20, score_bytes=1 << 30
 )
@@ -59,7 +59,7 @@ def test_order_and_ties() -> None:
         (BUSY, made_of(chain=3, unfused=9), "fastest: bound by the traffic of 1.0 GiB of scores and masks"),
     ],
 )
-def test_the_reason_of_the_fastest(estimate: Estimate, times: Times, reason: str) -> None:
+def test_the_reason_of_the_fastest(estimate: Account, times: Times, reason: str) -> None:
     assert ranked([("one", estimate, times)])[0].reason == reason
 
 
@@ -77,7 +77,7 @@ def test_the_reason_of_the_fastest(estimate: Estimate, times: Times, reason: str
         (BUSY, made_of(unfused=30), "2.50x: 30.0 us more for 1.0 GiB of scores that pass through memory"),
     ],
 )  # fmt: skip
-def test_the_reason_of_the_slower(estimate: Estimate, times: Times, reason: str) -> None:
+def test_the_reason_of_the_slower(estimate: Account, times: Times, reason: str) -> None:
     best = replace(BUSY, time_us=20.0), made_of(chain=10)
     assert ranked([("best", *best), ("slow", estimate, times)])[1].reason == reason
 

@@ -20,8 +20,8 @@ from treegen.backends import oracle
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.emit import emit
+from treegen.cost.account import account
 from treegen.cost.analytic import terms_of
-from treegen.cost.estimate import account
 from treegen.cost.launch_counts import item_launches
 from treegen.ir.errors import PlanError
 from treegen.ir.groups import Group, Segment

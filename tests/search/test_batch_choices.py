@@ -29,7 +29,6 @@ from treegen.bench.suite_tuning import (
 )
 from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
-from treegen.search.split_estimates import BATCH_TERMS
 from treegen.search.weigh import weighed, weights_of
 from treegen.strategies import query
 from treegen.strategies.cohort import Cohort
@@ -66,10 +65,20 @@ def test_policies_name_their_places() -> None:
     "policy",
     [{}, {"strategy": "query"}, {"strategy": "cohort"}, {"strategy": "cohort", "head_rows": "64"},
      {"strategy": "cohort", "head_rows": 64, "split": 128}, {"strategy": "cohort", "head_rows": 64, "waves": "3"},
+     {"strategy": "cohort", "head_rows": 64, "blocks_per_sm": "3"},
      {"strategy": "cohort", "head_rows": 64, "cut": "middle"}],
 )  # fmt: skip
 def test_what_is_no_policy_for_batches(policy: dict[str, object]) -> None:
     assert not accepts_for_batches(policy)
+
+
+def test_policies_of_earlier_versions_are_taken() -> None:
+    policy = {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"}
+    earlier = {"strategy": "cohort", "head_rows": 32, "waves": "4"}
+    assert accepts_for_batches(earlier)
+    found = weights_of(prefix(60, 4096, 500), TILE)
+    assert found is not None
+    assert place_of(found, earlier) == place_of(found, policy) is not None
 
 
 def test_buckets_are_coarse() -> None:
@@ -84,14 +93,14 @@ def test_buckets_are_coarse() -> None:
 
 def test_what_was_measured_is_taken_at_any_length() -> None:
     problem, longer = prefix(60, 4096, 600), prefix(62, 4500, 900)
-    kept(problem, head_rows=32, waves="4")
+    kept(problem, head_rows=32, blocks_per_sm="4")
     choices = BatchChoices(TILE, 10_000)
     chosen, other = choices.choose(problem), BatchChoices(TILE, 10_000).choose(longer)
     assert chosen.reason == "measured as the fastest for such batches: a test"
     assert chosen.strategy.options["head_rows"] == other.strategy.options["head_rows"] == 32
     found = weights_of(longer, TILE)
     assert found is not None
-    place = place_of(found, {"strategy": "cohort", "head_rows": 32, "waves": "4"})
+    place = place_of(found, {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"})
     assert place is not None
     assert other.strategy.options["split"] == int(found.splits[place])
 
@@ -105,7 +114,7 @@ def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
 
 def test_plans_with_too_many_items_are_not_taken() -> None:
     problem = prefix(60, 4096, 500)
-    kept(problem, head_rows=64, waves="4")
+    kept(problem, head_rows=64, blocks_per_sm="4")
     assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
     assert BatchChoices(TILE, 30).choose(problem) == weighed(problem, most_items=30, tile=TILE)
 
@@ -119,15 +128,17 @@ def test_a_policy_that_does_not_suit_a_batch_of_the_bucket_is_not_taken() -> Non
 
 def test_plans_that_merge_nothing_pay_for_the_launch_of_merges() -> None:
     """By the term for it; and kernels for one tree, which then have no such launch, do not."""
-    problem, terms = prefix(32, 256, 64), BATCH_TERMS._replace(idle_merge_us=0.0)
-    idle, free = weights_of(problem, TILE), weights_of(problem, TILE, terms)
+    problem = prefix(32, 256, 64)
+    constants = problem.target.batch_constants
+    without = problem._replace(target=replace(problem.target, batch_constants=replace(constants, idle_merge_us=0.0)))
+    idle, free = weights_of(problem, TILE), weights_of(without, TILE)
     assert idle is not None
     assert free is not None
     paid = np.unique((idle.times_us - free.times_us).round(9)).tolist()
-    assert paid == [0.0, BATCH_TERMS.idle_merge_us]
+    assert paid == [0.0, constants.idle_merge_us]
     whole = idle.walks.index(Cohort(64))
     assert idle.times_us[0, whole] > free.times_us[0, whole]
-    alone, other = weights_of(problem), weights_of(problem, batch_terms=terms)
+    alone, other = weights_of(problem), weights_of(without)
     assert alone is not None
     assert other is not None
     assert (alone.times_us == other.times_us).all()
@@ -185,7 +196,7 @@ SETTINGS = BatchSettings(capture=called, timer=lambda call, repeats: 1.0)
 def of_us(*times: float, name: str = "a", own: int = 500) -> MeasuredBatch:
     """A batch whose policies take these times, the weighed one first."""
     sizes = ((64, "8"), (32, "4"), (64, "2"), (4, "2"))
-    policies = ({"strategy": "cohort", "head_rows": rows, "waves": waves} for rows, waves in sizes)
+    policies = ({"strategy": "cohort", "head_rows": rows, "blocks_per_sm": blocks} for rows, blocks in sizes)
     named = enumerate(zip(policies, times, strict=False))
     measured = tuple(MeasuredPolicy(each, 1.0 + place, us) for place, (each, us) in named)
     return MeasuredBatch(name, "groups", batch_key(prefix(60, 4096, own)), measured)
@@ -194,7 +205,7 @@ def of_us(*times: float, name: str = "a", own: int = 500) -> MeasuredBatch:
 def test_the_fastest_of_a_bucket_is_kept() -> None:
     """By the geometric mean over its batches, of policies that were measured in all of them."""
     (entry,) = suite_entries([of_us(100, 80, 99, 10), of_us(200, 210, 150, name="b")], "medians")
-    assert entry.policy == {"strategy": "cohort", "head_rows": 64, "waves": "2"}
+    assert entry.policy == {"strategy": "cohort", "head_rows": 64, "blocks_per_sm": "2"}
     assert entry.measured_us == pytest.approx((99 * 150) ** 0.5)
     assert entry.measured_us == min(time for _, time, _ in entry.candidates if time is not None)
     assert entry.source == "medians: a, b, 1.16x the weighed choice"

@@ -10,7 +10,7 @@ import treegen
 from support.forests import examples, forests
 from support.h200 import H200
 from treegen import Shape, Tree
-from treegen.cost.estimate import account
+from treegen.cost.account import account
 from treegen.ir.verify import verify, verify_schedule
 from treegen.report.explain import explain
 from treegen.schedule.passes.fuse_merge import with_fused_merge

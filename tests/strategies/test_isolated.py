@@ -285,7 +285,7 @@ def test_auto_takes_the_best_of_isolated_plans(tree: Tree) -> None:
     for strategy in (fasttree(), flashforge(), deft_node(), deft_node_chunk(256), cohort(split=512)):
         divided = SeparateRows().apply(strategy.plan(Problem(tree, shape, H200)), tree)
         schedule = lower(divided, Problem(tree, shape, H200))
-        assert found_us <= treegen.cost.estimate.account(divided, schedule, Problem(tree, shape, H200)).time_us * (
+        assert found_us <= treegen.cost.account.account(divided, schedule, Problem(tree, shape, H200)).time_us * (
             1 + 1e-9
         )
 

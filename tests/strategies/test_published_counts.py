@@ -6,7 +6,7 @@ import pytest
 
 from support.h200 import H200
 from treegen import Shape, Tree, strategies
-from treegen.cost.estimate import Estimate, account
+from treegen.cost.account import Account, account
 from treegen.schedule.lower import lower
 from treegen.strategies import Strategy, strategy_from
 from treegen.target.problem import Problem
@@ -35,7 +35,7 @@ TREES = {
 }
 
 
-def accounted(strategy: Strategy | str, tree: Tree, shape: Shape = SHAPE) -> Estimate:
+def accounted(strategy: Strategy | str, tree: Tree, shape: Shape = SHAPE) -> Account:
     plan = strategy_from(strategy).plan(Problem(tree, shape, H200))
     return account(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from treegen import Shape, Tree
-from treegen.cost.estimate import assess
+from treegen.cost.account import assess
 from treegen.cost.predicted_timeline import predicted_timeline
 from treegen.cost.timeline import Recording
 from treegen.ir.plan import Plan

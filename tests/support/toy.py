@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treegen.target.targets import Constants, Target
+from treegen.target.targets import BatchConstants, Constants, Target
 
 TOY = Target(
     name="toy",
@@ -32,6 +32,9 @@ TOY = Target(
         merge_fraction=0.5,
         merge_step_us=0.1,
         sharpness=2.0,
+    ),
+    batch_constants=BatchConstants(
+        blocks_factor=1.2, memory_factor=1.1, chain_factor=1.2, last_part=0.1, sharpness=4.0, idle_merge_us=1.0
     ),
     constants_of="toy",
 )

@@ -87,13 +87,17 @@ def test_files_hold_targets(tmp_path: Path, name: str) -> None:
 
 
 def test_files_may_leave_out_what_is_not_known(tmp_path: Path) -> None:
-    facts = {key: value for key, value in OWN.items() if key not in ("constants", "constants_of", "grid")}
+    facts = {key: value for key, value in OWN.items() if not key.endswith(("constants", "constants_of", "grid"))}
     target = target_from(file_of(tmp_path, facts))
     assert (target.name, target.sms, target.grid) == ("own", 100, None)
     assert (target.constants, target.constants_of) == (targets()["h200"].constants, "h200")
     fitted = {**facts, "constants": {**asdict(target.constants), "launch_us": 3.5}}
     target = target_from(file_of(tmp_path, fitted))
     assert (target.constants.launch_us, target.constants_of) == (3.5, "own")
+    assert target.batch_constants == targets()["h200"].batch_constants
+    of_batches = {**facts, "batch_constants": {**asdict(target.batch_constants), "idle_merge_us": 0.5}}
+    target = target_from(file_of(tmp_path, of_batches))
+    assert (target.batch_constants.idle_merge_us, target.constants_of) == (0.5, "h200")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,7 @@ def test_files_may_leave_out_what_is_not_known(tmp_path: Path) -> None:
         ({**OWN, "constants": [1.0]}, "lacks or adds constants"),
         ({**OWN, "constants": {**OWN["constants"], "launch_us": 0}}, "not positive"),
         ({**OWN, "constants": {**OWN["constants"], "launch_us": "1"}}, "not positive"),
+        ({**OWN, "batch_constants": {"sharpness": 4.4}}, "batch_constants .* lacks or adds constants"),
         ({**OWN, "grid": {"rows": [1]}}, "cost grid"),
     ],
 )

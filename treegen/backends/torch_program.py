@@ -71,13 +71,13 @@ class TorchProgram:
     def _batches(self, c: int) -> Iterator[dict[str, torch.Tensor]]:
         schedule, tile = self._schedule, self._schedule.configs[c]
         if tile.fused:
-            for items in self._waves(c):
+            for items in self._in_order(c):
                 batches = _batches(schedule, tile, items, self._shape)
                 if schedule.fixed:
                     batches = [row for batch in batches for row in _rows_alone(batch)]
                 yield from map(self._tensors, batches)
 
-    def _waves(self, c: int) -> list[range]:
+    def _in_order(self, c: int) -> list[range]:
         """Lists the items of a kernel config, with items that wait for others after these."""
         begin, end = self._schedule.config_indptr[c : c + 2].tolist()
         if not self._schedule.configs[c].fused_merge:

@@ -38,7 +38,7 @@ from treegen.cli.progress_bars import activity_bar, progress_bar
 from treegen.cli.rank_options import InterleaveOption, LinkOption, RanksOption, TensorOption, division_from
 from treegen.codegen import emit as emission
 from treegen.codegen.emit import Source
-from treegen.cost.estimate import CostModel
+from treegen.cost.account import CostModel
 from treegen.ir.errors import BackendError, FormatError, StrategyError
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import DEFAULT_SHAPE, Shape

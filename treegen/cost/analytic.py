@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.cost.launch_counts import ItemLaunches, MergeLaunches
-from treegen.target.cost_terms import ITEMS, MERGES, Symbols, term_values
+from treegen.ir.arrays import Floats
+from treegen.target.cost_terms import ITEMS, MERGES, Symbols, facts_of, term_values
 from treegen.target.targets import Constants, Target
 
 if TYPE_CHECKING:
     import sympy
 
-Floats = npt.NDArray[np.float64]
 WAITING = 1.08
 """Time of a launch in which some items wait for others, over that of the same items in a launch without waiting.
 
@@ -25,20 +25,19 @@ give.
 """
 
 
-def _total(v: Any) -> Any:
-    """Returns the time of all launches.
-
-    It depends on the summed times of the launches, the traffic of unfused operations, the number of launches, and
-    `waiting`: WAITING where items wait for others, else 1.
-    """
-    launching = v.launch_us + (v.launches - 1) * v.next_launch_us
-    unfused = v.unfused_bytes / (v.memory_bytes_per_us * v.memory_fraction)
-    return launching + v.items_us * v.waiting + v.merge_us + unfused
+_PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "launching": lambda v: v.launch_us + (v.launches - 1) * v.next_launch_us,
+    "items": lambda v: v.items_us * v.waiting,
+    "merges": lambda v: v.merge_us,
+    "unfused": lambda v: v.unfused_bytes / (v.memory_bytes_per_us * v.memory_fraction),
+}
+"""The parts of the time of all launches. They read a target's facts, the summed times of the launches, the number of
+launches, the traffic of unfused operations, and `waiting`: WAITING where items wait for others, else 1."""
 
 
 def total_symbol() -> sympy.Expr:
     """Returns the time of all launches as an expression of symbols; imports sympy."""
-    return _total(Symbols())
+    return sum(part(Symbols()) for part in _PARTS.values())
 
 
 def terms_of(
@@ -112,16 +111,17 @@ def times(
         items_us: Microseconds of the launches of work items; by default this model's.
     """
     items, merges, number, unfused_bytes, waiting = launches
-    chosen = constants or target.constants
-    launch_terms = terms_of(items, target, constants) if len(items.turns) else {}
+    launch_terms = terms_of(items, target, constants) if len(items.pieces) else {}
     merge_terms = terms_of(merges, target, constants) if len(merges.rows) else {}
     if items_us is None:
         items_us = launch_terms.get("items_us", np.zeros(0))
-    return Times(
-        launching=chosen.launch_us + (number - 1) * chosen.next_launch_us if number else 0.0,
-        items=float(items_us.sum()) * (WAITING if waiting else 1.0),
-        merges=float(merge_terms.get("merge_us", np.zeros(0)).sum()),
-        unfused=unfused_bytes / (target.memory_bytes_per_us * chosen.memory_fraction),
-        launch_terms=launch_terms,
-        merge_terms=merge_terms,
+    facts = SimpleNamespace(
+        **facts_of(target, constants),
+        launches=number,
+        items_us=float(items_us.sum()),
+        merge_us=float(merge_terms.get("merge_us", np.zeros(0)).sum()),
+        unfused_bytes=unfused_bytes,
+        waiting=WAITING if waiting else 1.0,
     )
+    parts = {name: part(facts) if number else 0.0 for name, part in _PARTS.items()}
+    return Times(**parts, launch_terms=launch_terms, merge_terms=merge_terms)

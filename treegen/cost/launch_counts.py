@@ -15,7 +15,7 @@ from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.target.problem import Problem
-from treegen.target.tile_config import resident_blocks, tile_operations, tile_work
+from treegen.target.tile_config import lanes_of, resident_blocks, tile_operations, tile_work
 
 FP32_BYTES = 4
 Count = TypeVar("Count", int, Longs)
@@ -27,11 +27,11 @@ class ItemCounts(Generic[Count]):
     """Counts of one launch of work items, or of several."""
 
     blocks: Count  # thread blocks
-    turns: Count  # work items times lanes: more than thread blocks where these work off lists
-    evened: Count  # turns, rounded up to a multiple of the SMs (see evened_turns)
+    pieces: Count  # work items times lanes: more than thread blocks where these work off lists
+    even_pieces: Count  # pieces, rounded up to a multiple of the SMs (see even_pieces)
     full: Count  # full tiles, over all thread blocks
     packed: Count  # tiles packed from several runs, over all thread blocks
-    longest_turns: Count  # turns of the thread block with the most tiles
+    longest_pieces: Count  # pieces of the thread block with the most tiles
     longest_full: Count  # full tiles of the thread block with the most tiles
     longest_packed: Count  # packed tiles of that thread block
     longest_merges: Count  # the most partials of a row that items join before they write
@@ -88,25 +88,24 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
         end = run0 + packed * tile.runs_per_tile
         loads = tile_ends[tile0 + full] - tile_ends[tile0] + run_ends[end] - run_ends[run0]
         # A row whose heads need several tiles has a thread block for each of them, per KV head; each loads the KV.
-        head_tiles = -(-shape.group // tile.rows)
-        lanes = shape.num_kv_heads * head_tiles
-        longest_turns, longest_full, longest_packed = _longest_block(schedule, tile, full, packed, lanes)
+        lanes = lanes_of(tile, shape)
+        longest_pieces, longest_full, longest_packed = _longest_block(schedule, tile, full, packed, lanes)
         read = min(int(group_tokens[np.unique(group)].sum()), tree.unique_tokens) * shape.kv_token_bytes
         heads = shape.num_qo_heads
         q_bytes = int(rows.sum()) * heads * shape.head_dim * shape.dtype_bytes
         partial = int(rows[partial0 >= 0].sum()) * shape.partial_bytes
         final = int(rows[partial0 < 0].sum()) * heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
         longest_merges, joined = _merged_by_items(schedule, tile, row0, rows)
-        turns, tiles = len(items) * lanes, int((full + packed).sum()) * lanes
+        pieces, tiles = len(items) * lanes, int((full + packed).sum()) * lanes
         tile_flops, tile_bytes = tile_work(tile, shape)
         launches.append(
             ItemCounts(
-                blocks=len(schedule.work_indptr) - 1 if tile.work_list else turns,
-                turns=turns,
-                evened=int(evened_turns(turns, target.sms)),
+                blocks=len(schedule.work_indptr) - 1 if tile.work_list else pieces,
+                pieces=pieces,
+                even_pieces=int(even_pieces(pieces, target.sms)),
                 full=int(full.sum()) * lanes,
                 packed=int(packed.sum()) * lanes,
-                longest_turns=longest_turns,
+                longest_pieces=longest_pieces,
                 longest_full=longest_full,
                 longest_packed=longest_packed,
                 longest_merges=longest_merges,
@@ -115,7 +114,7 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
                 tile_bytes=tile_bytes,
                 tile_rows=tile.rows,
                 resident=resident_blocks(tile, shape, target),
-                kv_loads=int(loads.sum()) * head_tiles,
+                kv_loads=int(loads.sum()) * (lanes // shape.num_kv_heads),
                 mask_runs=int((full + run_counts[end] - run_counts[run0]).sum()) if tile.mask != "none" else 0,
                 q_bytes=q_bytes,
                 memory_bytes=read + q_bytes + partial + final + joined * shape.partial_bytes,
@@ -124,19 +123,19 @@ def item_launches(plan: Plan, schedule: Schedule, problem: Problem) -> ItemLaunc
     return ItemLaunches(*_columns(launches, _ITEM_COUNTS))
 
 
-def evened_turns(turns: Longs | int, sms: int) -> Longs:
-    """Rounds the turns of a launch up to a multiple of the SMs, because all SMs wait for the busiest one.
+def even_pieces(pieces: Longs | int, sms: int) -> Longs:
+    """Rounds the pieces of a launch up to a multiple of the SMs, because all SMs wait for the busiest one.
 
     Leaves counts below the number of SMs unchanged.
     """
-    evened: Longs = np.where(np.greater_equal(turns, sms), -(-turns // sms) * sms, turns)
-    return evened
+    even: Longs = np.where(np.greater_equal(pieces, sms), -(-pieces // sms) * sms, pieces)
+    return even
 
 
 def _longest_block(
     schedule: Schedule, tile: KernelConfig, full: Longs, packed: Longs, lanes: int
 ) -> tuple[int, int, int]:
-    """Returns turns, full and packed tiles of the thread block with the most tiles.
+    """Returns pieces, full and packed tiles of the thread block with the most tiles.
 
     Of several such thread blocks it is the one with the most packed tiles.
     """
@@ -144,11 +143,11 @@ def _longest_block(
         longest = int(((full + packed) * INT32_MAX + packed).argmax())
         return 1, int(full[longest]), int(packed[longest])
     item = schedule.work.astype(np.int64) // lanes
-    turns, fulls, packeds = (
+    pieces, fulls, packeds = (
         np.diff(offsets(values)[schedule.work_indptr]) for values in (np.ones(len(item)), full[item], packed[item])
     )
     longest = int((fulls + packeds).argmax())
-    return int(turns[longest]), int(fulls[longest]), int(packeds[longest])
+    return int(pieces[longest]), int(fulls[longest]), int(packeds[longest])
 
 
 def _merged_by_items(schedule: Schedule, tile: KernelConfig, row0: Longs, rows: Longs) -> tuple[int, int]:

@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.cost.analytic import Times
 from treegen.cost.launch_work import LaunchWork, launch_work
-from treegen.ir.arrays import offsets, ragged_ranges
+from treegen.ir.arrays import Floats, offsets, ragged_ranges
 from treegen.ir.schedule import Schedule
+from treegen.target.cost_terms import ITEMS, term_values
 from treegen.target.problem import Problem
 from treegen.target.targets import starts_launches_early
-from treegen.target.tile_config import MOST_RESIDENT, resident_blocks
-
-Floats = npt.NDArray[np.float64]
+from treegen.target.tile_config import MOST_RESIDENT, resident_blocks, tile_work
 
 
 class CostedWork(NamedTuple):
@@ -52,14 +50,11 @@ def costed_work(schedule: Schedule, problem: Problem, times: Times) -> Iterator[
     """
     items_us = _shares(times.launch_terms.get("items_us"), times.items)
     merge_us = _shares(times.merge_terms.get("merge_us"), times.merges)
-    of_items = 0
     for work in launch_work(schedule, problem.shape):
         if work.config < 0:
             yield _of_merges(schedule, work, problem, next(merge_us))
         else:
-            tile_us = tuple(float(times.launch_terms[name][of_items]) for name in ("lone_tile", "full_tile"))
-            yield _of_items(schedule, work, problem, tile_us, next(items_us))
-            of_items += 1
+            yield _of_items(schedule, work, problem, next(items_us))
 
 
 def _shares(terms: Floats | None, whole: float) -> Iterator[float]:
@@ -68,22 +63,35 @@ def _shares(terms: Floats | None, whole: float) -> Iterator[float]:
         yield from (terms * (whole / float(terms.sum()))).tolist()
 
 
-def _of_items(
-    schedule: Schedule, work: LaunchWork, problem: Problem, tile_us: tuple[float, ...], launch_us: float
-) -> CostedWork:
-    """Costs a launch of work items. tile_us: a tile alone on an SM, and its share of a full one."""
+def _of_items(schedule: Schedule, work: LaunchWork, problem: Problem, launch_us: float) -> CostedWork:
+    """Costs a launch of work items: each piece as a launch of its own, alone, or on an SM that is full."""
     _, shape, target = problem
-    tile, constants, (lone_tile, full_tile) = schedule.configs[work.config], target.constants, tile_us
+    tile = schedule.configs[work.config]
     row0, rows, full, packed = (
         schedule.column(name).astype(np.int64) for name in ("row0", "rows", "tiles", "packed_tiles")
     )
-    lone = constants.lone_block_us + (full + packed) * lone_tile + packed * constants.lone_packed_us
-    busy = (full + packed) * full_tile + packed * constants.full_packed_us
-    busy += constants.full_block_us + tile.rows * constants.full_row_us
+    flops, loaded = tile_work(tile, shape)
+    ones, zeros = np.ones(len(rows)), np.zeros(len(rows))
+    own_counts = {
+        "pieces": ones,
+        "even_pieces": ones,
+        "full": full * ones,
+        "packed": packed * ones,
+        "longest_pieces": ones,
+        "longest_full": full * ones,
+        "longest_packed": packed * ones,
+        "longest_merges": zeros,
+        "tile_flops": flops * ones,
+        "tile_bytes": loaded * ones,
+        "tile_rows": tile.rows * ones,
+        "memory_bytes": zeros,
+    }
+    values = term_values(ITEMS, own_counts, target)
+    lone, busy = values["chain"], values["throughput"] * target.sms
     join = np.zeros(len(rows))
     if tile.epilogue_merge:
         counts = np.diff(schedule.epilogue_indptr)[ragged_ranges(row0, rows)]
-        join[rows > 0] = np.maximum.reduceat(counts, offsets(rows)[:-1][rows > 0]) * constants.merge_step_us
+        join[rows > 0] = np.maximum.reduceat(counts, offsets(rows)[:-1][rows > 0]) * target.constants.merge_step_us
     early = tile.epilogue_merge and starts_launches_early(target.capability)
     resident = resident_blocks(tile, shape, target)
     return CostedWork(work, lone[work.item], busy[work.item], join[work.item], resident, launch_us, early)

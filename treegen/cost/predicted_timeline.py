@@ -27,9 +27,9 @@ from heapq import heapreplace
 import numpy as np
 
 from treegen.cost.analytic import Times
-from treegen.cost.piece_costs import CostedWork, Floats, costed_work
+from treegen.cost.piece_costs import CostedWork, costed_work
 from treegen.cost.timeline import BlockSpans, Timeline, spans_of, spans_of_launches
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Floats, Longs, offsets
 from treegen.ir.schedule import Schedule
 from treegen.target.problem import Problem
 
@@ -48,7 +48,7 @@ def predicted_timeline(schedule: Schedule, problem: Problem, times: Times) -> Ti
     Args:
         schedule: The schedule that the account counts: with fused merges, unless its capacity is fixed.
         problem: The tree, the attention shape and the target.
-        times: The parts of its estimated time (treegen.cost.estimate.assess).
+        times: The parts of its estimated time (treegen.cost.account.assess).
 
     Returns:
         The timeline. Without launches of kernels it has no blocks, and takes the estimated time.

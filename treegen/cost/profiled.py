@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.cost.launch_counts import ItemLaunches
-from treegen.ir.arrays import Longs, offsets
+from treegen.ir.arrays import Floats, Longs, offsets
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
 from treegen.target.targets import Target
 from treegen.target.task_costs import task_costs, task_rows
 from treegen.target.tile_config import lanes_of, resident_blocks
-
-Floats = npt.NDArray[np.float64]
 
 
 def item_tokens(schedule: Schedule) -> Longs:

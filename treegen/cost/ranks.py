@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from treegen.cost.account import CostModel, account
 from treegen.cost.communication import Communication, Link, Wanted, merge_cost, merge_modes
-from treegen.cost.estimate import CostModel, account
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape

@@ -7,12 +7,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.cost.launch_work import LaunchWork
-from treegen.ir.arrays import Longs, offsets
-
-Floats = npt.NDArray[np.float64]
+from treegen.ir.arrays import Floats, Longs, offsets
 
 
 class LaunchSpan(NamedTuple):

@@ -6,14 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from treegen.ir.arrays import Longs
+from treegen.ir.arrays import Floats, Longs
 from treegen.ir.tree import Tree
 from treegen.strategies.forest import Forest
 from treegen.workloads.traces import CourseSegment
-
-Floats = npt.NDArray[np.float64]
 
 LARGEST_BATCH = 512  # trees of a batch
 MOST_TOKENS = 2**30  # tokens of a batch, because token coordinates are int32

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treegen.cost.estimate import Estimate, account
+from treegen.cost.account import Account, account
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.report.decode_io import WorkloadIO
@@ -77,7 +77,7 @@ def course_object(
     on_target, made = target_from(target), [strategy_from(strategy) for strategy in strategies]
     decode = workload.decodes[0]
     steps, trees = _chosen(decode)
-    found: list[list[Estimate | None]] = []
+    found: list[list[Account | None]] = []
     for tree in trees:
         found.append([_account(strategy, Problem(tree, shape, on_target)) for strategy in made])
         if on_progress:
@@ -116,7 +116,7 @@ def _chosen(decode: Decode) -> tuple[list[int], list[Tree]]:
     return steps, [segments[bisect_right(first, step) - 1].at(step) for step in steps]
 
 
-def _account(strategy: Strategy, problem: Problem) -> Estimate | None:
+def _account(strategy: Strategy, problem: Problem) -> Account | None:
     """Accounts for a strategy's plan; None where that is too large."""
     chosen = strategy.choose(problem).strategy
     if is_too_large(chosen, problem.tree, problem.shape):
@@ -125,7 +125,7 @@ def _account(strategy: Strategy, problem: Problem) -> Estimate | None:
     return account(plan, lower(plan, problem), problem)
 
 
-def _beside(estimate: Estimate) -> int:
+def _beside(estimate: Account) -> int:
     return estimate.partial_bytes + estimate.score_bytes + estimate.mask_bytes
 
 
@@ -137,8 +137,8 @@ def _chart(
     title: str,
     unit: str,
     made: Sequence[Strategy],
-    found: Sequence[Sequence[Estimate | None]],
-    figure: Callable[[Estimate], float],
+    found: Sequence[Sequence[Account | None]],
+    figure: Callable[[Account], float],
 ) -> dict[str, Any]:
     """Makes a chart with a line for each strategy."""
     lines = []

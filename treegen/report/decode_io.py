@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from treegen.cost.estimate import account
-from treegen.ir.arrays import Longs, positive_int
+from treegen.cost.account import account
+from treegen.ir.arrays import Floats, Longs, positive_int
 from treegen.ir.errors import StrategyError
 from treegen.ir.json_form import FORMAT
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree
 from treegen.ir.verify import verify
-from treegen.report.decode_batches import Batch, Floats, batches
+from treegen.report.decode_batches import Batch, batches
 from treegen.schedule.forest_counts import count
 from treegen.schedule.lower import lower
 from treegen.search.weigh import weighed

@@ -5,9 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from treegen.cost.analytic import WAITING, Floats, Times, total_symbol
-from treegen.cost.estimate import CostModel, Estimate
+from treegen.cost.account import Account, CostModel
+from treegen.cost.analytic import WAITING, Times, total_symbol
 from treegen.cost.figures import byte_text, count_text, time_text
+from treegen.ir.arrays import Floats
 from treegen.target.cost_terms import ITEMS, MERGES
 from treegen.target.targets import Target
 from treegen.target.task_costs import source_of_costs
@@ -16,7 +17,7 @@ COLUMNS = 80
 """The most columns of a text, as in terminals."""
 _MOST_LAUNCHES = 4  # launches to list values of
 
-_ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+_ACCOUNT: tuple[tuple[str, Callable[[Account], str]], ...] = (
     ("KV, each visible token once", lambda e: byte_text(e.kv_unique_bytes)),
     ("KV that the groups read", lambda e: byte_text(e.kv_hbm_bytes)),
     ("KV re-read by tiles and groups", lambda e: byte_text(e.kv_l2_bytes)),
@@ -28,14 +29,14 @@ _ACCOUNT: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
     ("useful work", lambda e: count_text(e.useful_flops) + "FLOP"),
     ("executed work", lambda e: count_text(e.padded_flops) + "FLOP"),
     ("padding waste", lambda e: f"{100 * e.padding_waste:.1f} %"),
-    ("items (thread blocks)", lambda e: str(e.items)),
+    ("pieces (items x lanes)", lambda e: str(e.items)),
     ("waves", lambda e: f"{e.waves:.2f}"),
     ("launches", lambda e: str(e.launches)),
     ("estimated time", lambda e: time_text(e.time_us)),
 )
 
 
-def account_lines(estimate: Estimate) -> list[str]:
+def account_lines(estimate: Account) -> list[str]:
     """Returns a line for each figure."""
     return [f"  {name:32}{value(estimate):>12}" for name, value in _ACCOUNT]
 

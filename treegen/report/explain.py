@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from treegen.cost.estimate import CostModel
+from treegen.cost.account import CostModel
 from treegen.cost.ranks import Division, RanksCost, cost_of_ranks
 from treegen.ir.errors import PlanError, ShapeError, StrategyError
 from treegen.ir.json_form import FORMAT

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from treegen.cost.account import Account, CostModel, assess
 from treegen.cost.analytic import Times
-from treegen.cost.estimate import CostModel, Estimate, assess
 from treegen.cost.predicted_timeline import predicted_timeline
 from treegen.cost.timeline import Recording
 from treegen.ir.groups import SEGMENT_ARRAYS, Group
@@ -50,7 +50,7 @@ class ExplainedPlan:
     reason: str
     plan: Plan
     schedule: Schedule
-    estimate: Estimate
+    estimate: Account
     times: Times
     timeline: PlanTimeline
     fixed: bool = False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from treegen.cost.account import Account
 from treegen.cost.analytic import Times
-from treegen.cost.estimate import Estimate
 from treegen.cost.figures import byte_text, time_text
 from treegen.report.estimate_text import COLUMNS
 
@@ -19,11 +19,11 @@ class Ranked:
 
     place: int
     name: str
-    estimate: Estimate
+    estimate: Account
     reason: str
 
 
-def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
+def ranked(entries: Sequence[tuple[str, Account, Times]]) -> list[Ranked]:
     """Ranks strategies by estimated time; equal ones keep their order. entries: (name, estimate, times) of each."""
     order = sorted(entries, key=lambda entry: entry[1].time_us)
     _, best, best_times = order[0]
@@ -39,7 +39,7 @@ def ranked(entries: Sequence[tuple[str, Estimate, Times]]) -> list[Ranked]:
     return result
 
 
-def bound_text(estimate: Estimate, made_of: Times) -> str:
+def bound_text(estimate: Account, made_of: Times) -> str:
     """Names what takes most of the time: `bound by the longest thread block`."""
     if not estimate.launches:
         return "nothing to do"
@@ -62,11 +62,11 @@ def _items_bound(made_of: Times) -> str:
     return texts[max(sums, key=lambda name: sums[name])]
 
 
-def _launches(estimate: Estimate) -> str:
+def _launches(estimate: Account) -> str:
     return "1 launch" if estimate.launches == 1 else f"{estimate.launches} launches"
 
 
-def _excess(estimate: Estimate, made_of: Times, best: Estimate, best_times: Times) -> str:
+def _excess(estimate: Account, made_of: Times, best: Account, best_times: Times) -> str:
     """Names the largest loss against the fastest strategy."""
     more = {
         "unfused": made_of.unfused - best_times.unfused,
@@ -93,14 +93,14 @@ def _excess(estimate: Estimate, made_of: Times, best: Estimate, best_times: Time
     return f"{lost} more for {cause}"
 
 
-_COLUMNS: tuple[tuple[str, Callable[[Estimate], str]], ...] = (
+_COLUMNS: tuple[tuple[str, Callable[[Account], str]], ...] = (
     ("time", lambda e: time_text(e.time_us)),
     ("KV read", lambda e: byte_text(e.kv_hbm_bytes)),
     ("KV re-read", lambda e: byte_text(e.kv_l2_bytes)),
     ("partials", lambda e: byte_text(e.partial_bytes)),
     ("padding", lambda e: f"{100 * e.padding_waste:.1f} %"),
     ("launches", lambda e: str(e.launches)),
-    ("items", lambda e: str(e.items)),
+    ("pieces", lambda e: str(e.items)),
     ("waves", lambda e: f"{e.waves:.2f}"),
     ("queries", lambda e: byte_text(e.q_bytes)),
     ("scores", lambda e: byte_text(e.score_bytes)),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from treegen.cost.estimate import Estimate
+from treegen.cost.account import Account
 from treegen.cost.figures import byte_text, count_text
 from treegen.ir.arrays import Longs
 from treegen.ir.json_form import FORMAT
@@ -228,7 +228,7 @@ def _estimate_lines(names: tuple[str, str], entries: tuple[ExplainedPlan, Explai
     """Yields the fields of both estimates, and the ratio of the second to the first."""
     one, two = (entry.estimate for entry in entries)
     rows = [("estimate", *names, "second/first")]
-    for name in (*(field.name for field in fields(Estimate)), "padding_waste"):
+    for name in (*(field.name for field in fields(Account)), "padding_waste"):
         amounts = getattr(one, name), getattr(two, name)
         ratio = "=" if amounts[0] == amounts[1] else f"{amounts[1] / amounts[0]:.2f}" if amounts[0] else "-"
         rows.append((name, amount_text(name, amounts[0]), amount_text(name, amounts[1]), ratio))
@@ -239,7 +239,7 @@ def _estimate_lines(names: tuple[str, str], entries: tuple[ExplainedPlan, Explai
 
 
 def amount_text(field: str, amount: float) -> str:
-    """Formats an amount in the unit at the end of its field's name in Estimate."""
+    """Formats an amount in the unit at the end of its field's name in Account."""
     if field.endswith("_bytes"):
         return byte_text(int(amount))
     if field.endswith("_flops"):

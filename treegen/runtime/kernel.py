@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from treegen.backends import check_inputs, oracle
-from treegen.cost.estimate import Estimate
+from treegen.cost.account import Account
 from treegen.ir.arrays import IntsLike
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
@@ -282,7 +282,7 @@ class Kernel(Copyable, ExplainedKernel):
         return kernel_source(self._calls)
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Account:
         """The account of the plan: bytes, operations, launches and the estimated time."""
         return self._calls.prepared.estimate
 

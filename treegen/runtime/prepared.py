@@ -12,7 +12,7 @@ from treegen.backends.kv_scales import Scales
 from treegen.backends.scratch import workspace_bytes
 from treegen.backends.torch_program import TorchProgram
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
-from treegen.cost.estimate import Estimate, account
+from treegen.cost.account import Account, account
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.tree import Tree
@@ -127,7 +127,7 @@ class PreparedPlan:
         return None if self.layout is None else self.layout.limits
 
     @property
-    def estimate(self) -> Estimate:
+    def estimate(self) -> Account:
         """The account of the plan."""
         return account(self.plan, self.counted, self.view.problem, fixed=self.layout is not None)
 

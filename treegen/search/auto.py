@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.cost.estimate import account
+from treegen.cost.account import account
 from treegen.cost.figures import time_text
 from treegen.ir.errors import ShapeError
 from treegen.ir.plan import Plan

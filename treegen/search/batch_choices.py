@@ -3,10 +3,11 @@
 A policy for batches names a walk of treegen.search.weigh and how finely it is split, so that it fits a batch of any
 length:
 
-    {"strategy": "cohort", "head_rows": 64, "cut": "highest", "waves": "2"}
+    {"strategy": "cohort", "head_rows": 64, "cut": "highest", "blocks_per_sm": "2"}
 
 head_rows: query head rows of a cohort. cut: whether paths are cut at the lowest or at the highest threshold on rows.
-waves: thread blocks per SM that the split makes; without it nothing is split.
+blocks_per_sm: thread blocks per SM that the split makes (in policies measured by earlier versions: waves); without it
+nothing is split.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
-from treegen.search.split_estimates import SPLIT_STEP, WAVES
+from treegen.search.split_estimates import BLOCKS_PER_SM, SPLIT_STEP
 from treegen.search.weigh import Weights, as_named, least, weights_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -38,7 +39,7 @@ Batches of a bucket differ: work items that just fill the GPU for one of them le
 estimates of shipped policies are at most 1.18 times the least, for the batches that they were measured with.
 """
 _CUTS = ("lowest", "highest")
-_WAVES = tuple(f"{waves:g}" for waves in WAVES)
+_BLOCKS = tuple(f"{blocks:g}" for blocks in BLOCKS_PER_SM)
 
 
 def batch_key(problem: Problem) -> PolicyKey:
@@ -59,9 +60,15 @@ def _measured_shape(shape: Shape) -> Shape:
 
 def accepts_for_batches(policy: Mapping[str, object]) -> bool:
     """Tells whether a policy from outside is one for batches."""
-    rows, cut, waves = policy.get("head_rows"), policy.get("cut", _CUTS[0]), policy.get("waves", _WAVES[0])
-    known = set(policy) <= {"strategy", "head_rows", "cut", "waves"} and policy.get("strategy") == "cohort"
-    return known and type(rows) is int and rows > 0 and cut in _CUTS and waves in _WAVES
+    rows, cut, blocks = policy.get("head_rows"), policy.get("cut", _CUTS[0]), _blocks_of(policy)
+    known = set(policy) <= {"strategy", "head_rows", "cut", "blocks_per_sm", "waves"}
+    known = known and policy.get("strategy") == "cohort"
+    return known and type(rows) is int and rows > 0 and cut in _CUTS and (blocks is None or blocks in _BLOCKS)
+
+
+def _blocks_of(policy: Mapping[str, object]) -> object:
+    """Returns the thread blocks per SM of a policy, None where nothing is split."""
+    return policy.get("blocks_per_sm", policy.get("waves"))
 
 
 def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
@@ -71,7 +78,7 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
     if weights.walks[walk].split_shared_rows is not None:
         policy["cut"] = _CUTS[walk == len(weights.walks) - 1]
     if split:
-        policy["waves"] = _WAVES[split - 1]
+        policy["blocks_per_sm"] = _BLOCKS[split - 1]
     return policy
 
 
@@ -81,8 +88,8 @@ def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
     walks = [walk for walk, each in enumerate(weights.walks) if (each.split_shared_rows is None) == (cut is None)]
     if cut is not None:
         walks = walks[-1:] if cut == _CUTS[1] else walks[:1]
-    waves = policy.get("waves")
-    split = 0 if waves is None else 1 + _WAVES.index(str(waves))
+    blocks = _blocks_of(policy)
+    split = 0 if blocks is None else 1 + _BLOCKS.index(str(blocks))
     return next(((split, walk) for walk in walks if weights.walks[walk].head_rows == policy["head_rows"]), None)
 
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Longs, offsets, ragged
+from treegen.ir.arrays import Floats, Longs, offsets, ragged
 from treegen.ir.tree import Tree
 from treegen.search.path_cuts import Cut
-from treegen.search.walk_layout import Floats, WalkLayout
+from treegen.search.walk_layout import WalkLayout
 from treegen.target.tile_config import RUN_TOKENS
 
 

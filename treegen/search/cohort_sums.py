@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Longs, ramp
+from treegen.ir.arrays import Floats, Longs, ramp
 from treegen.schedule.pack_runs import MOST_SPREAD
 from treegen.search.cohort_counts import Cohorts
-from treegen.search.walk_layout import Floats
 
 _BIN_BITS, _BINS = 19, 512  # dropping 19 bits of a float32 leaves 16 bins per power of two; 32 powers fit
 _FIRST_BIN = 127 << 4  # the bin of 1.0

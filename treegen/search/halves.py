@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.cost.analytic import WAITING
-from treegen.cost.launch_counts import FP32_BYTES, evened_turns
+from treegen.cost.launch_counts import FP32_BYTES, even_pieces
 from treegen.ir.plan import Plan
 from treegen.ir.schedule import Schedule
 from treegen.ir.shape import Shape
@@ -128,15 +128,15 @@ def _time_us(weights: Weights, index: int, problem: Problem) -> float:
     tree, shape, target = problem
     tiles, whole = weights.layout.tiles, weights.whole
     lanes, heads = tiles.lanes[index], shape.num_qo_heads
-    turns = np.int64(2 * whole.cohorts[index] * lanes)
+    pieces = np.int64(2 * whole.cohorts[index] * lanes)
     q_row, final_row = heads * shape.head_dim * shape.dtype_bytes, shape.head_dim_v * shape.dtype_bytes + FP32_BYTES
     rows, longest = tree.num_rows, np.ceil((whole.longest_full[index] + whole.longest_packed[index]) / 2)
     counts = {
-        "turns": turns,
-        "evened": evened_turns(turns, target.sms),
+        "pieces": pieces,
+        "even_pieces": even_pieces(pieces, target.sms),
         "full": whole.full[index] * lanes,
         "packed": whole.packed[index] * lanes,
-        "longest_turns": 1.0,
+        "longest_pieces": 1.0,
         "longest_full": longest - whole.longest_packed[index] / 2,
         "longest_packed": whole.longest_packed[index] / 2,
         "longest_merges": 1.0,

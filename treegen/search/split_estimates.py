@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.launch_counts import FP32_BYTES, evened_turns
-from treegen.ir.arrays import INT32_MAX
+from treegen.cost.launch_counts import FP32_BYTES, even_pieces
+from treegen.ir.arrays import INT32_MAX, Floats
 from treegen.search.cohort_sums import Bins, Tally, fold
 from treegen.search.path_cuts import Cut
-from treegen.search.walk_layout import Floats, WalkLayout
+from treegen.search.walk_layout import WalkLayout
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
-from treegen.target.targets import Target
+from treegen.target.targets import BatchConstants, Target
 
-WAVES = (0.5, 1, 2, 4, 8)
+BLOCKS_PER_SM = (0.5, 1, 2, 4, 8)
 """Thread blocks per SM that the splits of a walk make. Each walk is also weighed without a split."""
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 SPLIT_STEP = 64
@@ -24,43 +24,19 @@ SPLIT_STEP = 64
 _AT_A_TIME = 2  # thread blocks that an SM holds
 
 
-class BatchTerms(NamedTuple):
-    """How launches for running batches differ from those for one tree.
-
-    blocks, memory, chain: the factors of the times of all thread blocks, of memory, and of the longest thread block.
-    idle_merge_us: microseconds of the launch that merges, where a plan merges nothing: it is launched for any plan.
-    last: SMs that take more thread blocks than fit at a time do not run out of them at the same time; this part of a
-    thread block's time is added. sharpness: the exponent of the soft maximum.
-
-    The unevenness of one tree's launches is left out. It makes all SMs wait for the one with most thread blocks; here
-    blocks differ in length, and an SM gets the next one as soon as one ends.
-    """
-
-    blocks: float
-    memory: float
-    chain: float
-    last: float
-    sharpness: float
-    idle_merge_us: float
-
-
-BATCH_TERMS = BatchTerms(blocks=1.15, memory=1.14, chain=1.17, last=0.06, sharpness=4.4, idle_merge_us=1.2)
-"""Fitted on an H200 by benchmarks/fit_batches.py, but for the idle merge, which takes 0.7 to 1.3 us on an H100."""
-
-
 def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, target: Target) -> Floats:
-    """Returns the splits of each walk [splits, walks]: none, and for each of WAVES one for this many thread blocks.
+    """Returns the splits of each walk [splits, walks]: none, and one for each number of BLOCKS_PER_SM.
 
     Where there are more cohorts than that, only the longest are split: into items whose time in a thread block that is
     alone on its SM is the time of the walk on full SMs, or a fraction of it.
     """
-    tiles, waves = layout.tiles, np.array(WAVES)[:, None]
-    wanted = np.maximum(np.floor(waves * target.sms / tiles.lanes), 1.0)
+    tiles, blocks = layout.tiles, np.array(BLOCKS_PER_SM)[:, None]
+    wanted = np.maximum(np.floor(blocks * target.sms / tiles.lanes), 1.0)
     divided = wanted > whole.cohorts
     throughput_us = (whole.full + whole.packed) * tiles.lanes * tiles.full_us / target.sms
     # On average the last item of a cohort is half as long as the others.
     even = whole.tokens / np.maximum(wanted - whole.cohorts / 2, 0.5)
-    splits = np.where(divided, even, tiles.tokens * throughput_us / (tiles.lone_us * waves))
+    splits = np.where(divided, even, tiles.tokens * throughput_us / (tiles.lone_us * blocks))
     splits = np.ceil(splits / SPLIT_STEP) * SPLIT_STEP
     excess = bins.sums(bins.cohorts * bins.parts(splits), len(layout.walks)) / wanted
     splits = np.where(divided & (excess > 1), np.ceil(splits * excess / SPLIT_STEP) * SPLIT_STEP, splits)
@@ -118,38 +94,36 @@ def times_of(
     whole: Tally,
     layout: WalkLayout,
     problem: Problem,
-    batches: BatchTerms | None = None,
+    batches: BatchConstants | None = None,
 ) -> Floats:
     """Returns microseconds of each walk with each of its splits, by the terms of the cost model: [splits, walks].
 
-    batches: the terms of kernels for running batches; None for kernels for one tree.
+    batches: the constants of kernels for running batches; None for kernels for one tree.
     """
     tree, shape, target = problem
     tiles, facts = layout.tiles, facts_of(target)
     slower, longer, idle_us = 1.0, 1.0, 0.0
     if batches is not None:
-        slower, longer, idle_us = batches.blocks, batches.chain / batches.blocks, batches.idle_merge_us
-        memory_fraction = facts["memory_fraction"] * batches.blocks / batches.memory
+        slower, idle_us = batches.blocks_factor, batches.idle_merge_us
+        longer = batches.chain_factor / slower
+        memory_fraction = facts["memory_fraction"] * slower / batches.memory_factor
         facts = {**facts, "sharpness": batches.sharpness, "memory_fraction": memory_fraction}
     items, item_rows, written, merged, longest = outputs
     q_row = shape.num_qo_heads * shape.head_dim * shape.dtype_bytes
     final_row = shape.num_qo_heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
     memory = tree.unique_tokens * shape.kv_token_bytes + item_rows * q_row
     memory += written * shape.partial_bytes + (item_rows - written) * final_row
-    turns = (items * tiles.lanes).astype(np.int64)
+    pieces = (items * tiles.lanes).astype(np.int64)
     # Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
     cut_tiles = _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
-    # The longest item has the most packed tiles, which hold the ends of spans, one after another.
-    rest = (whole.tokens - whole.full * tiles.tokens) / np.maximum(whole.packed, 1.0)  # tokens of a packed tile
-    longest_packed = np.minimum(splits / np.maximum(rest, 1.0), whole.longest_packed)
-    longest_full = np.minimum((splits - longest_packed * rest) / tiles.tokens, whole.longest_full)
-    longest_packed += cut_tiles * (splits < whole.longest)
+    longest_full, longest_packed = _longest_item(splits, whole, layout)
+    longest_packed = longest_packed + cut_tiles * (splits < whole.longest)
     counts = {
-        "turns": turns,
-        "evened": evened_turns(turns, target.sms) if batches is None else turns,
+        "pieces": pieces,
+        "even_pieces": even_pieces(pieces, target.sms) if batches is None else pieces,
         "full": whole.full * tiles.lanes,
         "packed": (whole.packed + cut_tiles * (items - whole.cohorts)) * tiles.lanes,
-        "longest_turns": longer,
+        "longest_pieces": longer,
         "longest_full": longest_full * longer,
         "longest_packed": longest_packed * longer,
         "longest_merges": 0.0,
@@ -166,9 +140,22 @@ def times_of(
     terms = ITEMS.values(SimpleNamespace(**counts, **facts))
     items_us = slower * terms["items_us"]
     if batches is not None:
-        turns_of_sm = turns / target.sms
-        follow = turns_of_sm > _AT_A_TIME
-        items_us += follow * batches.last * slower * np.maximum(terms["throughput"], terms["traffic"]) / turns_of_sm
+        pieces_of_sm = pieces / target.sms
+        follow = pieces_of_sm > _AT_A_TIME
+        last_us = batches.last_part * slower * np.maximum(terms["throughput"], terms["traffic"]) / pieces_of_sm
+        items_us += follow * last_us
     merge_us = MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"] + facts["next_launch_us"]
     times_us: Floats = facts["launch_us"] + items_us + np.where(merged > 0, merge_us, idle_us)
     return times_us
+
+
+def _longest_item(splits: Floats, whole: Tally, layout: WalkLayout) -> tuple[Floats, Floats]:
+    """Returns the full and the packed tiles of the longest item: [splits, walks].
+
+    It has the most packed tiles, which hold the ends of spans, one after another.
+    """
+    tokens = layout.tiles.tokens
+    rest = (whole.tokens - whole.full * tokens) / np.maximum(whole.packed, 1.0)  # tokens of a packed tile
+    packed = np.minimum(splits / np.maximum(rest, 1.0), whole.longest_packed)
+    full = np.minimum((splits - packed * rest) / tokens, whole.longest_full)
+    return full, packed

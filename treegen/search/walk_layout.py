@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from treegen.ir.arrays import Longs
+from treegen.ir.arrays import Floats, Longs
 from treegen.ir.errors import ShapeError
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
@@ -17,8 +16,6 @@ from treegen.strategies.cohort import Cohort
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, kernel_config, lanes_of, rows_per_tile, tile_work, wanted_config
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 WHOLE = (
     (64, False, True),

@@ -5,10 +5,10 @@ Nothing is planned for that. `auto` and kernels for running batches choose so wh
 A tree's cohorts are counted once for every walk (treegen.search.cohort_counts). Every walk has the same number of
 splits, and each of these is a policy:
 
-                walk 0    walk 1   ...
-    no split    policy    policy           Arrays [splits, walks] have the work items, tiles, partial results and
-    0.5 waves   policy    policy           bytes of each policy. The terms of the cost model
-    1 wave      policy    policy           (treegen.target.cost_terms) turn these into microseconds.
+                  walk 0    walk 1   ...
+    no split      policy    policy           Arrays [splits, walks] have the work items, tiles, partial results and
+    0.5 per SM    policy    policy           bytes of each policy. The terms of the cost model
+    1 per SM      policy    policy           (treegen.target.cost_terms) turn these into microseconds.
     ...
 
 Items are counted. The tiles that a split adds to a walk, and the tiles of its longest item, are estimated.
@@ -20,15 +20,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from treegen.cost.figures import time_text
-from treegen.ir.arrays import INT32_MAX
+from treegen.ir.arrays import INT32_MAX, Floats
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
-from treegen.search.split_estimates import BATCH_TERMS, WAVES, BatchTerms, outputs_of, splits_of, times_of
-from treegen.search.walk_layout import MOST_KEPT, WHOLE, Floats, WalkLayout, layout_of
+from treegen.search.split_estimates import BLOCKS_PER_SM, outputs_of, splits_of, times_of
+from treegen.search.walk_layout import MOST_KEPT, WHOLE, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Choice, Strategy
@@ -36,7 +36,7 @@ from treegen.target.problem import Problem
 
 NOTHING = "nothing to do"
 """The reason for the choice for a tree whose rows see nothing."""
-MOST_POLICIES = (1 + len(WAVES)) * (len(WHOLE) + MOST_CUTS)
+MOST_POLICIES = (1 + len(BLOCKS_PER_SM)) * (len(WHOLE) + MOST_CUTS)
 """The most policies that are weighed."""
 
 
@@ -185,13 +185,8 @@ class Weights(NamedTuple):
         return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
-def weights_of(
-    problem: Problem, tile: KernelConfig | None = None, batch_terms: BatchTerms = BATCH_TERMS
-) -> Weights | None:
-    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`.
-
-    batch_terms: the terms of kernels for running batches, which have a tile.
-    """
+def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
+    """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
@@ -206,5 +201,5 @@ def weights_of(
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
-    times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else batch_terms)
+    times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else target.batch_constants)
     return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts, layout, whole)

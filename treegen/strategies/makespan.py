@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from treegen.ir.arrays import Longs, ragged
-from treegen.target.task_costs import Costs, Counts, Floats
+from treegen.ir.arrays import Floats, Longs, ragged
+from treegen.target.task_costs import Costs, Counts
 
 Runs: TypeAlias = list[tuple[float, int]]  # (cost, number of sub-tasks with this cost), by falling cost
 

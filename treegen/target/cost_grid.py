@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from treegen.ir.arrays import Floats
 from treegen.ir.errors import BackendError
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 _FIELDS = ("rows", "tokens", "microseconds", "source")
 

@@ -2,9 +2,9 @@
 
 A launch of work items takes the soft maximum of three times: its longest thread block alone (a chain of dependent
 tiles, and of partials that it joins before it writes), all thread blocks on full SMs, and its traffic with memory. The
-last two assume that every SM has the thread blocks of the busiest one, unless `evened` is `turns`. A launch of merges
-takes its longest list or its traffic. Constants are a target's, fitted to measurements or scaled from a measured target
-(treegen.target.targets).
+last two assume that every SM has the thread blocks of the busiest one, unless `even_pieces` is `pieces`. A launch of
+merges takes its longest list or its traffic. Constants are a target's, fitted to its measurements or those of another
+target (treegen.target.targets).
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from treegen.ir.arrays import Floats
 from treegen.target.targets import Constants, Target
 
 if TYPE_CHECKING:
     import sympy
 
-Floats = npt.NDArray[np.float64]
 DEVICE_FACTS = ("sms", "sm_flops_per_us", "memory_bytes_per_us")
 
 
@@ -60,7 +59,7 @@ def _joined(v: Any, *times: Any) -> Any:
 
 ITEMS = Part(
     (
-        "turns", "evened", "full", "packed", "longest_turns", "longest_full", "longest_packed", "longest_merges",
+        "pieces", "even_pieces", "full", "packed", "longest_pieces", "longest_full", "longest_packed", "longest_merges",
         "tile_flops", "tile_bytes", "tile_rows", "memory_bytes",
     ),
     {
@@ -71,15 +70,15 @@ ITEMS = Part(
             + v.tile_bytes / v.full_bytes_per_us
         ),
         "chain": lambda v: (
-            v.longest_turns * v.lone_block_us
+            v.longest_pieces * v.lone_block_us
             + (v.longest_full + v.longest_packed) * v.lone_tile
             + v.longest_packed * v.lone_packed_us
             + v.longest_merges * v.merge_step_us
         ),
-        "unevenness": lambda v: v.evened / v.turns,
+        "unevenness": lambda v: v.even_pieces / v.pieces,
         "throughput": lambda v: (
             (
-                v.turns * (v.full_block_us + v.tile_rows * v.full_row_us)
+                v.pieces * (v.full_block_us + v.tile_rows * v.full_row_us)
                 + (v.full + v.packed) * v.full_tile
                 + v.packed * v.full_packed_us
             )

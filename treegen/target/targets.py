@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from treegen.ir.errors import BackendError
 from treegen.target.cost_grid import CostGrid
@@ -37,6 +37,23 @@ class Constants:
     merge_fraction: float  # of the memory bandwidth, in merge kernels
     merge_step_us: float  # microseconds; one partial of a row
     sharpness: float  # exponent of the soft maximum of a launch's terms
+
+
+@dataclass(frozen=True, slots=True)
+class BatchConstants:
+    """How launches of kernels for running batches differ from the analytic model of one tree's launches.
+
+    Unevenness is left out. It makes all SMs wait for the one with most thread blocks; blocks of batches differ in
+    length, and an SM gets the next one as soon as one ends. But SMs that take more thread blocks than fit at a time do
+    not run out of them at the same time.
+    """
+
+    blocks_factor: float  # of the times of all thread blocks
+    memory_factor: float  # of the time of memory
+    chain_factor: float  # of the time of the longest thread block
+    last_part: float  # of a thread block's time; added where an SM takes more of them than fit at a time
+    sharpness: float  # exponent of the soft maximum of a launch's terms
+    idle_merge_us: float  # microseconds; the launch of merges, where a plan merges nothing
 
 
 _HOPPER, _BLACKWELL = 90, 100
@@ -72,6 +89,7 @@ class Target:
         memory_gbps: GB/s of device memory.
         tensor_tflops: Dense fp16 rate with float32 sums, in TFLOP/s.
         constants: The constants of its cost model.
+        batch_constants: Those for kernels for running batches.
         constants_of: The target whose measurements the constants come from.
         grid: Measured times of single tasks, if there are any (treegen.tuning.profile).
     """
@@ -85,6 +103,7 @@ class Target:
     memory_gbps: float
     tensor_tflops: float
     constants: Constants
+    batch_constants: BatchConstants
     constants_of: str
     grid: CostGrid | None = None
 
@@ -108,13 +127,18 @@ def targets() -> dict[str, Target]:
     table, grids = (
         json.loads(files("treegen.target").joinpath(name).read_text("utf-8")) for name in ("targets.json", "grids.json")
     )
-    shared = {"constants": Constants(**table["constants"]), "constants_of": table["constants_of"]}
+    shared = {
+        "constants": Constants(**table["constants"]),
+        "batch_constants": BatchConstants(**table["batch_constants"]),
+        "constants_of": table["constants_of"],
+    }
     measured = {name: CostGrid.from_object(grid) for name, grid in grids.items()}
     return {entry["name"]: Target(**entry, **shared, grid=measured.get(entry["name"])) for entry in table["targets"]}
 
 
 DEFAULT_TARGET = "h200"
-_OPTIONAL = ("constants", "constants_of", "grid")
+C = TypeVar("C", Constants, BatchConstants)
+_OPTIONAL = ("constants", "batch_constants", "constants_of", "grid")
 
 
 def target_from(target: str | Target | None) -> Target:
@@ -122,7 +146,8 @@ def target_from(target: str | Target | None) -> Target:
 
     Args:
         target: A name (default h200); the path of a JSON file, which holds one object with the fields of Target, in
-            which `constants`, `constants_of` and `grid` may be left out; or a Target, which is returned as it is.
+            which `constants`, `batch_constants`, `constants_of` and `grid` may be left out; or a Target, which is
+            returned as it is.
 
     Raises:
         BackendError: The name is unknown, or the file is no target.
@@ -148,11 +173,12 @@ def _target_in_file(path: str) -> Target:
     if not isinstance(value, dict) or set(value) - set(names) or set(names) - set(_OPTIONAL) - set(value):
         raise BackendError("target", path, "is not a target", f"give an object with {', '.join(names)}")
     usual = targets()[DEFAULT_TARGET]
-    constants = usual.constants if value.get("constants") is None else _constants(path, value["constants"])
+    constants = _constants(path, "constants", value.get("constants"), usual.constants)
+    batch_constants = _constants(path, "batch_constants", value.get("batch_constants"), usual.batch_constants)
     grid = None if value.get("grid") is None else CostGrid.from_object(value["grid"])
     facts = {name: _fact(path, name, value[name]) for name in names if name not in _OPTIONAL}
     of = value.get("constants_of") or (usual.constants_of if value.get("constants") is None else facts["name"])
-    return Target(**facts, constants=constants, constants_of=str(of), grid=grid)
+    return Target(**facts, constants=constants, batch_constants=batch_constants, constants_of=str(of), grid=grid)
 
 
 def _fact(path: str, name: str, value: Any) -> Any:
@@ -165,11 +191,13 @@ def _fact(path: str, name: str, value: Any) -> Any:
     return value
 
 
-def _constants(path: str, value: Any) -> Constants:
-    """Returns the constants of a target in a file. Raises BackendError."""
-    names = {field.name for field in fields(Constants)}
+def _constants(path: str, field: str, value: Any, usual: C) -> C:
+    """Returns the constants in a field of a target in a file; without them the usual ones. Raises BackendError."""
+    if value is None:
+        return usual
+    names = {each.name for each in fields(usual)}
     if not isinstance(value, Mapping) or set(value) != names:
-        raise BackendError(f"{path}: constants", value, "lacks or adds constants", f"give {', '.join(sorted(names))}")
+        raise BackendError(f"{path}: {field}", value, "lacks or adds constants", f"give {', '.join(sorted(names))}")
     if not all(isinstance(number, int | float) and number > 0 for number in value.values()):
-        raise BackendError(f"{path}: constants", value, "has one that is not positive", "refit them")
-    return Constants(**value)
+        raise BackendError(f"{path}: {field}", value, "has one that is not positive", "refit them")
+    return type(usual)(**value)

@@ -9,14 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Longs
+from treegen.ir.arrays import Floats, Longs
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.target.cost_terms import ITEMS, term_values
 from treegen.target.targets import Target
 from treegen.target.tile_config import SMALL_ROWS, kernel_config, resident_blocks, tile_work
 
-Floats: TypeAlias = npt.NDArray[np.float64]
 Counts: TypeAlias = npt.NDArray[Any]
 Costs: TypeAlias = Callable[[Counts, Counts], Floats]
 _GRID_TOKEN_BYTES = 2 * 128 * 2
@@ -56,7 +55,7 @@ def _analytic_task_us(rows: Counts, tokens: Counts, shape: Shape, target: Target
     tile = kernel_config(shape, target, -(-int(np.max(rows, initial=1)) // shape.group))
     flops, loaded = tile_work(tile, shape)
     counts = dict.fromkeys(ITEMS.counts, np.zeros(1))
-    for name in ("turns", "evened"):
+    for name in ("pieces", "even_pieces"):
         counts[name] = np.ones(1)
     for name, value in (("tile_flops", flops), ("tile_bytes", loaded), ("tile_rows", tile.rows)):
         counts[name] = np.full(1, float(value))

@@ -35,7 +35,7 @@ ROWS = (1, 4, 16, 17, 32, 64)
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Knots in KV tokens."""
 HEAD_DIM = 128
-_WAVES = (1, 4)  # tasks of each thread block in the two launches that are compared
+_TASKS = (1, 4)  # tasks of each thread block in the two launches that are compared
 _LEAST_US = 0.001
 _OnTask = Callable[[], None]
 
@@ -67,15 +67,15 @@ def measure_grid(target: Target, repeats: int = 30, on_task: _OnTask | None = No
 
 def _task_us(rows: int, tokens: int, target: Target, repeats: int) -> float:
     """Returns the microseconds that one more task adds to every thread block that the target holds."""
-    few, many = _WAVES
+    few, many = _TASKS
     more = _launch_us(rows, tokens, many, target, repeats) - _launch_us(rows, tokens, few, target, repeats)
     return max(round(more / (many - few), 3), _LEAST_US)
 
 
-def _launch_us(rows: int, tokens: int, waves: int, target: Target, repeats: int) -> float:
-    """Returns the microseconds of a launch with `waves` tasks for each thread block that the target holds."""
+def _launch_us(rows: int, tokens: int, each: int, target: Target, repeats: int) -> float:
+    """Returns the microseconds of a launch with `each` tasks for each thread block that the target holds."""
     shape = Shape(1, 1, HEAD_DIM, dtype="fp16")
-    tasks = waves * resident_blocks(kernel_config(shape, target, rows), shape, target) * target.sms
+    tasks = each * resident_blocks(kernel_config(shape, target, rows), shape, target) * target.sms
     tree = Tree.from_parents([-1], [tokens], rows=[(0, tokens)] * (tasks * rows))
     first, ones = np.arange(tasks) * rows, np.ones(tasks)
     plan = Plan(
@@ -108,4 +108,5 @@ def target_object(target: Target) -> dict[str, object]:
     """Returns a target in the JSON form that `treegen.target.targets.target_from` reads from a file."""
     grid = None if target.grid is None else target.grid.to_object()
     facts = {field.name: getattr(target, field.name) for field in fields(Target)}
-    return {**facts, "constants": asdict(target.constants), "grid": grid}
+    constants = {name: asdict(getattr(target, name)) for name in ("constants", "batch_constants")}
+    return {**facts, **constants, "grid": grid}

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from treegen.cost.launch_work import LaunchWork
 from treegen.cost.timeline import BlockSpans, Timeline, spans_of, spans_of_launches
-from treegen.ir.arrays import Longs
-
-Floats = npt.NDArray[np.float64]
+from treegen.ir.arrays import Floats, Longs
 
 _COLUMNS = LaunchWork._fields[2:]
 FINE_NS = 100

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.forests import examples, forests
 from support.h200 import H200
 from treegen import Shape, Tree, strategies
-from treegen.cost.estimate import Estimate, account
+from treegen.cost.account import Account, account
 from treegen.ir.groups import Group, Segment
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.plan import Plan
@@ -26,20 +26,20 @@ SHAPE = Shape(
 FEW_SHOT = Tree.parse("100(10*4)")
 
 
-def untimed(estimate: Estimate) -> Estimate:
+def untimed(estimate: Account) -> Account:
     """Without the time, which the cost model's tests look at."""
     assert estimate.time_us > 0
     return dataclasses.replace(estimate, time_us=0)
 
 
-def accounted(strategy: Strategy, tree: Tree = FEW_SHOT, shape: Shape = SHAPE) -> Estimate:
+def accounted(strategy: Strategy, tree: Tree = FEW_SHOT, shape: Shape = SHAPE) -> Account:
     plan = strategy.plan(Problem(tree, shape, H200))
     return account(plan, lower(plan, Problem(tree, shape, H200)), Problem(tree, shape, H200))
 
 
 def test_shared_nodes_by_hand() -> None:
     """Five nodes; a row's 4 heads times 4 rows fit a tile of 16 head rows by 32 tokens."""
-    assert untimed(accounted(strategies.deft_node())) == Estimate(
+    assert untimed(accounted(strategies.deft_node())) == Account(
         kv_unique_bytes=140 * 512,
         kv_hbm_bytes=140 * 512,
         kv_l2_bytes=0,
@@ -59,7 +59,7 @@ def test_shared_nodes_by_hand() -> None:
 
 def test_paths_by_hand() -> None:
     """Four rows with 110 tokens each: three are read again, nothing is merged."""
-    assert untimed(accounted(strategies.query())) == Estimate(
+    assert untimed(accounted(strategies.query())) == Account(
         kv_unique_bytes=140 * 512,
         kv_hbm_bytes=440 * 512,
         kv_l2_bytes=300 * 512,
@@ -96,7 +96,7 @@ def test_two_classes_by_hand() -> None:
         merge_partials=np.array([0, 1, 2]),
     )
     token = 160 * 2
-    assert untimed(account(plan, schedule, Problem(tree, shape, target_from("a100")))) == Estimate(
+    assert untimed(account(plan, schedule, Problem(tree, shape, target_from("a100")))) == Account(
         kv_unique_bytes=90 * token,
         kv_hbm_bytes=90 * token,
         kv_l2_bytes=20 * token,  # 24 heads in tiles of 16 rows: two blocks read the second item's 20 tokens
@@ -138,7 +138,7 @@ def test_nothing_to_do(strategy: str) -> None:
 def test_estimates_add_up() -> None:
     one, other = accounted(strategies.query()), accounted(strategies.deft_node())
     total = one + other
-    for field in dataclasses.fields(Estimate):
+    for field in dataclasses.fields(Account):
         assert getattr(total, field.name) == getattr(one, field.name) + getattr(other, field.name)
     assert one.padding_waste == 1 - 440 * 8 * 256 / one.padded_flops
     assert one.useful_flops == other.useful_flops

@@ -24,7 +24,7 @@ CostModel: TypeAlias = Literal["analytic", "profiled"]
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Account:
     """The bytes, operations and time of one call; estimates of several calls add up with `+`."""
 
     kv_unique_bytes: int  # bytes; keys and values of tokens that some row sees, each once
@@ -37,13 +37,13 @@ class Estimate:
     mask_bytes: int  # bytes; masks, in the form that the plan stores (see `mask_bytes`)
     useful_flops: int  # floating-point operations on visible (row, head, token) triples
     padded_flops: int  # floating-point operations of whole tiles, padding included
-    items: int  # thread blocks of all partial launches, or entries of their lists
+    items: int  # pieces of work: items times lanes, each a thread block or an entry of its list
     launches: int  # kernel launches
-    waves: float  # items / thread blocks that the target holds at a time, summed over launches
+    waves: float  # pieces / thread blocks that the target holds at a time, summed over launches
     time_us: float  # microseconds; by a cost model
 
-    def __add__(self, other: Estimate) -> Estimate:
-        return Estimate(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+    def __add__(self, other: Account) -> Account:
+        return Account(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     @property
     def padding_waste(self) -> float:
@@ -58,7 +58,7 @@ def account(
     model: CostModel = "analytic",
     *,
     fixed: bool = False,
-) -> Estimate:
+) -> Account:
     """Accounts for a plan and its schedule, for an attention shape, and estimates their time on a target.
 
     Two matrix products are counted, and every load of a work item, whether or not L2 serves it.
@@ -82,7 +82,7 @@ def assess(
     model: CostModel = "analytic",
     *,
     fixed: bool = False,
-) -> tuple[Estimate, Times]:
+) -> tuple[Account, Times]:
     """Returns the account, and the parts of its time. Arguments as of `account`."""
     tree, shape, target = problem
     schedule = schedule if fixed else with_fused_merge(schedule)
@@ -90,7 +90,7 @@ def assess(
     heads, unique = shape.num_qo_heads, tree.unique_tokens
     partials = schedule.num_partials + int((schedule.merge_rows < 0).sum())
     partials += len(schedule.merge_partials) + len(schedule.epilogue_partials)
-    blocks, loads = int(items.turns.sum()), int(items.kv_loads.sum())
+    pieces, loads = int(items.pieces.sum()), int(items.kv_loads.sum())
     masks, scores = mask_bytes(plan, shape, int(items.mask_runs.sum())), score_bytes(plan, shape)
     q_bytes, flops = int(items.q_bytes.sum()), int(items.padded_flops.sum())
     unfused = 0
@@ -107,7 +107,7 @@ def assess(
     measured = launches_us(schedule, items, shape, target) if model == "profiled" else None
     launches = ScheduleLaunches(items, merges, schedule.launches, unfused, has_fused_merge(schedule))
     made_of = times(launches, target, items_us=measured)
-    estimate = Estimate(
+    estimate = Account(
         kv_unique_bytes=unique * shape.kv_token_bytes,
         kv_hbm_bytes=int(plan.read_tokens.sum()) * shape.kv_token_bytes,
         kv_l2_bytes=(loads - unique) * shape.kv_token_bytes,
@@ -118,9 +118,9 @@ def assess(
         mask_bytes=masks,
         useful_flops=tree.path_tokens * heads * 2 * (shape.head_dim + shape.head_dim_v),
         padded_flops=flops,
-        items=blocks,
+        items=pieces,
         launches=schedule.launches,
-        waves=float((items.turns / (items.resident * target.sms)).sum()),
+        waves=float((items.pieces / (items.resident * target.sms)).sum()),
         time_us=made_of.total,
     )
     return estimate, made_of
