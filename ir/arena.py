@@ -98,7 +98,7 @@ class Section(NamedTuple):
     Attributes:
         name: The field of Arena that holds the place of the table, or the places of its parts.
         table: The field of Schedule that holds the table.
-        room: The field of Capacity that counts the entries of the table, or of each part.
+        room: The field of ArenaSizes that counts the entries of the table, or of each part.
         closing: Entries beyond this count; a list of offsets has one.
         ahead: What kernels load of the table one step ahead of their work. The section ends with spare words for that.
         bounds: The field of Schedule that divides the table, if it is divided.

@@ -16,7 +16,7 @@ def check_offsets(schedule: Schedule) -> None:
     """Raises PlanError unless all lists of offsets divide the tables that they belong to."""
     indptr = schedule.config_indptr
     if len(indptr) != len(schedule.configs) + 1 or indptr[0] != 0 or indptr[-1] != len(schedule.items):
-        raise PlanError("config_indptr", indptr.tolist(), "does not match items", "give class offsets")
+        raise PlanError("config_indptr", indptr.tolist(), "does not match items", "give offsets by kernel config")
     indptr = schedule.merge_indptr
     if len(indptr) != len(schedule.merge_rows) + 1 or indptr[0] != 0 or indptr[-1] != len(schedule.merge_partials):
         raise PlanError("merge_indptr", f"{len(indptr)} entries", "does not match", "give row offsets")
@@ -31,7 +31,7 @@ def _check_work(schedule: Schedule) -> None:
     if len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(schedule.work) or (np.diff(indptr) < 0).any():
         raise PlanError("work_indptr", f"{len(indptr)} entries", "does not match work", "give offsets by thread block")
     if any(tile.work_list for tile in configs) != (len(indptr) > 1) or (len(indptr) > 1 < len(configs)):
-        raise PlanError("configs", len(configs), "does not go with work", "deal the work of a single class")
+        raise PlanError("configs", len(configs), "does not go with work", "deal the work of a single kernel config")
 
 
 def _check_epilogues(schedule: Schedule) -> None:

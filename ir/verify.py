@@ -116,7 +116,7 @@ def verify_schedule(schedule: Schedule, num_rows: int) -> None:
     a merge reads partial slots that hold partials of its row, and leaves at most one of them full. In the last round,
     which alone has configs with epilogue_merge, their final items read partial slots that hold partials of their rows.
     At the end all partial slots are empty. Final items of a config with fused_merge read partial slots of earlier items
-    of the config, which is the only class of its round.
+    of the config, which is the only one of its round.
 
     Raises:
         PlanError: The schedule breaks one of these rules.

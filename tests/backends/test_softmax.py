@@ -142,7 +142,7 @@ def test_finfo_min_masks(backend: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")
 @pytest.mark.parametrize("sm_scale", others_full([None, 0.0, 10.0]))
-@pytest.mark.parametrize("sink", [-math.inf, -1e20, 0.99 * LEAST_SCORE, 1.01 * LEAST_SCORE, -3e38])
+@pytest.mark.parametrize("sink", others_full([-math.inf, -1e20, 0.99 * LEAST_SCORE, -3e38, 1.01 * LEAST_SCORE]))
 def test_sinks_of_rows_that_see_nothing(sink: float, sm_scale: float | None) -> None:
     """Rows that a merge writes, and in a kernel of fixed capacity work items without tiles."""
     tree = Tree.from_parents([-1, -1, 1], [40, 0, 3], rows=[(0, 0), (1, 0), (0, 40), (2, 3)])

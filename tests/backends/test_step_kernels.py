@@ -181,7 +181,7 @@ def has_positions(case: Case) -> bool:
     return case.window >= 0 or bool(case.options)
 
 
-@pytest.mark.parametrize("number", others_full(range(len(CASES)), 4))
+@pytest.mark.parametrize("number", others_full(range(len(CASES)), 6))
 def test_what_steps_write(number: int) -> None:
     case = CASES[number]
     counted = follow(case, number, 6, positions=has_positions(case))

@@ -8,7 +8,8 @@ from support.ranks import run_ranks
 
 
 @pytest.mark.parametrize(("program", "ranks"), [
-    ("context", 2), *(pytest.param(*each, marks=pytest.mark.full) for each in (("heads", 2), ("both", 4))),
+    ("context", 2),
+    *(pytest.param(*each, marks=pytest.mark.full) for each in (("heads", 2), ("pools", 2), ("both", 4))),
 ])  # fmt: skip
 def test_tokens_are_those_of_one_process(program: str, ranks: int) -> None:
     code, printed = run_ranks(f"support.engine_programs:{program}", ranks)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.full_tests import others_full
 from support.tiny_models import PROMPTS, tiny
 from treegen.engine import Branch, DraftModel, DraftTree, Engine, NGrams, Sample, Sampling, Speculate
 from treegen.integrations import HFModel
@@ -78,11 +79,12 @@ def served(drafter: DraftModel | None, most: int = 4, n: int = 2, tokens: int = 
     return found, made
 
 
-@pytest.mark.parametrize(("widths", "most", "page_size"), [
-    ((1,), 1, 4), ((1, 1, 1), 3, 1), ((1, 1, 1, 1), 3, 4), ((1, 1, 1), 3, 16), ((2, 1, 1), 6, 4), ((3, 2), 8, 1),
+@pytest.mark.parametrize("case", others_full([
+    ((1,), 1, 4), ((1, 1, 1), 3, 1), ((1, 1, 1, 1), 3, 4), ((1, 1, 1), 3, 16), ((3, 2), 8, 1), ((2, 1, 1), 6, 4),
     ((4,), 4, 16), ((2, 2, 1), 10, 4),
-])  # fmt: skip
-def test_drafts_are_the_small_models_most_likely_tokens(widths: tuple[int, ...], most: int, page_size: int) -> None:
+]))  # fmt: skip
+def test_drafts_are_the_small_models_most_likely_tokens(case: tuple[tuple[int, ...], int, int]) -> None:
+    widths, most, page_size = case
     expected, plain = served(None)
     drafter = Checked(widths, num_pages=800 // page_size, page_size=page_size, max_texts=6)
     for _ in range(2):  # the second time by what the prefix cache has
@@ -99,11 +101,12 @@ def test_drafts_of_a_model_that_is_seldom_right(widths: tuple[int, ...]) -> None
     assert drafter.checked["device"] > 10
 
 
-@pytest.mark.parametrize(("size", "widths", "most"), [
-    (90, (1, 1), 2), (90, (2, 1), 4), (112, (1, 1), 2), (112, (2, 1), 4), (112, (1, 1), 3), (90, (2, 1), 5),
-])  # fmt: skip
-def test_draft_models_of_other_vocabularies(size: int, widths: tuple[int, ...], most: int) -> None:
+@pytest.mark.parametrize("case", others_full([
+    (90, (1, 1), 2), (90, (2, 1), 4), (112, (2, 1), 4), (112, (1, 1), 2), (112, (1, 1), 3), (90, (2, 1), 5),
+]))  # fmt: skip
+def test_draft_models_of_other_vocabularies(case: tuple[int, tuple[int, ...], int]) -> None:
     """As of padded ones. They draft no token that the large model lacks, and read those that they lack as another."""
+    size, widths, most = case
     prompts = [[*PROMPTS[0], 96, 90], [95, 96, 94], [*PROMPTS[2]]]
     options = {"sampling": Sampling(0.7, seed=4), "max_new_tokens": 30}
     sizes = {"num_pages": 200, "page_size": 4, "max_rows": 100, "max_branches": 4}

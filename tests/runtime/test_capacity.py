@@ -250,7 +250,7 @@ def test_auto_chooses_once(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append(for_any_tree)
         return Choice(cohort(split=128), "of any tree")
 
-    monkeypatch.setattr("treegen.tuning.planner.by_estimate", for_all)
+    monkeypatch.setattr("treegen.runtime.planner.by_estimate", for_all)
     kernel = compiled(strategy="auto")
     for tree in TREES:
         kernel.update(tree)

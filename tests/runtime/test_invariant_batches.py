@@ -153,7 +153,7 @@ def test_options_and_shapes(name: str) -> None:
     serve(replace(case, rows=4), 7, 2, "triton")
 
 
-@pytest.mark.parametrize("number", others_full(range(len(INTERPRETED))))
+@pytest.mark.parametrize("number", others_full(range(len(INTERPRETED)), 4))
 def test_bits_follow_from_the_request(number: int) -> None:
     """Events of all kinds, in Triton's interpreter; plans are late or fresh, and others are in the batch or not."""
     assert check_bits(INTERPRETED[number], number, 3, "triton") > 3

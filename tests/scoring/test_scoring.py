@@ -153,7 +153,7 @@ def test_a_window_is_not_read_outside_of() -> None:
 def test_tuning_is_for_what_the_window_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Tree] = []
     monkeypatch.setattr("treegen.api.compile.check_tuning", lambda *arguments: None)
-    monkeypatch.setattr("treegen.tuning.planner.tuned", lambda problem: given.append(problem.tree))
+    monkeypatch.setattr("treegen.runtime.planner.tuned", lambda problem: given.append(problem.tree))
     shape = treegen.Shape(4, 2, 64)
     treegen.compile(Tree.parse("4000(100*16)"), shape=shape, autotune=True, window_left=149)
     assert [tree.unique_tokens for tree in given] == [50 + 1600]

@@ -129,7 +129,7 @@ TREE = Tree.from_parents(
 )
 
 
-@pytest.mark.parametrize("strategy", others_full(EVERY), ids=str)
+@pytest.mark.parametrize("strategy", others_full(EVERY, 3), ids=str)
 @pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_in_kernels(strategy: Strategy, turn: int) -> None:
     """Plain scores for every second strategy, and other options for the rest; the other way around in turn 1."""

@@ -145,15 +145,26 @@ def context() -> None:
             parallel = Parallel.over(mesh, context="cp", interleave=(2, 1)[place % 2])
             assert tokens_of(model, controller(), parallel=parallel) == tokens_of(model, controller()), name
     model, parallel = HFModel(tiny("Mistral")), Parallel.over(mesh, context="cp")
-    expected = tokens_of(model, CONTROLLERS["samples"]())
-    for options in (
-        {"num_pages": 7, "max_rows": 12}, {"page_size": 1, "num_pages": 120}, {"replays": True},
-        {"page_size": 16, "strategy": "cohort", "prefix_cache": False},
-    ):  # fmt: skip
-        assert tokens_of(model, CONTROLLERS["samples"](), parallel=parallel, **options) == expected, options
+    _serve_samples(model, parallel, {"num_pages": 7, "max_rows": 12})
     _read_shared_tokens_once(parallel)
     _follow_rank_0(model, parallel)
     _refuse(model, mesh)
+
+
+def pools() -> None:
+    """Divides tokens among two ranks, in pages of other sizes, without a prefix cache, and as for graphs."""
+    model, parallel = HFModel(tiny("Mistral")), Parallel.over(mesh_of("cp"), context="cp")
+    _serve_samples(
+        model, parallel, {"page_size": 1, "num_pages": 120}, {"replays": True},
+        {"page_size": 16, "strategy": "cohort", "prefix_cache": False},
+    )  # fmt: skip
+
+
+def _serve_samples(model: HFModel, parallel: Parallel, *variants: dict[str, Any]) -> None:
+    """Samples are the same with all options of an engine."""
+    expected = tokens_of(model, CONTROLLERS["samples"]())
+    for options in variants:
+        assert tokens_of(model, CONTROLLERS["samples"](), parallel=parallel, **options) == expected, options
 
 
 def _read_shared_tokens_once(parallel: Parallel) -> None:
@@ -308,7 +319,7 @@ def failures() -> None:
         if rank == 1:
             raise ArithmeticError("no logits today")
 
-    hasty = Parallel(context=dist.new_group(timeout=timedelta(seconds=5)))
+    hasty = Parallel(context=dist.new_group(timeout=timedelta(seconds=3)))
     engine = Engine(Failing(model, 5, fail), CONTROLLERS["samples"](), parallel=hasty, **SIZES)
     began = time.monotonic()
     with pytest.raises(ArithmeticError if rank == 1 else RuntimeError):

@@ -24,7 +24,7 @@ from treegen.strategies.batch_invariant import invariant_strategy
 from treegen.strategies.isolated import isolated_strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.tuning.planner import Planner
+from treegen.runtime.planner import Planner
 from treegen.tuning.tune import check_tuning
 
 

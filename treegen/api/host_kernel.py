@@ -15,7 +15,7 @@ from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.scoring.options import Scoring
 from treegen.strategies import strategy_from
 from treegen.target.problem import Problem
-from treegen.tuning.planner import Planner
+from treegen.runtime.planner import Planner
 
 
 def host_kernel(tree: Tree, settings: Settings, options: WrapperOptions) -> Kernel:

@@ -132,7 +132,7 @@ def layout_of(wanted: WantedLimits, choice: Choice, view: WindowedTree) -> Graph
 
     Raises:
         StrategyError: The strategy runs unfused.
-        InputError, PlanError: As of Layout.lowered.
+        InputError, PlanError: As of GraphLayout.lowered.
     """
     tree, shape, plan = view.tree, view.problem.shape, view.planned(choice.strategy)
     exact = lower(plan, view.problem, positions=view.positions)
@@ -210,7 +210,7 @@ def _framed(plan: Plan, view: WindowedTree, frame: Frame, blocks: int) -> Loweri
 
 
 def _room(limits: GraphLimits, demand: _Demand, first: Schedule, plan: Plan, merges: bool, shape: Shape) -> ArenaSizes:
-    """Sizes all tables. See Layout."""
+    """Sizes all tables. See GraphLayout."""
     rounds, final = first.num_rounds, plan.merge == "final"
     # Rows are merged after each round but the first, and after that if the first tree's rows are.
     there = [s > 0 or first.size.merges[0] > 0 for s in range(rounds)]

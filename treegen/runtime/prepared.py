@@ -25,7 +25,7 @@ from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.problem import Problem
 from treegen.timed import phase
-from treegen.tuning.planner import Planner
+from treegen.runtime.planner import Planner
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 KeptCall: TypeAlias = "tuple[Call, int]"

@@ -20,13 +20,13 @@ from treegen.runtime.prepared import KeptCall, PreparedPlan, prepare
 from treegen.runtime.window import WindowedTree
 from treegen.target.problem import Problem
 from treegen.timed import phase
-from treegen.tuning.planner import Planner
+from treegen.runtime.planner import Planner
 
 
 class PreparedCalls:
     """The calls of a kernel, and the tree, plan and programs that serve them.
 
-    Bound calls read `prepared` without a lock: another tree is another Prepared in its place. The lock is held while a
+    Bound calls read `prepared` without a lock: another tree is another PreparedPlan in its place. The lock is held while a
     call is bound, or the tree changes.
 
     prepared: what serves the next call. planner: chooses strategies. options: the options of all calls. wanted: the
