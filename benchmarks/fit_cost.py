@@ -2,7 +2,7 @@
 
     treegen profile -o gpu.json                                                        # on the GPU
     python benchmarks/measured_cases.py fasttree_kernel_bench.json --json result.json      # on the GPU
-    python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen
+    python benchmarks/fit_cost.py result.json --target gpu.json --ship treegen/target
 
 Results of benchmarks/choices.py can be given as well, to fit them or to see how the model does on other policies.
 

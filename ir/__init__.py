@@ -14,8 +14,8 @@ Glossary
                   and no other token.
     round         launches of a plan that are merged before the next launches begin; most schedules have one round.
     item          the part of a group that one thread block works on, for one KV head.
-    tile          the tokens that a thread block loads at a time: one run (a full tile), or several packed blocks.
-    block         a short run of tokens. A block of threads is always called a thread block.
+    tile          the tokens that a thread block loads at a time: one run (a full tile), or several packed runs.
+    packed run    a short run of tokens, which shares a tile with others.
     partial       an item's result for a row that other items work on, too; it goes to a partial slot.
     partial slot  a partial's place in the partial buffer.
     merge         joins the partials of a row: "reduce" in merge kernels, "final" in epilogues of the last round.
@@ -30,7 +30,4 @@ Grammar
     Segment  = node, start:stop of its tokens, lo:hi of the group's rows
     Schedule = {KernelConfig}, {WorkItem}, row table, tiles, packed runs, merge lists, rounds
     WorkItem = rows, full tiles, packed tiles, [partial slots]
-
-Modules, in the order of the flow: errors, arrays, tree (a folder), live_batch, shape, keys, groups, plan, arena,
-schedule, request_schedule, request_tables, verify.
 """

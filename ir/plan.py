@@ -45,7 +45,7 @@ class Plan(Drawn):
 
     The arrays are cut into groups by two lists of offsets. Group g has the rank intervals `row_lo[i]:row_hi[i]` for i
     in `row_indptr[g]:row_indptr[g + 1]`, ascending and disjoint, and the segments j in
-    `segment_indptr[g]:segment_indptr[g + 1]`:
+    `segment_indptr[g]:segment_indptr[g + 1]`::
 
         row_indptr   0         1         3          segment_indptr   0         2         3
                      │ group 0 │ group 1 │                           │ group 0 │ group 1 │

@@ -10,12 +10,9 @@ import networkx as nx
 import pytest
 
 from support.import_graph import LAYERS, REPOSITORY, Graph, Import, drawing, folder_of, graph_of, layer_of, read_graph
+from support.page_blocks import hold
 
 Rule: TypeAlias = Callable[[Graph], Iterable[str]]
-
-PAGE = REPOSITORY / "docs" / "architecture.md"
-BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
-UPDATE = "python -m pytest tests/project/test_layers.py --update-golden"
 
 LIGHT = ("ir", "cost", "search", "report")  # folders that work where none of these is installed
 HEAVY = ("torch", "triton", "jinja2")
@@ -303,15 +300,7 @@ def test_the_drawing_is_up_to_date(request: pytest.FixtureRequest) -> None:
         test_rule(rule)
     drawn = drawing(read_graph())
     assert max(map(len, drawn.splitlines())) <= 100
-    before, begin, rest = PAGE.read_text("utf-8").partition(BEGIN)
-    shown, end, after = rest.partition(END)
-    assert begin, f"{PAGE.name} has no line {BEGIN}"
-    assert end, f"{PAGE.name} has no line {END}"
-    wanted = f"\n\n```text\n{drawn}\n```\n\n"
-    if request.config.getoption("update_golden"):
-        PAGE.write_text(f"{before}{BEGIN}{wanted}{END}{after}", encoding="utf-8", newline="\n")
-    elif shown != wanted:
-        pytest.fail(f"the layers of docs/{PAGE.name} are not those of the code: run `{UPDATE}`", pytrace=False)
+    hold(REPOSITORY / "docs" / "architecture.md", "layers", drawn, request)
 
 
 def test_modules_of_tests_have_names_of_their_own() -> None:

@@ -16,6 +16,7 @@ from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
 from treegen.runtime.call_options import CallOptions, check_sm_scale
 from treegen.runtime.kernel import Kernel
 from treegen.runtime.limits import WantedLimits
+from treegen.runtime.planner import Planner
 from treegen.runtime.prepared import prepare
 from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.scoring.options import ScoreOptions, Scoring
@@ -24,7 +25,6 @@ from treegen.strategies.batch_invariant import invariant_strategy
 from treegen.strategies.isolated import isolated_strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.runtime.planner import Planner
 from treegen.tuning.tune import check_tuning
 
 

@@ -64,7 +64,8 @@ def compile_batch(
         logits_soft_cap, window_left, alibi_slopes, sinks, k_scale, v_scale: As in treegen.compile.
 
     Returns:
-        A kernel that serves every request alone until its first `update`.
+        A kernel that has no requests until its first `prepare`, `seat` or `update`. After `seat` alone it serves every
+        request alone.
 
     Raises:
         TreegenError: An argument cannot be served.

@@ -10,12 +10,12 @@ from treegen.backends.devices import resolve_target
 from treegen.ir.tree import Tree
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.kernel import Kernel
+from treegen.runtime.planner import Planner
 from treegen.runtime.prepared import prepare
 from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.scoring.options import Scoring
 from treegen.strategies import strategy_from
 from treegen.target.problem import Problem
-from treegen.runtime.planner import Planner
 
 
 def host_kernel(tree: Tree, settings: Settings, options: WrapperOptions) -> Kernel:

@@ -63,7 +63,7 @@ def _values_text(terms: Mapping[str, Floats]) -> Iterator[str]:
 def model_lines(target: Target, chosen: CostModel) -> Iterator[str]:
     """Yields the formulas of the model, and the source of its constants."""
     own = target.constants_of == target.name
-    source = f"fitted on {target.name}" if own else f"of {target.constants_of}, scaled to {target.name}"
+    source = f"fitted on {target.name}" if own else f"of {target.constants_of}, with the SMs and rates of {target.name}"
     yield f"cost model, in microseconds per launch; constants {source}:"
     for title, part in (("work items", ITEMS), ("merges", MERGES)):
         yield f"  {title}"

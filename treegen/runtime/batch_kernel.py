@@ -224,6 +224,7 @@ class BatchKernel(ExplainedKernel):
         Returns:
             out `[rows, num_qo_heads, head_dim_v]` of q's type; with return_lse also the log-sum-exp `[rows,
             num_qo_heads]` in float32. A row without tokens, or of a request with impossible page ids, gives 0 and -inf.
+            Rows of no request are not written.
 
         Raises:
             InputError: A tensor does not fit, or q has fewer rows than the batch; before any launch.

@@ -19,13 +19,13 @@ from treegen.ir.tree import Tree
 from treegen.runtime.graph_layout import GraphLayout, layout_of
 from treegen.runtime.kept_calls import KeptCalls
 from treegen.runtime.limits import GraphLimits, WantedLimits
+from treegen.runtime.planner import Planner
 from treegen.runtime.window import WindowedTree
 from treegen.schedule.pipeline import Lowering, device_schedule, lowered
 from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 from treegen.target.problem import Problem
 from treegen.timed import phase
-from treegen.runtime.planner import Planner
 
 Program: TypeAlias = "TritonProgram | TorchProgram"
 KeptCall: TypeAlias = "tuple[Call, int]"

@@ -16,18 +16,18 @@ from treegen.runtime import torch_op
 from treegen.runtime.call_options import CallOptions
 from treegen.runtime.captured_graphs import CapturedGraphs
 from treegen.runtime.limits import WantedLimits
+from treegen.runtime.planner import Planner
 from treegen.runtime.prepared import KeptCall, PreparedPlan, prepare
 from treegen.runtime.window import WindowedTree
 from treegen.target.problem import Problem
 from treegen.timed import phase
-from treegen.runtime.planner import Planner
 
 
 class PreparedCalls:
     """The calls of a kernel, and the tree, plan and programs that serve them.
 
-    Bound calls read `prepared` without a lock: another tree is another PreparedPlan in its place. The lock is held while a
-    call is bound, or the tree changes.
+    Bound calls read `prepared` without a lock: another tree is another PreparedPlan in its place. The lock is held
+    while a call is bound, or the tree changes.
 
     prepared: what serves the next call. planner: chooses strategies. options: the options of all calls. wanted: the
     limits that the caller declared; None without a fixed capacity. shape_is_assumed: whether the shape was assumed, and
