@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -364,6 +366,13 @@ def test_a_call_of_shared_kv_needs_one_cache() -> None:
     with pytest.raises(InputError) as raised:
         made(torch.randn(4, 4, 32), keys, keys[..., :16].clone())
     check_line(raised.value, "v_cache", "is not the beginning of k_cache")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copies(copied: Callable[[object], object]) -> None:
+    with pytest.raises(InputError) as raised:
+        copied(kernel())
+    check_line(raised.value, "a BatchKernel", "reads an engine's tensors")
 
 
 def test_a_call_before_the_first_step() -> None:

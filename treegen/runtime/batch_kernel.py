@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 import torch
 
@@ -57,10 +57,9 @@ class BatchKernel(ExplainedKernel):
     lse of other rows as they are. q may end with the last row of a running request; capture a graph with the most rows
     that its replays will need.
 
-    Threads and streams: one thread and one stream at a time may use a kernel.
+    Threads and streams: one thread and one stream at a time may use a kernel. It cannot be copied or pickled.
 
-    For debugging, `form` has the sizes and options of the kernel, `choices` chooses strategies for `auto`, and
-    `replanning` decides when a new plan pays.
+    For debugging, `form` has sizes and options, `choices` chooses for `auto`, `replanning` decides when a plan pays.
     """
 
     device_tables = device_lengths = True
@@ -85,6 +84,9 @@ class BatchKernel(ExplainedKernel):
         self._planned: BatchPlan | None = None
         self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
         self._rows = 0
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError("kernel", "a BatchKernel", "cannot be copied: it reads an engine's tensors", "make another")
 
     @property
     def program(self) -> Program:
@@ -224,7 +226,6 @@ class BatchKernel(ExplainedKernel):
         Returns:
             out `[rows, num_qo_heads, head_dim_v]` of q's type; with return_lse also the log-sum-exp `[rows,
             num_qo_heads]` in float32. A row without tokens, or of a request with impossible page ids, gives 0 and -inf.
-            Rows of no request are not written.
 
         Raises:
             InputError: A tensor does not fit, or q has fewer rows than the batch; before any launch.
