@@ -62,7 +62,7 @@ def test_recorded_drafts_are_in_the_data_folder(data_dir: Path, capsys: pytest.C
         (["5+6"], "has a prompt without tokens, or without tokens below it"),
         (["reasoning-sorting"], "no folder is given; name the folder of recorded trees with --data"),
         (["reasoning-sorting", "--data", "no/such"], "data = no/such: has no deft/reasoning_sorting128.json; name"),
-        (["grpo", "--scale", "2"], "scale = 2.0: is not within 0..1"),
+        (["grpo", "--scale", "2"], "scale = 2.0: is not above 0 and at most 1"),
         (["40(6*3)", "--compare", "fastest"], "fastest"),
         (["40(6*3)", "--model", "no/such/folder/here"], "; name a folder or a model of Transformers"),
         (["40(6*3)", "--page-size", "3"], "power of two"),

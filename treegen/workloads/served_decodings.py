@@ -255,7 +255,7 @@ def _documents(given: dict[str, int]) -> tuple[Tree, int]:
 
 def _scaled(count: int, scale: float) -> int:
     if not is_finite(scale) or not 0 < scale <= 1:
-        raise FormatError("scale", scale, "is not within 0..1", "give a part, for instance 0.1")
+        raise FormatError("scale", scale, "is not above 0 and at most 1", "give a part, for instance 0.1")
     return max(1, math.floor(count * scale + 0.5))
 
 
