@@ -70,12 +70,23 @@ def test_models_that_cannot_be_served(make: Any, text: str) -> None:
 @pytest.mark.parametrize(("name", "text"), [
     ("diffllama", "layer = 0: attends a second time in a step"),
     ("doge", "model = DogeAttention: has layers with a mask of their own"),
+    ("nemotron", "model = NemotronForCausalLM: does not hand on the engine's step"),
 ])  # fmt: skip
 def test_models_whose_first_step_shows_it(name: str, text: str) -> None:
     served = engine(made(name))
     with pytest.raises(InputError, match=text):
         served.run(PROMPTS)
     assert served.sequences.available == served.pool.num_pages
+
+
+def test_generate_says_so_too() -> None:
+    """Also of a model without a number of positions, and of one with parts that have no attention function yet."""
+    ids, moshi = torch.tensor([[1, 2]]), made("moshi", head_dim=16, num_hidden_layers=1)
+    with pytest.raises(InputError, match="attention layers of its own"):
+        made("bloom").generate(ids, custom_generate=generate, max_new_tokens=5)
+    with pytest.raises(InputError, match="does not hand on the engine's step"):
+        moshi.generate(ids, custom_generate=generate, max_new_tokens=5)
+    assert moshi.config._attn_implementation != "treegen"
 
 
 def test_models_may_be_loaded_with_the_attention_function() -> None:

@@ -81,10 +81,14 @@ class HFModel:
     def __call__(self, step: Step, keep: torch.Tensor) -> torch.Tensor:
         """Computes a step; returns the logits of the rows `keep`. See treegen.engine.Model."""
         rows = step.rows
-        made = self.model(
-            input_ids=step.ids[None, :rows], position_ids=step.positions[None, :rows], use_cache=False,
-            logits_to_keep=keep, treegen_step=step,
-        )  # fmt: skip
+        try:
+            made = self.model(
+                input_ids=step.ids[None, :rows], position_ids=step.positions[None, :rows], use_cache=False,
+                logits_to_keep=keep, treegen_step=step,
+            )  # fmt: skip
+        except _NoStepError as cause:
+            reason = "does not hand on the engine's step to its attention layers"
+            raise InputError("model", type(self.model).__name__, reason, "use another model") from cause
         logits = made.logits[0]
         assert isinstance(logits, torch.Tensor)
         return logits
@@ -101,6 +105,10 @@ def register(function: Callable[..., Any] | None = None) -> None:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attend if function is None else function)
+
+
+class _NoStepError(InputError):
+    """The attention function was called without a step."""
 
 
 def attend(
@@ -133,7 +141,7 @@ def attend(
     """
     if treegen_step is None:
         fix = "run the model by treegen.engine.Engine, or set another attention implementation"
-        raise InputError("attention", NAME, "serves steps of treegen's engine", fix)
+        raise _NoStepError("attention", NAME, "serves steps of treegen's engine", fix)
     if attention_mask is not None or query.shape[0] != 1:
         reason = "has layers with a mask of their own, or divides a step into several rows"
         raise InputError("model", type(module).__name__, reason, "use a model with full and sliding attention")

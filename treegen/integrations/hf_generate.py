@@ -155,14 +155,15 @@ def _output(controller: LockstepSample | LockstepBeams | DraftedSample, request:
 def _restored(model: Any) -> Iterator[None]:
     """Gives a model, at the end, the attention functions and the modes that it has at the beginning."""
     config = model.config
-    before = {"": config._attn_implementation}
-    for name in config.sub_configs:
-        if getattr(config, name, None) is not None:
-            before[name] = getattr(config, name)._attn_implementation
+    configs = {"": config, **{name: getattr(config, name, None) for name in config.sub_configs}}
+    configs = {name: part for name, part in configs.items() if part is not None}
+    before = {name: part._attn_implementation for name, part in configs.items()}
     training = [module for module in model.modules() if module.training]
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation({name: way for name, way in before.items() if way is not None})
+        for name, part in configs.items():  # None is for those that have none yet, which the call above refuses
+            part._attn_implementation = before[name]
         for module in training:
             module.training = True

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from treegen.integrations.hf_checks import most_tokens
+from treegen.integrations.hf_checks import check_decoder, most_tokens
 from treegen.ir.arrays import positive_int
 from treegen.ir.errors import InputError
 
@@ -107,7 +107,7 @@ def check_request(
             raise InputError("prompt_lookup_num_tokens", config.prompt_lookup_num_tokens, reason, "give one prompt")
     longest = config.max_length if stopping_criteria.max_length is None else stopping_criteria.max_length
     new_tokens = int(longest) - ids.shape[1]
-    most = most_tokens(model.config.get_text_config())
+    most = most_tokens(check_decoder(model))
     if new_tokens < 1 or max(map(len, prompts)) + new_tokens > most:
         reason = f"with prompts of {ids.shape[1]} tokens, leaves no room or is over the model's {most}"
         raise InputError("max_length", longest, reason, "give another number of new tokens")
