@@ -8,6 +8,7 @@ from support.tiny_models import PROMPTS, tiny
 from treegen.engine import Beam, Engine, KVPool, SequenceTree
 from treegen.engine.scheduling import schedule
 from treegen.integrations import HFModel
+from treegen.ir.errors import PoolError
 from treegen.ir.shape import Shape
 
 
@@ -45,6 +46,20 @@ def test_a_prompt_without_pages_holds_none_of_another_one() -> None:
     assert [step(tree, 20), tree[1].pages] == [{0: 1}, []]
     tree.drop(0)
     assert step(tree, 20) == {1: 12}
+
+
+def test_a_branch_takes_no_pages_that_are_too_few_for_it() -> None:
+    """It needs four pages. Two are free, and a younger branch has one: each would take it from the other."""
+    tree = sequences(6)
+    tree.add([*range(12)], (0,))
+    tree.add([40, 41, 42], (2,))
+    assert step(tree, 20) == {0: 12, 1: 3}
+    tree.add([*range(60, 75)], (1,))
+    with pytest.raises(PoolError, match="num_pages = 6: is less than the 8 that"):
+        schedule(tree, 20, together=False)
+    assert len(tree[1].pages) == 1
+    tree.drop(0)
+    assert step(tree, 20) == {2: 15}
 
 
 @pytest.mark.parametrize("pages", [22, 30, 31, 36])

@@ -366,6 +366,23 @@ def test_few_pages_change_no_token_and_too_few_are_an_error(way: str) -> None:
     assert served
 
 
+@pytest.mark.parametrize("pages", [4, 5, 6, 8, 12, 13])
+def test_rows_that_wait_for_one_another_do_not_take_turns_for_ever(pages: int) -> None:
+    """Of three prompts with four rows each, that of 17 tokens lacks pages that rows of the last one have, and are too
+    few for it.
+    """
+    prompts = [[1], [*range(17)], [5, 6, 7]]
+    call = {"max_new_tokens": 6, "num_return_sequences": 4, "do_sample": True, "pad_token_id": 0}
+    own = {"engine_options": {"num_pages": pages}}
+    if pages >= 13:
+        check_equal(tiny(), prompts, own=own, **call)
+        return
+    with pytest.raises(
+        PoolError, match=rf"num_pages = {pages}: is less than .*; leave it out, which gives 13: all rows"
+    ):
+        tiny().generate(**padded(prompts), **call, **own, custom_generate=generate)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(40))
 def test_random_calls(seed: int) -> None:

@@ -71,9 +71,13 @@ def test_models_that_cannot_be_served(make: Any, text: str) -> None:
     ("diffllama", "layer = 0: attends a second time in a step"),
     ("doge", "model = DogeAttention: has layers with a mask of their own"),
     ("nemotron", "model = NemotronForCausalLM: does not hand on the engine's step"),
+    ("bert", r"model = BertSelfAttention: attends to later tokens; use a decoder \(is_decoder=True\)"),
+    ("gemma3_text", "model = Gemma3Attention: attends to later tokens"),
+    ("mistral", "sliding_window = 0: leaves no token to attend to; give at least 1, or None"),
 ])  # fmt: skip
 def test_models_whose_first_step_shows_it(name: str, text: str) -> None:
-    served = engine(made(name))
+    more = {"gemma3_text": {"use_bidirectional_attention": True}, "mistral": {"sliding_window": 0}}
+    served = engine(made(name, **more.get(name, {})))
     with pytest.raises(InputError, match=text):
         served.run(PROMPTS)
     assert served.sequences.available == served.pool.num_pages

@@ -52,10 +52,12 @@ def schedule(sequences: SequenceTree, max_rows: int, together: bool, width: int 
             pages = sequences.available - taken  # less than none where it took over pages that others are to get
         count = min(branch.pending, left)
         missing = sequences.pages_missing({branch.number: count})
-        while missing > pages >= 0 and (victim := _victim(sequences, branch, counts, together)) is not None:
-            sequences.preempt(victim.number)
-            preempted.append(victim.number)
-            pages = sequences.available - taken
+        victims = _victims(sequences, branch, counts, together) if missing > pages >= 0 else []
+        if missing <= pages + _freed_by(sequences, victims):  # otherwise they would lose their pages for nothing
+            while missing > pages >= 0 and victims:
+                preempted.append(victims.pop().number)
+                sequences.preempt(preempted[-1])
+                pages = sequences.available - taken
         if missing <= pages:
             counts[branch.number] = count
             left, taken, pages = left - count, taken + missing, pages - missing
@@ -75,17 +77,27 @@ def _is_coming(sequences: SequenceTree, branch: Branch, counts: dict[int, int]) 
     return any(common_tokens(branch, each, each.stored + count - each.drafts, size, known) for each, count in others)
 
 
-def _victim(sequences: SequenceTree, branch: Branch, counts: dict[int, int], together: bool) -> Branch | None:
-    """Returns the youngest branch with pages that may make room for `branch`: a younger one outside of the step.
+def _victims(sequences: SequenceTree, branch: Branch, counts: dict[int, int], together: bool) -> list[Branch]:
+    """Returns the branches with pages that may make room for `branch`, the youngest last: younger ones outside of the
+    step.
 
-    Where all branches of a prompt are needed together, one of the same prompt makes no room.
+    Where all branches of a prompt are needed together, those of the same prompt make no room.
     """
     able = [
         each for each in sequences.branches.values()
         if each.pages and each.number not in counts and _age(each) > _age(branch)
         and not (together and each.label[0] == branch.label[0])
     ]  # fmt: skip
-    return max(able, key=_age, default=None)
+    return sorted(able, key=_age)
+
+
+def _freed_by(sequences: SequenceTree, victims: list[Branch]) -> int:
+    """Returns the number of pages that no branch holds once these branches have lost theirs."""
+    if not victims:
+        return 0
+    numbers = {each.number for each in victims}
+    kept = {page for each in sequences.branches.values() if each.number not in numbers for page in each.pages}
+    return len({page for each in victims for page in each.pages} - kept)
 
 
 def _raise_needed(sequences: SequenceTree, together: bool, width: int, new_tokens: int) -> None:

@@ -145,9 +145,13 @@ def attend(
     if attention_mask is not None or query.shape[0] != 1:
         reason = "has layers with a mask of their own, or divides a step into several rows"
         raise InputError("model", type(module).__name__, reason, "use a model with full and sliding attention")
+    if False in (options.get("is_causal"), getattr(module, "is_causal", None)):
+        raise InputError("model", type(module).__name__, "attends to later tokens", "use a decoder (is_decoder=True)")
     if options.get("dropout"):
         raise InputError("dropout", options["dropout"], "is not served", "call model.eval()")
     window, cap, sinks = (options.get(name) for name in ("sliding_window", "softcap", "s_aux"))
+    if window is not None and window < 1:
+        raise InputError("sliding_window", window, "leaves no token to attend to", "give at least 1, or None")
     kind = AttentionKind(
         query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         -1 if window is None else int(window) - 1,

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from treegen.engine import NGrams
+from treegen.engine import Engine, NGrams
 from treegen.integrations.hf_beams import LockstepBeams
 from treegen.integrations.hf_engines import engine_for
 from treegen.integrations.hf_requests import GenerateRequest, check_request
 from treegen.integrations.hf_rules import Criteria, Processors, TokenRules
 from treegen.integrations.hf_samples import DraftedSample, LockstepSample
 from treegen.ir.arrays import positive_int
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, PoolError
 
 OPTIONS = ("num_pages", "page_size", "max_rows", "strategy", "cuda_graphs", "keep")
 """Arguments of the engine that a caller may give, and whether to keep it."""
@@ -82,10 +82,19 @@ def generate(
     controller = _controller(_rules(logits_processor, stopping_criteria, generation_config, token_streamer), request)
     controller.rules.stream(input_ids)
     with _restored(model), engine_for(model, controller, options, given, request.max_draft) as engine:
-        engine.run(request.prompts)
+        _run(engine, request)
     if token_streamer is not None:
         token_streamer.end()
     return _output(controller, request)
+
+
+def _run(engine: Engine, request: GenerateRequest) -> None:
+    """Runs the prompts of a request. Raises PoolError, which says how many pages are enough."""
+    try:
+        engine.run(request.prompts)
+    except PoolError as error:
+        fix = f"leave it out, which gives {_pages(request, engine.pool.page_size)}: all rows advance together"
+        raise PoolError("num_pages", error.value, error.reason, fix) from error
 
 
 def _rules(processors: Processors, criteria: Criteria, config: Any, streamer: Any) -> TokenRules:
@@ -118,15 +127,17 @@ def _options(request: GenerateRequest, given: Mapping[str, Any]) -> dict[str, An
     made = {"page_size": page_size, "max_rows": max(step, prefill), "max_branches": rows}
     if "num_pages" not in given:
         positive_int("page_size", page_size, InputError)
-        made["num_pages"] = sum(_pages(len(prompt), request, page_size) for prompt in request.prompts)
+        made["num_pages"] = _pages(request, page_size)
     return {**made, **{name: value for name, value in given.items() if name != "keep"}}
 
 
-def _pages(prompt: int, request: GenerateRequest, page_size: int) -> int:
-    """Returns the pages that a prompt needs: its full ones, and for each row those that follow. prompt: its tokens."""
-    full = prompt // page_size
-    most = prompt + request.new_tokens + request.max_draft
-    return full + request.width * (-(-most // page_size) - full)
+def _pages(request: GenerateRequest, page_size: int) -> int:
+    """Returns the pages that all rows need at their longest: of each prompt its full ones, and for each row its own."""
+    pages, more = 0, request.new_tokens + request.max_draft
+    for prompt in map(len, request.prompts):
+        full = prompt // page_size
+        pages += full + request.width * (-(-(prompt + more) // page_size) - full)
+    return pages
 
 
 def _output(controller: LockstepSample | LockstepBeams | DraftedSample, request: GenerateRequest) -> Any:
