@@ -103,6 +103,8 @@ def branched(tree: Tree, row: int, copies: int) -> Edited:
 
 def pruned(tree: Tree, rows: IntsLike) -> Edited:
     """See Tree.pruned."""
+    if rows is None:
+        raise TreeError("rows", None, "names no rows", "give the rows to end")
     kept = np.ones(tree.num_rows, bool)
     kept[_chosen_rows(rows, tree.num_rows)] = False
     return with_rows_kept(parts_of(tree), tree.topology, kept)

@@ -200,7 +200,8 @@ class Tree(Drawn):
 
         The tree's `requests` say for each node whose tokens it holds. The last node of a request reaches to the
         request's present length. It has at least one token in the tree, also where the request has none yet, so that
-        plans have a place for it.
+        plans have a place for it. Trees made of this one by edits, and its JSON text, do not name requests; their slots
+        are placeholders.
 
         Args:
             seq_lens: `[requests]`; tokens of each request. All arrays are lists, arrays or CPU tensors.
@@ -227,8 +228,10 @@ class Tree(Drawn):
     ) -> Tree:
         """Makes the tree of a batch of requests under FlashInfer's masks, with one row per query.
 
-        A node's tokens need not be neighbours in the request; they keep the request's order. Requests share the first
-        slots that all of their queries see.
+        A node's tokens need not be neighbours in the request; they keep the request's order. On a path, tokens that
+        more queries see come before those that fewer see, wherever they are in the request: positions, which windows,
+        ALiBi and score functions read, are those on the path. Requests share the first slots that all of their queries
+        see.
 
         Args:
             custom_mask: For each request in turn a flat mask `[queries, tokens]`, true where a query sees a token. In

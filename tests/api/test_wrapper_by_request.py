@@ -573,3 +573,25 @@ def test_page_tables_are_taken_with_their_lengths(backend: str, dtype: torch.dty
         if part:
             own.take(own.indptr[: len(part) + 1], own.indices, own.last_page_len[: len(part)], PAGE, backend)
         assert own.seq_lens.tolist() == [tokens for _, tokens in part] + [0] * (8 - len(part))
+
+
+def test_ids_of_the_last_plan_are_counted_too() -> None:
+    wrapper, sizes = TreeAttentionWrapper(by_request=True), (HEADS, KV_HEADS, DIM, PAGE)
+    given = {"q_data_type": torch.float32, "request_ids": ["a", "b"]}
+    wrapper.plan([0, 2, 4], [3, 1, 3, 8], [4, 3], *sizes, **given)
+    with pytest.raises(InputError, match="request_ids = 2 ids: does not match 3 requests"):
+        wrapper.plan([0, 2, 4, 5], [3, 1, 3, 8, 2], [4, 3, 1], *sizes, **given)
+
+
+@pytest.mark.parametrize(("q", "out", "text"), [
+    (torch.zeros(0, 7, 99), None, "head_dim"), (torch.zeros(0, 6, DIM), None, "num_qo_heads 6"),
+    (torch.zeros(0, HEADS, DIM, dtype=torch.float16), None, "is not of q's type"),
+    (torch.zeros(0, HEADS, DIM), torch.zeros(5, 3), "out = "),
+])  # fmt: skip
+def test_tensors_of_an_empty_batch(q: torch.Tensor, out: torch.Tensor | None, text: str) -> None:
+    """They are checked as those of any other batch."""
+    wrapper, cache = TreeAttentionWrapper(by_request=True), torch.zeros(9, 2, PAGE, KV_HEADS, DIM)
+    wrapper.plan([0], [], [], HEADS, KV_HEADS, DIM, PAGE, q_data_type=torch.float32)
+    with pytest.raises(InputError, match=text):
+        wrapper.run(q, cache, out=out)
+    assert wrapper.run(torch.zeros(0, HEADS, DIM), cache).shape == (0, HEADS, DIM)

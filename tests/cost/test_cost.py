@@ -64,9 +64,8 @@ def test_every_constant_counts() -> None:
 def test_more_work_takes_no_less(data: st.DataObject) -> None:
     counted = ITEMS.counts
     counts = data.draw(st.fixed_dictionaries({name: st.integers(name == "pieces", 10**5) for name in counted}))
-    name = data.draw(
-        st.sampled_from([name for name in counted if name != "pieces"])
-    )  # more of them share `even_pieces`
+    # More pieces share the same `even_pieces`.
+    name = data.draw(st.sampled_from([name for name in counted if name != "pieces"]))
     more = {**counts, name: counts[name] + data.draw(st.integers(1, 10**5))}
     one, other = (launches(ItemLaunches, **own) for own in (counts, more))
     less, more_us = (float(terms_of(made, H200)["items_us"][0]) for made in (one, other))

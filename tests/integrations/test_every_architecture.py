@@ -30,6 +30,15 @@ SIZES = {
 }  # fmt: skip
 OPTIONAL = ("sliding_window", "q_lora_rank")  # stay None where they are None by default
 MOST_PARAMETERS = 5_000_000
+# Architectures with other layers, or with attention that does not call Transformers' functions.
+REFUSED = {
+    "bart", "big_bird", "bigbird_pegasus", "biogpt", "blenderbot", "blenderbot-small", "bloom", "codegen",
+    "deepseek_v4", "diffllama", "doge", "falcon_h1", "falcon_mamba", "gpt_bigcode", "gpt_neox_japanese", "gptj",
+    "hrm_text", "hy_v4", "jetmoe", "llama4_text", "mamba", "marian", "mbart", "megatron-bert", "mimo_v2_flash",
+    "minimax", "moshi", "mpt", "mvp", "nemotron", "nemotron_h", "olmo_hybrid", "openai-gpt", "pegasus",
+    "plbart", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rembert", "roformer",
+    "rwkv", "stablelm", "trocr", "whisper", "xglm", "xlm",
+}  # fmt: skip
 PROMPTS = torch.tensor([[0] * 6 + [1, 5, 9, 33, 2, 7, 4, 4], [*range(3, 17)]])
 
 
@@ -74,5 +83,7 @@ def test_tokens_are_those_of_generate(kind: str) -> None:
         try:
             found = model.generate(**call, custom_generate=generate)
         except InputError as error:
+            if kind not in REFUSED:
+                raise
             pytest.skip(f"refused: {error}")
         assert torch.equal(found, expected), options

@@ -258,3 +258,9 @@ def test_a_mask_of_a_tree_needs_no_mask_mod() -> None:
     assert tree.path_tokens == 9
     with pytest.raises(TreeError, match="custom_mask"):
         treegen.masked_tree(flat([crossing])[1:], [0, 3], [0, 3])
+
+
+def test_tokens_that_more_queries_see_come_first() -> None:
+    """Also where they are behind the others in the request."""
+    tree = Tree.from_custom_mask(flat([np.array([[1, 1, 1], [0, 0, 1]], bool)]), [0, 2], [0, 3])
+    assert [tree.slots(row).tolist() for row in (0, 1)] == [[2, 0, 1], [2]]

@@ -176,3 +176,8 @@ def test_the_slots_behind_a_row_are_taken_by_default() -> None:
 def test_impossible_edits_are_refused(edit: Callable[[Tree], Tree], words: str) -> None:
     with pytest.raises(TreeError, match=words):
         edit(Tree.parse("1,2/10,3"))
+
+
+def test_rows_to_prune_are_named() -> None:
+    with pytest.raises(TreeError, match="rows = None: names no rows; give the rows to end"):
+        Tree.parse("4(2,2)").pruned(None)  # type: ignore[arg-type]

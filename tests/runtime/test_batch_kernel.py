@@ -89,7 +89,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2))]
 def test_several_query_rows_on_the_torch_backend(begin: int) -> None:
     """Also where the host is told late, or not, that their number is another."""
     counted: Counter[str] = Counter()
-    for seed in range(begin, begin + 8):
+    for seed in range(begin, begin + 12):
         counted += serve(any_case(seed, queries=MOST_QUERIES[seed % 4]), seed, 20, "torch")
     assert counted["planned"] > counted["new"] > 0
     assert counted["refuted"] > 0

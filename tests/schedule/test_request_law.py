@@ -196,7 +196,7 @@ def check_rooms(plan: Plan, lengths: dict[int, int], window_begin: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@examples(80)
+@examples(120)
 def test_every_row_sees_every_token_once_at_any_lengths(seed: int) -> None:
     plan, source = plan_of(seed), random.Random(seed + 1)
     assert plan.tree.requests is not None

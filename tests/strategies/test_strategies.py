@@ -48,7 +48,7 @@ from treegen.target.targets import target_from, targets
 SMALL = Shape(4, 2, 16, dtype="fp32")
 TOLERANCE = 1e-5
 
-FORESTS_PER_FAMILY = 75
+FORESTS_PER_FAMILY = 125
 FAMILIES = {
     f"{place}-{number}-{half}": st.tuples(
         forests(kv=(place,), rows=rows, salt=4 * index + 2 * number + half),

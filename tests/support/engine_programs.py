@@ -319,7 +319,7 @@ def failures() -> None:
         if rank == 1:
             raise ArithmeticError("no logits today")
 
-    hasty = Parallel(context=dist.new_group(timeout=timedelta(seconds=3)))
+    hasty = Parallel(context=dist.new_group(timeout=timedelta(seconds=5)))
     engine = Engine(Failing(model, 5, fail), CONTROLLERS["samples"](), parallel=hasty, **SIZES)
     began = time.monotonic()
     with pytest.raises(ArithmeticError if rank == 1 else RuntimeError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from treegen.api.compile_batch import compile_batch
 from treegen.api.request_names import request_names, table_sizes
 from treegen.api.request_room import LEAST_ROWS, Settings, room_for
+from treegen.backends.check_inputs import check_output, check_shape, shape_of
 from treegen.backends.devices import backend_for, captures
 from treegen.backends.find_sharing import SharingReader
 from treegen.backends.page_buffers import PageBuffers, tensors_of
@@ -134,10 +136,15 @@ class RequestBatches:
         """Computes attention of the planned batch, with a base-2 lse. The first call makes the kernel."""
         shape = self._settings[0]
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or len(q) != self._rows:
-            found = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
+            given = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
             reason = f"does not fit a plan of {self._rows} requests"
-            raise InputError("q", found, reason, "give [requests, num_qo_heads, head_dim]")
+            raise InputError("q", given, reason, "give [requests, num_qo_heads, head_dim]")
         if not self._rows:
+            check_shape(
+                shape, replace(shape_of(q, k_pages, v_pages, shape.kv_layout), partial_dtype=shape.partial_dtype)
+            )
+            if out is not None:
+                check_output(out, q, shape.head_dim_v)
             out = q.new_empty(0, shape.num_qo_heads, shape.head_dim_v) if out is None else out
             return (out, q.new_empty(0, shape.num_qo_heads, dtype=torch.float32)) if return_lse else out
         kernel = self._kernel

@@ -37,11 +37,11 @@ def request_names(ids: Sequence[Hashable | None] | None, rows: int, known: Seque
     if not hasattr(listed, "__iter__") or isinstance(listed, str):
         raise InputError("request_ids", ids, "is no list of ids", "give one id per request, or None")
     given: list[Hashable | None] = list(listed)
-    if given == known:
-        return known
     if len(given) != rows:
         reason = f"does not match {rows} requests"
         raise InputError("request_ids", f"{len(given)} ids", reason, "give one id per request")
+    if given == known:
+        return known
     names: list[Hashable] = [(_Unnamed, row) if name is None else name for row, name in enumerate(given)]
     try:
         distinct = len(set(names)) == rows

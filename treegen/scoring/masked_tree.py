@@ -29,7 +29,8 @@ def masked_tree(
 
     Where the masks have the shape of a tree, no mask_mod is needed. Otherwise each query is a row that sees all tokens
     of its request, and the mask_mod hides tokens from it. It reads a tensor with a byte for each query and token, from
-    the first token on that some query of the request does not see.
+    the first token on that some query of the request does not see. Positions, which windows, ALiBi and score functions
+    read, then count all tokens of the request; without a mask_mod they are those of `Tree.from_custom_mask`.
 
     Args:
         custom_mask, qo_indptr, kv_indptr, kv_indices, kv_last_page_len, page_size: As in Tree.from_custom_mask.
