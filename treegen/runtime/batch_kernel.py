@@ -66,14 +66,9 @@ class BatchKernel(ExplainedKernel):
     """The page table and the lengths are read on the device alone: an engine may change them there."""
 
     def __init__(
-        self,
-        shape: Shape,
-        pages: PageTable,
-        target: Target,
-        options: BatchOptions,
-        most_tokens: int,
+        self, shape: Shape, pages: PageTable, target: Target, options: BatchOptions, most_tokens: int,
         most_rows: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._shape, self._target, self._options = shape, target, options
         self._backend = backend_for(pages.table.device, options.backend)
         self.form = form_for(shape, pages, target, options, most_tokens, most_rows)
@@ -83,6 +78,7 @@ class BatchKernel(ExplainedKernel):
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
         self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
+        self._chose = False  # whether the last `refresh` chose for the plan that the next one makes
         self._rows = 0
 
     def __reduce__(self) -> NoReturn:
@@ -116,21 +112,29 @@ class BatchKernel(ExplainedKernel):
         if strategy is not None and (wanted.batch_invariant or self.form.room.chunk):
             reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
             raise StrategyError("strategy", str(strategy), reason, fix)
+        self._update(batch, rows, wanted)
+
+    def _update(self, batch: LiveBatch, rows: int, wanted: Strategy, choose_first: bool = False) -> bool:
+        """Plans, or only chooses for the next plan, if choose_first and the bucket is new. Says whether it planned."""
         with phase("plan"):
             tree = self.replanning.steady(batch, batch.tree(shared=shares()))
             problem = Problem(tree, self._shape, self._target)
+            self._chose = choose_first and wanted.automatic and self.choices.learn(problem)
+            if self._chose:
+                return False
             planned = plan_batch(problem, wanted, self.choices, self.form)
         self._begun = self.program.counters[:1].clone()
         self.program.load(planned.schedule, batch.rows_and_epochs)
         self._rows, self._planned = rows, planned
         self.replanning.note_plan(batch, planned)
+        return True
 
     def prepare(self, batch: LiveBatch) -> bool:
         """Takes the running requests before a step, and plans only if the step cannot wait for `refresh`.
 
-        Does nothing while requests only grow. Calls `seat` where requests came, ended or moved: those that the plan
-        does not know are walked alone until `refresh` plans. Calls `update` where there is no plan for this batch, or
-        where walking requests alone would cost the layers of the step more time than a plan.
+        Does nothing while requests only grow. Does what `seat` does where requests came, ended or moved: those
+        that the plan does not know are walked alone until `refresh` plans. Plans as `update` does where there is no
+        plan for this batch, or where walking requests alone would cost the layers of the step more time than a plan.
 
         Args:
             batch: The running requests.
@@ -141,18 +145,13 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError, StrategyError: As of `update`.
         """
-        replanning = self.replanning
-        if replanning.is_new(batch):
-            self.update(batch)
-            return True
-        if not replanning.has_moved(batch):
+        new = self.replanning.is_new(batch)
+        if not new and not self.replanning.has_moved(batch):
             return False
         rows = self._checked(batch)
-        if replanning.cannot_wait(batch):
-            self.update(batch)
-            return True
+        if new or self.replanning.cannot_wait(batch):
+            return self._update(batch, rows, self._options.strategy)
         self._seat(batch, rows)
-        replanning.note_seats(batch)
         return False
 
     def refresh(self, batch: LiveBatch) -> bool:
@@ -160,24 +159,25 @@ class BatchKernel(ExplainedKernel):
 
         A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
         they share with no other one (at least 16), or where one grew by 128 tokens. Where requests are walked alone, or
-        share more than at the plan, it pays at once if the layers of a step take clearly longer than a plan. Otherwise
-        it pays as soon as the present plan has cost more than another one takes, over all steps since it was made.
+        share more than at the plan, it pays at once if the layers of a step take clearly longer than a plan, or else as
+        soon as the present plan has cost more than another one takes, over all steps since it was made. Where a
+        strategy has to be chosen, for a bucket of batches that is new, one call chooses and the next one plans.
 
         Args:
             batch: The running requests.
 
         Returns:
-            Whether it made a plan, by `update`. Without one it calls `seat` if requests came, ended or moved.
+            Whether it made a plan. Without one it takes the seats, if requests came, ended or moved.
 
         Raises:
             InputError, StrategyError: As of `update`.
         """
         if self.replanning.pays(batch):
-            self.update(batch)
-            return True
+            choose_first = not self._chose and not self.replanning.is_new(batch)
+            if self._update(batch, self._checked(batch), self._options.strategy, choose_first):
+                return True
         if self.replanning.has_moved(batch):
             self.seat(batch)
-            self.replanning.note_seats(batch)
         return False
 
     def seat(self, batch: LiveBatch) -> None:
@@ -197,6 +197,7 @@ class BatchKernel(ExplainedKernel):
 
     def _seat(self, batch: LiveBatch, rows: int) -> None:
         self.program.seat(self.replanning.seats(batch))
+        self.replanning.note_seats(batch)
         self._rows = rows
 
     def _checked(self, batch: LiveBatch) -> int:
@@ -238,9 +239,8 @@ class BatchKernel(ExplainedKernel):
         if out is None:
             out = torch.empty(*q.shape[:2], self._shape.head_dim_v, dtype=q.dtype, device=q.device)
         if call is None:
-            lse_scale = check_inputs.lse_scale(lse_base)
             scale = self._shape.head_dim**-0.5 if self._options.sm_scale is None else self._options.sm_scale
-            call = self.program.bind(q, k_cache, v_cache, out, scale, lse_scale)
+            call = self.program.bind(q, k_cache, v_cache, out, scale, check_inputs.lse_scale(lse_base))
             if form is not None:
                 self._calls.keep(form, lse_base, call)
         if len(q) < self._rows:

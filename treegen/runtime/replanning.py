@@ -64,7 +64,7 @@ class Replanning:
     def __init__(self, room: RequestRoom, rates: TokenRates) -> None:
         self._room, self._rates = room, rates
         self._seen: _PlannedBatch | None = None
-        self._moves = 0  # the batch's counter when the kernel took the seats
+        self._seated: tuple[LiveBatch, int] | None = None  # whose seats the kernel took, and the batch's counter then
         self._late_plan: LatePlan | None = None
         self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
         self._cost: LateCost | None = None  # of that
@@ -72,19 +72,20 @@ class Replanning:
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._sharing = SteadySharing()
+        self._spared: int | None = None  # the most tokens that the next plan leaves unshared at a node, once decided
 
     def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
         """Notes a new plan of a batch."""
-        self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
+        self.plans, self._late_us, self._steps, self._spared = self.plans + 1, 0.0, 0, None
         shared, sharing = batch.shared_tokens.copy(), (batch.shared_with >= 0).nonzero()[0]
         np.maximum.at(shared, batch.shared_with.take(sharing), batch.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
-        self._served, self._moves = None, batch.moves
+        self._served, self._seated = None, (batch, batch.moves)
         self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
 
     def note_seats(self, batch: LiveBatch) -> None:
         """Notes that the kernel knows the present seats of the batch."""
-        self._moves = batch.moves
+        self._seated = batch, batch.moves
 
     def note_step(self) -> None:
         """Notes the beginning of a step, and takes the calls of the last one as its layers."""
@@ -95,8 +96,8 @@ class Replanning:
         return self._seen is None or self._seen.batch is not batch
 
     def has_moved(self, batch: LiveBatch) -> bool:
-        """Says whether requests came, ended or changed rows since the kernel took the seats."""
-        return self._seen is None or self._moves != batch.moves
+        """Says whether requests came, ended or changed rows since the kernel took the seats of this batch."""
+        return self._seated is None or self._seated[0] is not batch or self._seated[1] != batch.moves
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether walking requests alone would cost the layers of this step more than a plan."""
@@ -117,9 +118,12 @@ class Replanning:
 
     def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
         """Returns the tree to plan for: the batch's own, or one that shares less where plans have not held."""
-        seen, most = self._seen, 0
-        if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
-            most = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
+        seen = self._seen
+        if self._spared is None:
+            self._spared = 0
+            if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
+                self._spared = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
+        most = self._spared
         self._sharing.spared_us = 0.0
         if not most or tree.requests is None or tree.requests.queries is not None:
             return tree

@@ -123,17 +123,32 @@ class BatchChoices:
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
         figures = Figures.of(problem.tree)
-        bucket, tokens = figures.policy_bucket, figures.tokens
-        choice, known = self._choices.get(bucket, (None, 0))
-        if choice is None or not known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
-            weights = weights_of(problem, self.tile)
-            measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
-            choice = measured or least(problem, weights, self.most_items)
-            known = tokens
-            self._choices[bucket] = choice, known
-        if tokens in (0, known):
+        choice, known = self._known(figures) or self._chosen(problem, figures)
+        if figures.tokens in (0, known):
             return choice
-        return Choice(scaled(choice.strategy, tokens / known), choice.reason)
+        return Choice(scaled(choice.strategy, figures.tokens / known), choice.reason)
+
+    def learn(self, problem: Problem) -> bool:
+        """Chooses ahead for a batch, if there is no choice for it yet. Says whether it did."""
+        figures = Figures.of(problem.tree)
+        if self._known(figures) is not None:
+            return False
+        self._chosen(problem, figures)
+        return True
+
+    def _known(self, figures: Figures) -> tuple[Choice, int] | None:
+        """Returns the choice for batches like this, and the tokens of the batch that it was made for."""
+        known = self._choices.get(figures.policy_bucket)
+        near = known is not None and known[1] <= _DRIFT * figures.tokens <= _DRIFT * _DRIFT * known[1]
+        return known if near else None
+
+    def _chosen(self, problem: Problem, figures: Figures) -> tuple[Choice, int]:
+        """Chooses for a batch, and remembers the choice for its bucket."""
+        weights = weights_of(problem, self.tile)
+        measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
+        choice = measured or least(problem, weights, self.most_items)
+        made = self._choices[figures.policy_bucket] = choice, figures.tokens
+        return made
 
     def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""
