@@ -93,6 +93,8 @@ def host_array(argument: str, values: Any, error: type[TreegenError] = TreeError
         return values
     if getattr(values, "is_cuda", False):
         raise error(argument, f"on {values.device}", "is not on the host", "pass its copy there, as engines keep one")
+    if isinstance(values, np.ma.MaskedArray):
+        raise error(argument, "a masked array", "may lack entries", "give an array of its valid entries")
     try:
         array = np.asarray(values.numpy() if hasattr(values, "numpy") else values)
     except Exception as cause:  # whatever the conversion of a foreign value raises

@@ -31,6 +31,8 @@ def one_for_each(argument: str, values: int | IntsLike, seats: int, low: int = 0
 def check_lengths(seats: int, **arrays: IntsLike) -> None:
     """Raises TreeError unless each array has an entry for each of `seats` seats."""
     for name, values in arrays.items():
+        if not hasattr(values, "__len__"):
+            raise TreeError(name, values, "has to be one-dimensional", "give one integer per seat")
         if len(values) != seats:
             raise TreeError(name, f"{len(values)} entries", f"does not match {seats} seats", "give one per seat")
 
@@ -54,7 +56,7 @@ def running_seat(argument: str, seat: int, row: Ints) -> int:
 
 def running_seats(seats: int | IntsLike, row: Ints) -> Longs:
     """Returns the seats as an array; raises TreeError unless they differ and a request runs in each."""
-    if isinstance(seats, np.ndarray) and seats.dtype == np.int64 and seats.ndim == 1 and len(seats):
+    if type(seats) is np.ndarray and seats.dtype == np.int64 and seats.ndim == 1 and len(seats):
         chosen = seats
     else:
         given = [seats] if isinstance(seats, (int, np.integer)) else seats

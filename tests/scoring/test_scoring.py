@@ -257,6 +257,13 @@ def test_heads_have_to_match(name: str) -> None:
         kernel(*tensors(tree, 57, 1, HEADS, 64, torch.float32, pad_pages=False))
 
 
+@pytest.mark.parametrize("name", ["alibi_slopes", "sinks"])
+@pytest.mark.parametrize("made", [torch.Tensor.to_sparse, lambda dense: dense.to("meta")], ids=["sparse", "meta"])
+def test_tensors_have_to_be_dense(name: str, made: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(InputError, match=f"{name} = a .*tensor.*: has no values"):
+        treegen.compile(Tree.parse("30(9*3)"), shape=treegen.Shape(4, 2, 64), **{name: made(torch.ones(4))})
+
+
 def test_options_that_do_nothing_make_the_plain_kernel() -> None:
     tree = Tree.parse("30(9*3)")
     plain = treegen.compile(tree).source

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from treegen.backends.staging import staging_for
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
 from treegen.ir.arena import Arena
 from treegen.ir.arrays import Ints
@@ -63,20 +64,11 @@ class LaunchTables(NamedTuple):
         return cls(table, [ItemTables(items=table[place:], **shared) for place in arena.items], merges)
 
 
-def staging_of(table: torch.Tensor) -> torch.Tensor:
-    """Allocates host memory of a table's shape, from which a copy to the table need not be waited for.
-
-    PyTorch reuses the memory of a pinned tensor only when copies from it are done. So each copy has its own buffer, and
-    there are no more buffers than copies in flight at a time.
-    """
-    return torch.empty(table.shape, dtype=torch.int32, device="cpu", pin_memory=table.device.type == "cuda")
-
-
 def fill(table: torch.Tensor, array: Ints) -> None:
     """Copies an array to a table on the current stream, without waiting for it."""
     if table.device.type != "cuda":
         table.numpy()[:] = array
         return
-    staged = staging_of(table)
+    staged = staging_for(table, table.device)
     staged.numpy()[:] = array
     table.copy_(staged, non_blocking=True)

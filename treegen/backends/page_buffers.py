@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from treegen.backends.devices import on_device
+from treegen.backends.staging import staging_for
 from treegen.ir.arrays import int32_array
 from treegen.ir.errors import InputError
 
@@ -92,8 +93,8 @@ def _tensor(name: str, part: Any) -> torch.Tensor:
 
 
 def _copy(part: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Copies integers to the beginning of a buffer on the current stream, without waiting."""
+    """Copies integers to the beginning of a buffer on the current stream, without waiting. They may change at once."""
     if part.device.type == "cpu" and buffer.device.type == "cuda":
-        part = part.pin_memory()
+        part = staging_for(part, buffer.device).copy_(part)
     if len(part):
         buffer[: len(part)].copy_(part, non_blocking=True)

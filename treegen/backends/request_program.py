@@ -8,7 +8,8 @@ import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import kernel_capability, on_device
-from treegen.backends.launch_tables import LaunchTables, Turns, staging_of
+from treegen.backends.launch_tables import LaunchTables, Turns
+from treegen.backends.staging import staging_for
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
@@ -73,7 +74,7 @@ class RequestProgram:
 
     def load(self, made: RequestSchedule | None, requests: Ints) -> None:
         """Takes a plan for the next steps, and the running requests as `seat` does. With None each is walked alone."""
-        head, room = staging_of(self._head), self.form.room
+        head, room = staging_for(self._head, self._device), self.form.room
         words: Ints = head.numpy()
         self._places.write(made or no_plan(room), room, words)
         self._places.write_running(requests, room, words[self._places.running :])
@@ -81,7 +82,7 @@ class RequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[2, seats]`: the row of the batch in each seat (-1 for none) and the epoch."""
-        running = staging_of(self._running)
+        running = staging_for(self._running, self._device)
         self._places.write_running(requests, self.form.room, running.numpy())
         self._running.copy_(running, non_blocking=True)
 
