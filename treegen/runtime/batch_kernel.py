@@ -225,8 +225,8 @@ class BatchKernel(ExplainedKernel):
             lse_base: "ln" for the natural logarithm, "log2" for base 2.
 
         Returns:
-            out `[rows, num_qo_heads, head_dim_v]` of q's type; with return_lse also the log-sum-exp `[rows,
-            num_qo_heads]` in float32. A row without tokens, or of a request with impossible page ids, gives 0 and -inf.
+            out `[rows, num_qo_heads, head_dim_v]` of q's type; with return_lse also the float32 log-sum-exp `[rows,
+            num_qo_heads]`. A row without tokens or with impossible page ids gives 0, and -inf or its sink.
 
         Raises:
             InputError: A tensor does not fit, or q has fewer rows than the batch; before any launch.
