@@ -28,14 +28,12 @@ _OTHERS = 64
 class LateCost(NamedTuple):
     """Microseconds per layer. late_us: those that a late plan adds. layer_us: those that the layer takes at least.
 
-    alone: whether requests are walked alone. shares_less: whether they are, or read by themselves what they share since
-    the plan.
+    alone: whether requests are walked alone.
     """
 
     late_us: float
     layer_us: float
     alone: bool
-    shares_less: bool
 
 
 class _Newcomer(NamedTuple):
@@ -220,7 +218,7 @@ class LatePlan:
             longer_us = max(longer, 0) * self._rates.lone_token_us
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
-            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, False, again > 0)
+            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, False)
         tokens, rows = batch.tokens.take(alone), batch.rows.take(alone)
         again += int(np.add.reduce(batch.shared_tokens.take(alone), dtype=np.int64))
         queries = len(rows)
@@ -231,4 +229,4 @@ class LatePlan:
         part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
         longest_us = largest(tokens) * part * self._rates.lone_token_us
         late_us = again * self._rates.token_us + longer_us + max(longest_us - self._layer_us, 0.0)
-        return LateCost(late_us, self._layer_us, True, True)
+        return LateCost(late_us, self._layer_us, True)

@@ -159,9 +159,9 @@ class BatchKernel(ExplainedKernel):
 
         A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
         they share with no other one (at least 16), or where one grew by 128 tokens. Where requests are walked alone, or
-        share more than at the plan, it pays at once if the layers of a step take clearly longer than a plan, or else as
-        soon as the present plan has cost more than another one takes, over all steps since it was made. Where a
-        strategy has to be chosen, for a bucket of batches that is new, one call chooses and the next one plans.
+        share more than at the plan, it pays as soon as the present plan has cost more, over all steps since it was
+        made, than a plan makes a step longer: what the host takes beyond the layers' time, and at least 0.3 ms. Where
+        a strategy has to be chosen, for a bucket of batches that is new, one call chooses and the next one plans.
 
         Args:
             batch: The running requests.
