@@ -31,9 +31,8 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 2000.0
-"""Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms. A step is longer by those that the
-device does not work meanwhile. On an H100 beams over 8,000 tokens take 2 to 4 % less time than with 1000, and batches
-of the suite as much.
+"""Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200. A step is longer by
+those in which the device does not work.
 """
 _LEAST_LOST_US = 300.0
 """Microseconds that steps have lost, at least, before the next plan is made.
