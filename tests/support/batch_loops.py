@@ -181,7 +181,11 @@ def check_step(
 
 
 def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = "cpu") -> Counter[str]:
-    """Runs a server's loop; returns the kernel's counters. Half of the servers begin with a batch at work."""
+    """Runs a server's loop; returns the kernel's counters.
+
+    Half of the servers begin with a batch at work. Those with odd seeds leave it to `prepare` and `refresh` when to
+    plan, for steps of few layers or many.
+    """
     source = random.Random(seed + 1_000_000)
     server, kernel = made(case, seed, backend, device)
     generator = torch.Generator(device="cpu").manual_seed(seed)
@@ -192,7 +196,11 @@ def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = 
     for step in range(steps):
         for _ in range(source.randint(1, 3)):
             server.event()
-        if step == 0 or source.random() < 0.4:
+        plans = step == 0 or source.random() < 0.4
+        if seed % 2:
+            kernel.replanning.layers = 10 ** (step % 7)
+            kernel.prepare(server.batch)
+        elif plans:
             kernel.update(server.batch)
         else:
             kernel.seat(server.batch)
@@ -202,6 +210,9 @@ def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = 
         q = q.to(TORCH[shape.dtype]).to(device)
         shown = f"seed {seed}, step {step}, {case.strategy}, {shape}, {case.form}, window {case.window}"
         check_step(server, case, kernel, lengths, shown, q)
+        if seed % 2:
+            kernel.replanning.layers = 10 ** (step % 7)
+            kernel.refresh(server.batch)
         kinds["requests"] += len(lengths)
         kinds["impossible"] += sum(length < 0 for length in lengths.values())
     counted = Counter(kernel.counters())
