@@ -21,6 +21,8 @@ OTHERS = {
     "_C": "torch._C",
     "_cuda_getDriverVersion": "torch._C",
     "_active": "an attribute of Triton's driver",
+    "_get_np_dtype": "a function of Triton's interpreter",
+    "_patch_lang": "a function of Triton's interpreter",
     "_batch_prefill_wrappers": "an attribute of FlashInfer's cascade wrapper",
     "_backend": "an attribute of FlashInfer's prefill wrapper",
     "_repr_html_": "the method by which notebooks draw values",
