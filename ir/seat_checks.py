@@ -31,7 +31,7 @@ def one_for_each(argument: str, values: int | IntsLike, seats: int, low: int = 0
 def check_lengths(seats: int, **arrays: IntsLike) -> None:
     """Raises TreeError unless each array has an entry for each of `seats` seats."""
     for name, values in arrays.items():
-        if not hasattr(values, "__len__"):
+        if not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
             raise TreeError(name, values, "has to be one-dimensional", "give one integer per seat")
         if len(values) != seats:
             raise TreeError(name, f"{len(values)} entries", f"does not match {seats} seats", "give one per seat")

@@ -41,13 +41,18 @@ def _cache_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Points the kernel and policy cache at a folder of this worker's session, and leaves shipped policies out, so that
     tests see what the model chooses.
     """
-    from support.quick_interpreter import quicken
     from treegen.autotune_cache.policy_cache import POLICY_CACHE
     from treegen.autotune_cache.shipped_policies import ShippedPolicies
 
-    quicken()
     os.environ["TREEGEN_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
     POLICY_CACHE.shipped = ShippedPolicies(tmp_path_factory.mktemp("shipped"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_interpreter() -> None:
+    from support.quick_interpreter import quicken
+
+    quicken()
 
 
 @pytest.fixture(scope="session")

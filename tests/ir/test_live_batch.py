@@ -719,6 +719,7 @@ def test_what_was_found_has_an_entry_for_each_seat() -> None:
         (([0, 64], [1, 1], [5, 5], [-1, 0], [0, 3]), "seats"),
         (([0, 0], [1, 1], [5, 5], [-1, 0], [0, 3]), "names seat 0 twice"),
         (([0, 1], [1, 1], 5, [-1, 0], [0, 3]), "tokens = 5: has to be one-dimensional"),
+        (([0, 1], [1, 1], [5, 5], [-1, 0], np.array(3)), "shared_tokens = .*: has to be one-dimensional"),
         ((np.ma.array([0, 1], mask=[0, 1]), [1, 1], [5, 5], [-1, 0], [0, 3]), "seats = a masked array"),
     ):
         with pytest.raises(TreeError, match=match):

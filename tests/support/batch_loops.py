@@ -197,8 +197,8 @@ def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = 
         for _ in range(source.randint(1, 3)):
             server.event()
         plans = step == 0 or source.random() < 0.4
+        kernel.replanning.calls = 10 ** (step % 7)  # layers of the step before
         if seed % 2:
-            kernel.replanning.layers = 10 ** (step % 7)
             kernel.prepare(server.batch)
         elif plans:
             kernel.update(server.batch)
@@ -211,7 +211,6 @@ def serve(case: Case, seed: int, steps: int, backend: str | None, device: str = 
         shown = f"seed {seed}, step {step}, {case.strategy}, {shape}, {case.form}, window {case.window}"
         check_step(server, case, kernel, lengths, shown, q)
         if seed % 2:
-            kernel.replanning.layers = 10 ** (step % 7)
             kernel.refresh(server.batch)
         kinds["requests"] += len(lengths)
         kinds["impossible"] += sum(length < 0 for length in lengths.values())

@@ -93,7 +93,10 @@ def _tensor(name: str, part: Any) -> torch.Tensor:
 
 
 def _copy(part: torch.Tensor, buffer: torch.Tensor) -> None:
-    """Copies integers to the beginning of a buffer on the current stream, without waiting. They may change at once."""
+    """Copies integers to the beginning of a buffer on the current stream, without waiting.
+
+    The caller may change them at once.
+    """
     if part.device.type == "cpu" and buffer.device.type == "cuda":
         part = staging_for(part, buffer.device).copy_(part)
     if len(part):

@@ -37,7 +37,8 @@ those in which the device does not work.
 _LEAST_LOST_US = 300.0
 """Microseconds that steps have lost, at least, before the next plan is made.
 
-With 100, batches of 256 requests that share nothing get 55 plans in 100 steps instead of 35, and lose a fifth less.
+By the cost model, with 100, a batch of 256 requests that share nothing gets 55 plans in 100 steps instead of 35, and
+loses a fifth less.
 """
 _ALONE_US = 4.0
 """Microseconds that a layer takes longer, at least, while requests are walked alone.

@@ -100,10 +100,12 @@ class ScoreOptions:
         """Raises InputError unless tensors are dense with an entry for every query head, and sinks contiguous."""
         for name in ("alibi_slopes", "sinks"):
             value = getattr(self, name)
-            if value is not None and tuple(value.shape) != (shape.num_qo_heads,):
+            if value is None:
+                continue
+            if tuple(value.shape) != (shape.num_qo_heads,):
                 reason = f"does not match {shape.num_qo_heads} query heads"
                 raise InputError(name, f"shape {tuple(value.shape)}", reason, "give one number per query head")
-            if value is not None and (value.is_meta or value.layout != torch.strided):
+            if value.is_meta or value.layout != torch.strided:
                 kind = "a meta tensor" if value.is_meta else f"a tensor with layout {value.layout}"
                 raise InputError(name, kind, "has no values that a kernel could read", "give a dense tensor")
         if self.sinks is not None and not self.sinks.is_contiguous():
