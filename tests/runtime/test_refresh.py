@@ -1,64 +1,112 @@
-"""When kernels for running batches choose and plan behind a step."""
+"""When kernels for running batches plan behind a step, and in how many calls."""
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import torch
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
+from treegen.ir.errors import InputError, PlanError
 from treegen.runtime.batch_kernel import BatchKernel
 
 SHAPE = Shape(8, 1, 16, dtype="fp32", page_size=16)
-ROWS, TOKENS = 16, 4096
+ROWS = 16
+MOST_CALLS = 10
+"""More calls of `refresh` than a plan has parts."""
 
 
-def kernel_for(strategy: str = "auto") -> BatchKernel:
+def kernel_for(tokens: int = 4096, strategy: str = "auto") -> BatchKernel:
     """Makes a kernel for 16 requests. Its page table stays empty, because nothing is computed."""
-    pages = PageTable(torch.zeros(ROWS, TOKENS // 16, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32), 1)
-    return treegen.compile_batch(SHAPE, pages, max_tokens=TOKENS, strategy=strategy, target="h200", backend="torch")
+    pages = PageTable(torch.zeros(ROWS, tokens // 16, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32), 1)
+    return treegen.compile_batch(SHAPE, pages, max_tokens=tokens, strategy=strategy, target="h200", backend="torch")
 
 
-def planned_batch(kernel: BatchKernel) -> LiveBatch:
-    """Plans for 8 requests of 200 tokens."""
+def planned_batch(kernel: BatchKernel, tokens: int = 200) -> LiveBatch:
+    """Plans for 8 requests."""
     batch = LiveBatch(page_size=16, max_seats=ROWS)
     for _ in range(8):
-        batch.add(200)
+        batch.add(tokens)
     assert kernel.prepare(batch)
     return batch
 
 
-def test_a_bucket_that_is_new_is_chosen_for_in_one_call_and_planned_for_in_the_next() -> None:
+def calls_until_planned(kernel: BatchKernel, batch: LiveBatch) -> int:
+    """Counts the calls of `refresh` up to the one that made a plan."""
+    return next(call for call in range(1, MOST_CALLS + 1) if kernel.refresh(batch))
+
+
+def planned_tokens(kernel: BatchKernel) -> int:
+    """Counts the tokens of the kernel's present plan."""
+    assert kernel.planned is not None
+    return kernel.planned.problem.tree.unique_tokens
+
+
+def test_behind_short_layers_a_plan_is_made_in_several_calls() -> None:
     kernel = kernel_for()
     batch = planned_batch(kernel)
     batch.grow(700)
     earlier = kernel.planned
     assert not kernel.refresh(batch)
     assert kernel.planned is earlier
-    assert kernel.refresh(batch)
-    assert kernel.planned is not earlier
-    batch.grow(128)
-    assert kernel.refresh(batch)  # a bucket that is known
+    assert calls_until_planned(kernel, batch) > 1
+    assert planned_tokens(kernel) == 8 * 900
+    assert not kernel.refresh(batch)
 
 
-def test_one_plan_waits_for_one_choice() -> None:
-    """Buckets that change in every step would otherwise never be planned for."""
-    kernel = kernel_for()
-    batch = planned_batch(kernel)
-    made = []
-    for _ in range(4):
-        batch.grow(900)
-        made.append(kernel.refresh(batch))
-    assert made == [False, True, False, True]
-
-
-def test_a_strategy_that_is_given_is_not_waited_for() -> None:
-    kernel = kernel_for("cohort")
-    batch = planned_batch(kernel)
+def test_behind_long_layers_one_call_makes_a_plan() -> None:
+    kernel = kernel_for(410_000)
+    batch = planned_batch(kernel, 400_000)
     batch.grow(700)
     assert kernel.refresh(batch)
 
 
-def test_a_call_that_only_chooses_takes_the_seats() -> None:
+def test_a_strategy_that_is_given_takes_fewer_calls() -> None:
+    calls = {}
+    for strategy in ("auto", "cohort"):
+        kernel = kernel_for(strategy=strategy)
+        batch = planned_batch(kernel)
+        batch.grow(700)
+        calls[strategy] = calls_until_planned(kernel, batch)
+    assert calls["cohort"] < calls["auto"]
+
+
+def test_the_plan_is_that_of_the_batch_when_it_was_begun() -> None:
+    """What came since is walked alone, and a later plan takes it."""
+    kernel = kernel_for()
+    batch = planned_batch(kernel)
+    batch.grow(700)
+    assert not kernel.refresh(batch)
+    batch.grow(8)
+    batch.finish(2)
+    seats = [batch.add(3000), batch.add(100)]
+    calls_until_planned(kernel, batch)
+    assert (planned_tokens(kernel), kernel.rows) == (8 * 900, 9)
+    assert not kernel.replanning.has_moved(batch)
+    late = kernel.replanning.seats(batch)
+    assert late[0].tolist() == batch.row.tolist()
+    assert seats[0] == 2  # a longer request has taken the seat, and room for it is in the plan
+    for _ in range(8):
+        batch.grow(1)
+        kernel.refresh(batch)
+    batch.grow(200)
+    calls_until_planned(kernel, batch)
+    assert planned_tokens(kernel) > 9 * 900
+
+
+def test_buckets_that_change_in_every_step_are_planned_for() -> None:
+    kernel = kernel_for(tokens=40_000)
+    batch = planned_batch(kernel)
+    made = 0
+    for _ in range(30):
+        batch.grow(900)
+        made += kernel.refresh(batch)
+    assert made >= 30 // MOST_CALLS
+
+
+def test_a_call_that_does_not_finish_a_plan_takes_the_seats() -> None:
     kernel = kernel_for()
     batch = planned_batch(kernel)
     batch.grow(700)
@@ -66,6 +114,62 @@ def test_a_call_that_only_chooses_takes_the_seats() -> None:
     assert not kernel.refresh(batch)
     assert kernel.rows == 9
     assert not kernel.prepare(batch)
+
+
+@pytest.mark.parametrize("seats", [False, True])
+def test_a_plan_that_was_begun_is_dropped_for_another_batch_or_more_seats(seats: bool) -> None:
+    kernel = kernel_for()
+    batch = LiveBatch(page_size=16, max_seats=8)
+    for _ in range(8):
+        batch.add(200)
+    kernel.update(batch)
+    batch.grow(700)
+    assert not kernel.refresh(batch)
+    if seats:
+        batch.add(500)
+    else:
+        batch = LiveBatch(page_size=16, max_seats=8)
+        batch.add(500)
+    calls_until_planned(kernel, batch)
+    assert planned_tokens(kernel) == (8 * 900 + 500 if seats else 500)
+
+
+def test_update_drops_a_plan_that_was_begun() -> None:
+    kernel = kernel_for()
+    batch = planned_batch(kernel)
+    batch.grow(700)
+    assert not kernel.refresh(batch)
+    batch.grow(100)
+    kernel.update(batch)
+    assert not any(kernel.refresh(batch) for _ in range(MOST_CALLS))
+    assert planned_tokens(kernel) == 8 * 1000
+
+
+def test_after_a_failure_the_kernel_keeps_its_plan_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_for()
+    batch = planned_batch(kernel)
+    batch.grow(700)
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "form", kernel.form._replace(room=dataclasses.replace(kernel.form.room, items=0)))
+        with pytest.raises(PlanError, match="needs more tables than there is room for"):
+            calls_until_planned(kernel, batch)
+    assert planned_tokens(kernel) == 8 * 200
+    batch.grow(100)
+    calls_until_planned(kernel, batch)
+    assert planned_tokens(kernel) == 8 * 1000
+
+
+def test_too_many_requests_are_refused_while_a_plan_is_made() -> None:
+    kernel = kernel_for()
+    batch = planned_batch(kernel)
+    batch.grow(700)
+    assert not kernel.refresh(batch)
+    seats = [batch.add(20) for _ in range(ROWS)]
+    with pytest.raises(InputError, match="24"):
+        kernel.refresh(batch)
+    for seat in seats:
+        batch.finish(seat)
+    calls_until_planned(kernel, batch)
 
 
 def test_a_batch_takes_its_seats_back_from_another_one() -> None:

@@ -13,7 +13,6 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram
 from treegen.backends.torch_request_program import TorchRequestProgram
 from treegen.cost.late_requests import TokenRates
-from treegen.environment import shares
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -21,16 +20,16 @@ from treegen.ir.request_tables import RequestTables
 from treegen.ir.shape import Shape
 from treegen.report.explain import Explanation
 from treegen.runtime.batch_checks import check_batch, check_tensors
-from treegen.runtime.batch_plans import BatchPlan, plan_batch
+from treegen.runtime.batch_plans import BatchPlan
 from treegen.runtime.batch_room import form_for
 from treegen.runtime.call_options import BatchOptions
 from treegen.runtime.explained_kernel import ExplainedKernel
 from treegen.runtime.kept_calls import KeptCalls
 from treegen.runtime.kernel_text import batch_explanation
+from treegen.runtime.next_plan import NextPlan
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
 from treegen.strategies import Choice, Strategy, strategy_from
-from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.timed import phase
 
@@ -78,7 +77,7 @@ class BatchKernel(ExplainedKernel):
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
         self._begun: torch.Tensor | None = None  # the steps before the plan, on the device
-        self._chose = False  # whether the last `refresh` chose for the plan that the next one makes
+        self._next: NextPlan | None = None  # that `refresh` has begun
         self._rows = 0
 
     def __reduce__(self) -> NoReturn:
@@ -107,26 +106,28 @@ class BatchKernel(ExplainedKernel):
                 pages of another size. The kernel keeps its plan.
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
         """
-        rows = self._checked(batch)
         wanted = self._options.strategy if strategy is None else strategy_from(strategy)
         if strategy is not None and (wanted.batch_invariant or self.form.room.chunk):
             reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
             raise StrategyError("strategy", str(strategy), reason, fix)
-        self._update(batch, rows, wanted)
+        self._plan(self._begin(batch, wanted))
 
-    def _update(self, batch: LiveBatch, rows: int, wanted: Strategy, choose_first: bool = False) -> bool:
-        """Plans, or only chooses for the next plan, if choose_first and the bucket is new. Says whether it planned."""
-        with phase("plan"):
-            tree = self.replanning.steady(batch, batch.tree(shared=shares()))
-            problem = Problem(tree, self._shape, self._target)
-            self._chose = choose_first and wanted.automatic and self.choices.learn(problem)
-            if self._chose:
-                return False
-            planned = plan_batch(problem, wanted, self.choices, self.form)
+    def _begin(self, batch: LiveBatch, wanted: Strategy) -> NextPlan:
+        return NextPlan(batch, wanted, self._target, self.form, self.choices, self.replanning)
+
+    def _plan(self, begun: NextPlan, parts: int | None = None) -> bool:
+        """Makes parts of a plan, by default all. After the last one it takes the plan, and says so."""
+        rows = self._checked(begun.batch)
+        self._next = None
+        planned = begun.go_on(parts)
+        if planned is None:
+            self._next = begun
+            return False
         self._begun = self.program.counters[:1].clone()
-        self.program.load(planned.schedule, batch.rows_and_epochs)
+        self.replanning.note_plan(begun.batch, begun.then, planned)
+        self.program.load(planned.schedule, self.replanning.seats(begun.batch))
+        self.replanning.note_seats(begun.batch)
         self._rows, self._planned = rows, planned
-        self.replanning.note_plan(batch, planned)
         return True
 
     def prepare(self, batch: LiveBatch) -> bool:
@@ -148,10 +149,9 @@ class BatchKernel(ExplainedKernel):
         new = self.replanning.is_new(batch)
         if not new and not self.replanning.has_moved(batch):
             return False
-        rows = self._checked(batch)
         if new or self.replanning.cannot_wait(batch):
-            return self._update(batch, rows, self._options.strategy)
-        self._seat(batch, rows)
+            return self._plan(self._begin(batch, self._options.strategy))
+        self.seat(batch)
         return False
 
     def refresh(self, batch: LiveBatch) -> bool:
@@ -160,21 +160,23 @@ class BatchKernel(ExplainedKernel):
         A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
         they share with no other one (at least 16), or where one grew by 128 tokens. Where requests are walked alone, or
         share more than at the plan, it pays as soon as the present plan has cost more, over all steps since it was
-        made, than a plan makes a step longer: what the host takes beyond the layers' time, and at least 0.3 ms. Where
-        a strategy has to be chosen, for a bucket of batches that is new, one call chooses and the next one plans.
+        made, than 0.3 ms. A plan is made in parts, as many in a call as the layers of a step leave time for, so that
+        steps do not wait for it.
 
         Args:
             batch: The running requests.
 
         Returns:
-            Whether it made a plan. Without one it takes the seats, if requests came, ended or moved.
+            Whether a plan was made, and is used from the next `step` on. Without one it takes the seats, if requests
+            came, ended or moved.
 
         Raises:
             InputError, StrategyError: As of `update`.
         """
-        if self.replanning.pays(batch):
-            choose_first = not self._chose and not self.replanning.is_new(batch)
-            if self._update(batch, self._checked(batch), self._options.strategy, choose_first):
+        begun = self._next if self._next is not None and self._next.is_for(batch) else None
+        if begun is not None or self.replanning.pays(batch):
+            begun = begun or self._begin(batch, self._options.strategy)
+            if self._plan(begun, self.replanning.parts(batch)):
                 return True
         if self.replanning.has_moved(batch):
             self.seat(batch)
@@ -193,9 +195,7 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError: As of `update`.
         """
-        self._seat(batch, self._checked(batch))
-
-    def _seat(self, batch: LiveBatch, rows: int) -> None:
+        rows = self._checked(batch)
         self.program.seat(self.replanning.seats(batch))
         self.replanning.note_seats(batch)
         self._rows = rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -67,8 +68,12 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
         raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
 
 
-def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> BatchPlan:
+def planning(
+    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm
+) -> Iterator[BatchPlan | None]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
+
+    The plan is the last item. Each item before, a None, comes after some tenths of a millisecond.
 
     Args:
         problem: The batch's tree by request, the attention shape and the target.
@@ -82,18 +87,25 @@ def plan_batch(problem: Problem, wanted: Strategy, choices: BatchChoices, form: 
     """
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
+    if wanted.automatic:
+        for _ in choices.choosing(problem):
+            yield None
     choice = choices.choose(problem) if wanted.automatic else wanted.choose(problem)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if not strategy.proven:
             verify(plan, problem.tree)
         _check_served(strategy, plan)
+        yield None
         chunked = form.room.chunk > 0
         made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            return BatchPlan(problem, Choice(strategy, reason), plan, made)
+            yield None
+            yield BatchPlan(problem, Choice(strategy, reason), plan, made)
+            return
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
-            return plan_batch(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
+            yield from planning(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
+            return
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")

@@ -31,11 +31,13 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _PLAN_US = 2000.0
-"""Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200. A step is longer by
-those in which the device does not work.
-"""
-_LEAST_LOST_US = 300.0
-"""Microseconds that steps have lost, at least, before the next plan is made.
+"""Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
+_PART_US = 350.0
+"""Microseconds that the host takes for a part of a plan, roughly."""
+_LEAST_LAYER_US = 12.0
+"""Microseconds that a layer takes at least, with its launches."""
+_LOST_US = 300.0
+"""Microseconds that steps have lost before the next plan is made.
 
 By the cost model, with 100, a batch of 256 requests that share nothing gets 55 plans in 100 steps instead of 35, and
 loses a fifth less.
@@ -50,12 +52,11 @@ _USUAL_LAYERS = 32
 
 
 class _PlannedBatch(NamedTuple):
-    """A batch at its last plan: its counter of changes, and the number, epochs and tokens of requests."""
+    """A batch at its last plan: its counter of changes, and the number and tokens of requests."""
 
     batch: LiveBatch
     changes: int
     requests: int
-    epoch: Ints
     tokens: Ints
 
 
@@ -77,16 +78,14 @@ class Replanning:
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._sharing = SteadySharing()
-        self._spared: int | None = None  # the most tokens that the next plan leaves unshared at a node, once decided
 
-    def note_plan(self, batch: LiveBatch, planned: BatchPlan) -> None:
-        """Notes a new plan of a batch."""
-        self.plans, self._late_us, self._steps, self._spared = self.plans + 1, 0.0, 0, None
-        shared, sharing = batch.shared_tokens.copy(), (batch.shared_with >= 0).nonzero()[0]
-        np.maximum.at(shared, batch.shared_with.take(sharing), batch.shared_tokens.take(sharing))  # also of owners
+    def note_plan(self, batch: LiveBatch, then: LiveBatch, planned: BatchPlan) -> None:
+        """Notes a new plan of a batch. then: the batch as it was for the plan."""
+        self.plans, self._late_us, self._steps = self.plans + 1, 0.0, 0
+        shared, sharing = then.shared_tokens.copy(), (then.shared_with >= 0).nonzero()[0]
+        np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
-        self._served, self._seated = None, (batch, batch.moves)
-        self._seen = _PlannedBatch(batch, batch.changes, len(batch), batch.epoch.copy(), batch.tokens.copy())
+        self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
 
     def note_seats(self, batch: LiveBatch) -> None:
         """Notes that the kernel knows the present seats of the batch."""
@@ -121,14 +120,19 @@ class Replanning:
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
 
+    def parts(self, batch: LiveBatch) -> int | None:
+        """Returns how many parts of a plan to make in a step, while the device works; None if the plan cannot wait."""
+        if self.is_new(batch):
+            return None
+        cost = self._late_cost(batch)
+        layer_us = max(cost.layer_us, _LEAST_LAYER_US) + cost.late_us
+        return 1 + int(layer_us * self.layers / _PART_US)
+
     def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
         """Returns the tree to plan for: the batch's own, or one that shares less where plans have not held."""
-        seen = self._seen
-        if self._spared is None:
-            self._spared = 0
-            if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
-                self._spared = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
-        most = self._spared
+        seen, most = self._seen, 0
+        if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
+            most = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
         self._sharing.spared_us = 0.0
         if not most or tree.requests is None or tree.requests.queries is not None:
             return tree
@@ -156,7 +160,7 @@ class Replanning:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
         cost = self._late_cost(batch)
         self._late_us += cost.late_us + (_ALONE_US if cost.alone else 0.0)
-        return self._late_us * self.layers > max(_PLAN_US - cost.layer_us * self.layers, _LEAST_LOST_US)
+        return self._late_us * self.layers > _LOST_US
 
     def seats(self, batch: LiveBatch) -> Ints:
         """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the

@@ -13,7 +13,7 @@ nothing is split.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,7 +24,7 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
 from treegen.search.split_estimates import BLOCKS_PER_SM, SPLIT_STEP
-from treegen.search.weigh import Weights, as_named, least, weights_of
+from treegen.search.weigh import Weights, as_named, least, walks_of, weights_from
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Choice, Strategy
@@ -123,32 +123,29 @@ class BatchChoices:
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
         figures = Figures.of(problem.tree)
-        choice, known = self._known(figures) or self._chosen(problem, figures)
+        for _ in self._choosing(problem, figures):
+            pass
+        choice, known = self._choices[figures.policy_bucket]
         if figures.tokens in (0, known):
             return choice
         return Choice(scaled(choice.strategy, figures.tokens / known), choice.reason)
 
-    def learn(self, problem: Problem) -> bool:
-        """Chooses ahead for a batch, if there is no choice for it yet. Says whether it did."""
-        figures = Figures.of(problem.tree)
-        if self._known(figures) is not None:
-            return False
-        self._chosen(problem, figures)
-        return True
+    def choosing(self, problem: Problem) -> Iterator[None]:
+        """Makes the choice for a batch ahead, if there is none for its bucket yet, in parts that take about as long."""
+        return self._choosing(problem, Figures.of(problem.tree))
 
-    def _known(self, figures: Figures) -> tuple[Choice, int] | None:
-        """Returns the choice for batches like this, and the tokens of the batch that it was made for."""
+    def _choosing(self, problem: Problem, figures: Figures) -> Iterator[None]:
         known = self._choices.get(figures.policy_bucket)
-        near = known is not None and known[1] <= _DRIFT * figures.tokens <= _DRIFT * _DRIFT * known[1]
-        return known if near else None
-
-    def _chosen(self, problem: Problem, figures: Figures) -> tuple[Choice, int]:
-        """Chooses for a batch, and remembers the choice for its bucket."""
-        weights = weights_of(problem, self.tile)
+        if known is not None and known[1] <= _DRIFT * figures.tokens <= _DRIFT * _DRIFT * known[1]:
+            return
+        walks = walks_of(problem, self.tile)
+        yield
+        weights = weights_from(walks, problem, self.tile)
+        yield
         measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
         choice = measured or least(problem, weights, self.most_items)
-        made = self._choices[figures.policy_bucket] = choice, figures.tokens
-        return made
+        self._choices[figures.policy_bucket] = choice, figures.tokens
+        yield
 
     def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""

@@ -25,7 +25,7 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
-from treegen.search.path_cuts import MOST_CUTS, cuts_of
+from treegen.search.path_cuts import MOST_CUTS, Cut, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
 from treegen.search.split_estimates import BLOCKS_PER_SM, outputs_of, splits_of, times_of
 from treegen.search.walk_layout import MOST_KEPT, WHOLE, WalkLayout, layout_of
@@ -185,15 +185,35 @@ class Weights(NamedTuple):
         return [divmod(index, len(self.walks)) for index in self.times_us.argsort(axis=None, kind="stable").tolist()]
 
 
+class Walks(NamedTuple):
+    """All walks of a tree: the cuts of its paths, the layout, and the cohorts."""
+
+    cuts: list[Cut]
+    layout: WalkLayout
+    cohorts: Cohorts
+
+
 def weights_of(problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
     """Weighs every policy of the list; None where no row sees anything. Arguments and errors as of `weighed`."""
+    return weights_from(walks_of(problem, tile), problem, tile)
+
+
+def walks_of(problem: Problem, tile: KernelConfig | None = None) -> Walks | None:
+    """Does the first half of `weights_of`: counts the cohorts of all walks."""
     tree, shape, target = problem
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
     make = layout_of if tree.num_rows <= MOST_KEPT else layout_of.__wrapped__
     layout = make(shape, target, tree.num_rows, len(cuts), tile)
-    cohorts = cohorts_of(tree, layout, cuts)
+    return Walks(cuts, layout, cohorts_of(tree, layout, cuts))
+
+
+def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | None = None) -> Weights | None:
+    """Does the second half of `weights_of`, from the result of the first one."""
+    if walks is None:
+        return None
+    (cuts, layout, cohorts), (tree, _, target) = walks, problem
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
     splits = splits_of(bins, whole, layout, target)
     whole_paths = len(layout.walks) - len(cuts)

@@ -1,0 +1,70 @@
+"""The next plan of a running batch, made in parts while the batch goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from itertools import islice
+
+from treegen.backends.batch_form import BatchForm
+from treegen.environment import shares
+from treegen.ir.live_batch import LiveBatch
+from treegen.runtime.batch_plans import BatchPlan, planning
+from treegen.runtime.replanning import Replanning
+from treegen.search.batch_choices import BatchChoices
+from treegen.strategies import Strategy
+from treegen.target.problem import Problem
+from treegen.target.targets import Target
+from treegen.timed import phase
+
+
+class NextPlan:
+    """A plan in the making: of a batch as it was when the plan was begun.
+
+        part     1      2          3           4        5       6          7
+        makes    tree   sharing    estimates   choice   plan    schedule   what the kernel takes
+
+    Parts take some tenths of a millisecond. Estimates and choices are made only for `auto`, where the bucket is new.
+
+    What changes in the batch until the plan is made, it does not know: such requests are walked alone, as after any
+    plan.
+
+    batch: the batch, which goes on. then: a copy of it, as it was.
+
+    Args:
+        batch: The running requests.
+        wanted: The strategy.
+        target: The GPU.
+        form: The sizes of the kernel's tables.
+        choices: Chooses for `auto`.
+        replanning: Decides how much of the sharing the plan uses.
+    """
+
+    def __init__(
+        self, batch: LiveBatch, wanted: Strategy, target: Target, form: BatchForm, choices: BatchChoices,
+        replanning: Replanning,
+    ) -> None:  # fmt: skip
+        self.batch, self.then = batch, copy(batch)
+        self._wanted, self._target, self._form, self._choices = wanted, target, form, choices
+        self._replanning = replanning
+        self._parts = self._made()
+
+    def is_for(self, batch: LiveBatch) -> bool:
+        """Says whether a batch is the plan's own, with as many seats as then."""
+        return self.batch is batch and len(self.then.row) == len(batch.row)
+
+    def go_on(self, parts: int | None = None) -> BatchPlan | None:
+        """Makes the next parts, by default all, and returns the plan after the last one.
+
+        Raises:
+            StrategyError, PlanError: As of treegen.runtime.batch_plans.planning.
+        """
+        with phase("plan"):
+            return next((made for made in islice(self._parts, parts) if made is not None), None)
+
+    def _made(self) -> Iterator[BatchPlan | None]:
+        tree = self.then.tree(shared=shares())
+        yield None
+        problem = Problem(self._replanning.steady(self.batch, tree), self._form.shape, self._target)
+        yield None
+        yield from planning(problem, self._wanted, self._choices, self._form)
