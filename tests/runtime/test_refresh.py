@@ -14,7 +14,7 @@ from treegen.runtime.batch_kernel import BatchKernel
 
 SHAPE = Shape(8, 1, 16, dtype="fp32", page_size=16)
 ROWS = 16
-MOST_CALLS = 10
+MOST_CALLS = 30
 """More calls of `refresh` than a plan has parts."""
 
 
@@ -103,7 +103,7 @@ def test_buckets_that_change_in_every_step_are_planned_for() -> None:
     for _ in range(30):
         batch.grow(900)
         made += kernel.refresh(batch)
-    assert made >= 30 // MOST_CALLS
+    assert made >= 3
 
 
 def test_a_call_that_does_not_finish_a_plan_takes_the_seats() -> None:
