@@ -191,11 +191,15 @@ def test_what_steps_write(number: int) -> None:
 @pytest.mark.parametrize("window", [-1, 200])
 @pytest.mark.parametrize("page_size", others_full([16, 1, 128], 3))
 def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) -> None:
-    """Each of few lone requests is read in several parts, which are merged; with more of them each is read whole."""
+    """Each of few lone requests is read in several parts, which are merged; with more of them each is read whole.
+
+    There are no more parts than the longest one has tokens for.
+    """
     case = Case(Shape(4, 2, 16, page_size=page_size), "block", window, cohort(64), 6, 400, sms=7)
     server, kernel = made(case, 1, "triton")
     server.random.random = lambda: 1.0  # type: ignore[method-assign]
     batch, parts = server.batch, []
+    most = 400 if window < 0 else window + 1 + max(page_size, kernel.form.tile.tokens)
     kernel.update(batch)
     for number in range(6):
         tokens = 400 - 30 * number
@@ -213,7 +217,8 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
             whole = tokens // max(PART, page_size, kernel.form.tile.tokens)
             busy = sum(any(item.tokens) for item in step.alone if item.rows == [seat])
             assert busy >= min(max(1, 7 // (number + 1)), whole)
-    assert parts == [7, 6, 6, 4, 5, 6]
+    longest = math.ceil(min(400, most) / PART)
+    assert parts == [min(7 // alone, longest) * alone for alone in range(1, 7)]
     kernel.update(batch)
     kernel.step()
     assert not check(kernel, server, case, lengths, positions=has_positions(case)).alone

@@ -153,6 +153,18 @@ def rows_alone(states, seat, num_seats, least, QUERIES: tl.constexpr):
 
 
 @triton.jit
+def longest_alone(
+    states, seats, seq_lens, seat, num_seats, least, batch_rows, window_left, UNIT: tl.constexpr, WINDOWED: tl.constexpr
+):  # fmt: skip
+    """Returns the most tokens that one of these seats reads alone. least: as of `rows_alone`."""
+    state = tl.load(states + seat, mask=seat < num_seats, other=0)
+    alone = (state >= least) & (state < INVALID)
+    row = row_of(seats, seat, alone, batch_rows)
+    tokens = tl.max(tl.load(seq_lens + row, mask=row >= 0, other=0), 0)
+    return tl.minimum(tokens, window_left + 1 + UNIT) if WINDOWED else tokens
+
+
+@triton.jit
 def hide_plan(rows, merge_rows, program, num_rows, programs, BLOCK: tl.constexpr):
     """Keeps the plan's items and merges from writing any row."""
     for s0 in range(program * BLOCK, num_rows, programs * BLOCK):
@@ -213,7 +225,8 @@ def settle_requests(
 ):  # fmt: skip
     """Deals requests that are alone to lone items, one thread block for each item.
 
-    With half as many requests as lone items, or fewer, several items share a request. With an impossible page id in any
+    With half as many requests as lone items, or fewer, several items share a request: as many as leave LEAST_PART
+    tokens of the longest one to each, because empty parts are merged as well. With an impossible page id in any
     request all requests are alone, because items of the plan may have read that page.
 
     R: a power of two at or above `lone_rows`, the most rows of a lone item; the same for all batches of a shape.
@@ -239,10 +252,17 @@ def settle_requests(
     if all_alone:
         hide_plan(rows, merge_rows - 1 - num_rows, program, num_rows, lone_items, BLOCK)
     alone = 0
+    longest = 0
     for s0 in range(0, num_seats, BLOCK):
-        alone += tl.sum(rows_alone(states, s0 + tl.arange(0, BLOCK), num_seats, least, QUERIES), 0)
+        seat = s0 + tl.arange(0, BLOCK)
+        alone += tl.sum(rows_alone(states, seat, num_seats, least, QUERIES), 0)
+        tokens = longest_alone(
+            states, seats, seq_lens, seat, num_seats, least, batch_rows, window_left, max(N, P), WINDOWED
+        )  # fmt: skip
+        longest = tl.maximum(longest, tokens)
     alone = tl.maximum(alone, 1) if QUERIES else alone
-    parts = tl.maximum(tl.minimum(lone_items // alone, MOST_PARTS), 1)
+    parts = tl.minimum(tl.minimum(lone_items // alone, MOST_PARTS), tl.cdiv(longest, LEAST_PART))
+    parts = tl.maximum(parts, 1)
     divided = parts > 1
     part = tl.where(divided, program // alone, 0)
     r = tl.arange(0, R)

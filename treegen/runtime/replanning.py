@@ -48,7 +48,7 @@ With 300, on an H200, steps of 128 requests of a recorded server (8:1 heads) tak
 _ALONE_US = 4.0
 """Microseconds that a layer takes longer, at least, while requests are walked alone.
 
-On an H200 one request that is alone adds 3 to 5 us to layers of 30 to 160 us.
+On an H200 one request of 100 to 4,600 tokens that is alone adds 0 to 9 us to layers of 14 to 142 us, mostly 2 to 4.
 """
 _USUAL_LAYERS = 32
 """Layers of a step, until calls have been counted."""
