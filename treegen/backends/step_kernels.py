@@ -153,15 +153,12 @@ def rows_alone(states, seat, num_seats, least, QUERIES: tl.constexpr):
 
 
 @triton.jit
-def longest_alone(
-    states, seats, seq_lens, seat, num_seats, least, batch_rows, window_left, UNIT: tl.constexpr, WINDOWED: tl.constexpr
-):  # fmt: skip
-    """Returns the most tokens that one of these seats reads alone. least: as of `rows_alone`."""
+def longest_alone(states, seats, seq_lens, seat, num_seats, least, batch_rows):
+    """Returns the most tokens of a request in these seats that is alone. least: as of `rows_alone`."""
     state = tl.load(states + seat, mask=seat < num_seats, other=0)
     alone = (state >= least) & (state < INVALID)
     row = row_of(seats, seat, alone, batch_rows)
-    tokens = tl.max(tl.load(seq_lens + row, mask=row >= 0, other=0), 0)
-    return tl.minimum(tokens, window_left + 1 + UNIT) if WINDOWED else tokens
+    return tl.max(tl.load(seq_lens + row, mask=row >= 0, other=0), 0)
 
 
 @triton.jit
@@ -256,10 +253,9 @@ def settle_requests(
     for s0 in range(0, num_seats, BLOCK):
         seat = s0 + tl.arange(0, BLOCK)
         alone += tl.sum(rows_alone(states, seat, num_seats, least, QUERIES), 0)
-        tokens = longest_alone(
-            states, seats, seq_lens, seat, num_seats, least, batch_rows, window_left, max(N, P), WINDOWED
-        )  # fmt: skip
-        longest = tl.maximum(longest, tokens)
+        longest = tl.maximum(longest, longest_alone(states, seats, seq_lens, seat, num_seats, least, batch_rows))
+    if WINDOWED:
+        longest = tl.minimum(longest, window_left + 1 + max(N, P))
     alone = tl.maximum(alone, 1) if QUERIES else alone
     parts = tl.minimum(tl.minimum(lone_items // alone, MOST_PARTS), tl.cdiv(longest, LEAST_PART))
     parts = tl.maximum(parts, 1)

@@ -68,9 +68,7 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
         raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
 
 
-def planning(
-    problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm
-) -> Iterator[BatchPlan | None]:
+def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> Iterator[BatchPlan | None]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
     The plan is the last item. Each item before, a None, comes after some tenths of a millisecond.
