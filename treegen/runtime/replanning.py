@@ -34,7 +34,7 @@ _PLAN_US = 2000.0
 """Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
 _PART_US = 400.0
 """Microseconds that the host takes for a part of a plan, roughly."""
-_LEAST_LAYER_US = 12.0
+_FIXED_LAYER_US = 12.0
 """Microseconds that a layer takes beside the time to read its KV."""
 _LOST_US = 300.0
 """Microseconds that steps have lost before the next plan is made, if a step leaves time for one part of it; where there
@@ -130,7 +130,7 @@ class Replanning:
         return self._parts(self._late_cost(batch))
 
     def _parts(self, cost: LateCost) -> int:
-        layer_us = _LEAST_LAYER_US + cost.layer_us + cost.late_us
+        layer_us = _FIXED_LAYER_US + cost.layer_us + cost.late_us
         return max(1, int(layer_us * self.layers / _PART_US))
 
     def steady(self, batch: LiveBatch, tree: Tree) -> Tree:
