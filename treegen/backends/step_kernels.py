@@ -222,8 +222,8 @@ def settle_requests(
 ):  # fmt: skip
     """Deals requests that are alone to lone items, one thread block for each item.
 
-    With half as many requests as lone items, or fewer, several items share a request: as many as leave LEAST_PART
-    tokens of the longest one to each, because empty parts are merged as well. With an impossible page id in any
+    With half as many requests as lone items, or fewer, several items share a request. Each then has at least LEAST_PART
+    tokens of the longest request, because empty parts are merged as well. With an impossible page id in any
     request all requests are alone, because items of the plan may have read that page.
 
     R: a power of two at or above `lone_rows`, the most rows of a lone item; the same for all batches of a shape.

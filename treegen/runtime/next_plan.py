@@ -21,13 +21,11 @@ from treegen.timed import phase
 class NextPlan:
     """A plan in the making: of a batch as it was when the plan was begun.
 
-        part     1      2          3           4        5       6          7
-        makes    tree   sharing    estimates   choice   plan    schedule   what the kernel takes
+        part     1      2         3, 4        5        6      7          8
+        makes    tree   sharing   estimates   choice   plan   schedule   BatchPlan
 
     Parts take some tenths of a millisecond. Estimates and choices are made only for `auto`, where the bucket is new.
-
-    What changes in the batch until the plan is made, it does not know: such requests are walked alone, as after any
-    plan.
+    The plan does not know requests that come after it was begun; they are walked alone, as after any plan.
 
     batch: the batch, which goes on. then: a copy of it, as it was.
 
@@ -50,7 +48,7 @@ class NextPlan:
         self._parts = self._made()
 
     def is_for(self, batch: LiveBatch) -> bool:
-        """Says whether a batch is the plan's own, with as many seats as then."""
+        """Says whether the plan is being made for this batch, and the batch has got no more seats since."""
         return self.batch is batch and len(self.then.row) == len(batch.row)
 
     def go_on(self, parts: int | None = None) -> BatchPlan | None:
