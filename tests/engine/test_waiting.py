@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import pytest
+import torch
 
 from support.tiny_models import tiny
 from treegen.engine import DraftTree, Engine, Frontier, Growth, NGrams, Sample, Sampling, Speculate
+from treegen.engine.waiting import WaitingBranches
 from treegen.integrations import HFModel
 from treegen.ir.errors import BranchError
 
@@ -110,3 +112,29 @@ def test_a_branch_cannot_rest_with_drafts_that_are_no_path() -> None:
 
     with pytest.raises(BranchError, match="accept drafts that follow one another"):
         tokens(Wrong(OnTheHost(), max_draft=4, **OPTIONS), prompts_of(0, 2) + prompts_of(1, 2))
+
+
+class StoppedHalfway(list[int]):
+    """Numbers that can be looked through once; then somebody presses Ctrl-C."""
+
+    looked = False
+
+    def __iter__(self) -> Iterator[int]:
+        if self.looked:
+            raise KeyboardInterrupt
+        self.looked = True
+        return super().__iter__()
+
+
+def test_branches_that_rest_are_forgotten_after_a_stop_in_the_middle() -> None:
+    sequences = Engine(HFModel(MODEL), Sample(1), num_pages=9, page_size=4).sequences
+    waiting = WaitingBranches(sequences)
+    resting = sequences.add([1, 2], (0,))
+    waiting.rest([resting], torch.zeros(1, 97))
+    numbers = StoppedHalfway([resting.number])
+    with pytest.raises(KeyboardInterrupt):
+        waiting.forget(numbers)
+    waiting.clear()
+    sequences.clear()
+    going, _ = sequences.add([1, 2], (0,)), sequences.add([3], (1,))
+    assert not waiting.are_all_but([going])

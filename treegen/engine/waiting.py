@@ -33,7 +33,8 @@ class WaitingBranches:
 
     def clear(self) -> None:
         """Forgets all branches."""
-        self.forget([*self._logits])
+        self._logits.clear()
+        self._resting.clear()
 
     def complete(self, ready: Sequence[Branch], logits: torch.Tensor) -> Frontier:
         """Returns the branches of the prompts all of whose branches have logits; the others wait.
