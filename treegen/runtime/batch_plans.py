@@ -85,10 +85,10 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     """
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
-    if wanted.automatic:
-        for _ in choices.choosing(problem):
+    for choice in choices.choosing(problem) if wanted.automatic else (wanted.choose(problem),):
+        if choice is None:
             yield None
-    choice = choices.choose(problem) if wanted.automatic else wanted.choose(problem)
+    assert choice is not None
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if not strategy.proven:

@@ -122,30 +122,25 @@ class BatchChoices:
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
+        return next(choice for choice in self.choosing(problem) if choice is not None)
+
+    def choosing(self, problem: Problem) -> Iterator[Choice | None]:
+        """Chooses in parts. The choice is the last item; each item before, a None, comes after about the same time."""
         figures = Figures.of(problem.tree)
-        for _ in self._choosing(problem, figures):
-            pass
-        choice, known = self._choices[figures.policy_bucket]
-        if figures.tokens in (0, known):
-            return choice
-        return Choice(scaled(choice.strategy, figures.tokens / known), choice.reason)
-
-    def choosing(self, problem: Problem) -> Iterator[None]:
-        """Makes the choice for a batch ahead, if there is none for its bucket yet, in parts that take about as long."""
-        return self._choosing(problem, Figures.of(problem.tree))
-
-    def _choosing(self, problem: Problem, figures: Figures) -> Iterator[None]:
-        known = self._choices.get(figures.policy_bucket)
-        if known is not None and known[1] <= _DRIFT * figures.tokens <= _DRIFT * _DRIFT * known[1]:
+        bucket, tokens = figures.policy_bucket, figures.tokens
+        choice, known = self._choices.get(bucket, (None, 0))
+        if choice is not None and known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
+            yield choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
             return
         walks = walks_of(problem, self.tile)
-        yield
+        yield None
         weights = weights_from(walks, problem, self.tile)
-        yield
+        yield None
         measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
         choice = measured or least(problem, weights, self.most_items)
-        self._choices[figures.policy_bucket] = choice, figures.tokens
-        yield
+        self._choices[bucket] = choice, tokens
+        yield None
+        yield choice
 
     def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""
