@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from support.stops import interrupted_at
 from support.tiny_models import PROMPTS, VOCABULARY, generated, tiny
 from treegen.engine import (
     Beam,
@@ -274,31 +274,7 @@ def test_a_controller_that_is_stopped(stop: str, monkeypatch: pytest.MonkeyPatch
     refused(engine(Sample(2, max_new_tokens=9)), "^$", error=KeyboardInterrupt)
 
 
-def interrupted_at(line: int, run: Callable[[], Any]) -> bool:
-    """Runs, and presses Ctrl-C at this line of those that are executed; says whether the run gets that far."""
-    seen = 0
-
-    def trace(frame: Any, event: str, argument: object) -> Any:
-        nonlocal seen
-        code = frame.f_code
-        if not any(part in code.co_filename for part in ("treegen/engine/", "ir/live_batch", "ir/seat_")):
-            return None
-        if event == "line" and code.co_name != "clear":
-            seen += 1
-            if seen == line:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+ENGINE_FILES = ("treegen/engine/", "ir/live_batch", "ir/seat_")
 
 
 def stopped_controllers() -> list[Controller]:
@@ -324,7 +300,7 @@ def test_an_engine_that_is_stopped_at_any_line(kinds: slice, stride: int) -> Non
     for controller in stopped_controllers()[kinds]:
         made = Engine(model, controller, **options)
         expected, line = [[own.tokens for own in each] for each in made.run(prompts)], 1
-        while interrupted_at(line, lambda made=made: made.run(prompts)):
+        while interrupted_at(line, lambda made=made: made.run(prompts), ENGINE_FILES, but=["clear"]):
             made.sequences.check()
             assert made.sequences.available == made.pool.num_pages
             assert [[own.tokens for own in each] for each in made.run(prompts)] == expected

@@ -64,18 +64,21 @@ class RequestBatches:
         self._backend = backend_for(device, None)
         self._kernel: BatchKernel | None = None
         self._reader: SharingReader | None = None
-        self._reading: _Reading | None = None
         self._num_pages = 0
-        self._live = LiveBatch(
-            page_size=settings[0].page_size, max_seats=LEAST_ROWS if buffers is None else buffers.rows
-        )
+        self._begin(LEAST_ROWS if buffers is None else buffers.rows)
+
+    def _begin(self, seats: int) -> None:
+        """Begins without requests and without a plan."""
+        self._rows: int | None = None  # of the last plan
+        self._reading: _Reading | None = None
+        self._live = LiveBatch(page_size=self._settings[0].page_size, max_seats=seats)
         self._names: Sequence[Hashable] = range(0)
         self._seats: dict[Hashable, int] = {}
         self._planned: tuple[Ints, ...] = ()
-        self._rows = 0
         self._since = 0  # plans since the last search for shared pages
         self._wanted = True  # whether a search is due
         self._too_long: tuple[int, int] | None = None
+
 
     @property
     def settings(self) -> Settings:
@@ -109,16 +112,19 @@ class RequestBatches:
             reason = "must not be captured"
             raise InputError("plan", "a call while a graph is captured", reason, "capture run alone")
         buffers = self._room(rows, pages)
-        self._rows = rows
-        buffers.take(*table, self._settings[0].page_size, self._backend)
-        changed = self._enter(names)
-        if self._kernel is None:
-            return
-        self._since += 1
-        if self._since >= (READ_EVERY_UNNAMED if isinstance(names, range) else READ_EVERY):
-            self._wanted = True
-        self._follow(self._kernel, self._reader, changed)
-        self._kernel.step()
+        try:
+            buffers.take(*table, self._settings[0].page_size, self._backend)
+            changed = self._enter(names)
+            if self._kernel is not None:
+                self._since += 1
+                if self._since >= (READ_EVERY_UNNAMED if isinstance(names, range) else READ_EVERY):
+                    self._wanted = True
+                self._follow(self._kernel, self._reader, changed, rows)
+                self._kernel.step()
+            self._rows = rows
+        except BaseException:  # stopped in the middle: nobody knows which request is where
+            self._begin(len(self._live.row))
+            raise
         if self._too_long is not None:
             (row, tokens), self._too_long = self._too_long, None
             reason = f"is longer than max_tokens = {self._most_tokens}: its results were 0"
@@ -135,6 +141,8 @@ class RequestBatches:
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Computes attention of the planned batch, with a base-2 lse. The first call makes the kernel."""
         shape = self._settings[0]
+        if self._rows is None:
+            raise InputError("run", "no plan", "the last plan was stopped in the middle", "call plan() again")
         if not isinstance(q, torch.Tensor) or q.dim() != 3 or len(q) != self._rows:
             given = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
             reason = f"does not fit a plan of {self._rows} requests"
@@ -155,7 +163,7 @@ class RequestBatches:
             if captures(q):
                 reason = "is the first call, which makes the kernel"
                 raise InputError("run", "a call while a graph is captured", reason, "call run once before capturing")
-            kernel = self._made(len(k_pages))
+            kernel = self._made(len(k_pages), self._rows)
         return kernel(q, k_pages, v_pages, out=out, return_lse=return_lse, lse_base="log2")
 
     def _room(self, rows: int, pages: int) -> PageBuffers:
@@ -181,7 +189,7 @@ class RequestBatches:
         held = min(max(self._buffers.pages * self._settings[0].page_size, 1), INT32_MAX // 2)
         return held if self._max_tokens is None else min(held, self._max_tokens)
 
-    def _made(self, num_pages: int) -> BatchKernel:
+    def _made(self, num_pages: int, rows: int) -> BatchKernel:
         """Makes the kernel for a cache of `num_pages` pages, and steps it for the latest plan."""
         assert self._buffers is not None
         shape, sm_scale, scores = self._settings
@@ -195,12 +203,16 @@ class RequestBatches:
             logits_soft_cap=scores.logits_soft_cap,
             window_left=scores.window_left,
         )
-        self._num_pages = num_pages
         reader = SharingReader(table, shape.page_size, self._most_tokens)
         self._reading, self._planned, self._wanted = None, (), True
-        self._follow(kernel, reader, changed=None if self._live.shared_tokens.any() else True)
-        kernel.step()
-        self._kernel, self._reader = kernel, reader
+        try:
+            self._follow(kernel, reader, None if self._live.shared_tokens.any() else True, rows)
+            kernel.step()
+        except BaseException:  # sharing may be known by half
+            self._live.found((), (), (), (), ())
+            self._reading, self._planned, self._wanted = None, (), True
+            raise
+        self._kernel, self._reader, self._num_pages = kernel, reader, num_pages
         return kernel
 
     def _enter(self, names: Sequence[Hashable]) -> bool | None:
@@ -228,15 +240,15 @@ class RequestBatches:
         self._names = names
         return None if owner_gone else True
 
-    def _follow(self, kernel: BatchKernel, reader: SharingReader | None, changed: bool | None) -> None:
+    def _follow(self, kernel: BatchKernel, reader: SharingReader | None, changed: bool | None, rows: int) -> None:
         """Takes over sharing that has been found, starts a search where one is due, and plans for new findings."""
         assert reader is not None
         news = self._found(reader) or changed is None
         if self._wanted and self._reading is None:
-            seats = np.empty(self._rows, np.int32)
+            seats = np.empty(rows, np.int32)
             running = self._live.seats
             seats[self._live.row[running]] = running
-            reader.start(self._rows)
+            reader.start(rows)
             self._reading, self._wanted, self._since = _Reading(seats, self._live.epoch[seats]), False, 0
             news = self._found(reader) or news
         if news:

@@ -90,13 +90,15 @@ class PreparedPlan:
         return cls.in_layout(problem, view, layout, scoring)
 
     def successor(self, problem: Problem) -> PreparedPlan:
-        """Plans for another tree in the same layout, programs and calls. Errors come before any change on a device."""
+        """Plans for another tree in the same layout, for the same programs and calls; `load` makes these serve it."""
         assert self.layout is not None
         view, programs, calls = WindowedTree.of(problem, self.scoring), self.programs, self.calls
-        made = self.in_layout(problem, view, self.layout, self.scoring, programs=programs, calls=calls)
-        for program in programs.values():
-            program.load(made.schedule)
-        return made
+        return self.in_layout(problem, view, self.layout, self.scoring, programs=programs, calls=calls)
+
+    def load(self) -> None:
+        """Has the programs execute this plan."""
+        for program in self.programs.values():
+            program.load(self.schedule)
 
     @property
     def tree(self) -> Tree:

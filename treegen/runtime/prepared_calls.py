@@ -132,7 +132,7 @@ class PreparedCalls:
                 prepared = self.prepared
                 into = _empty_out(prepared, q) if out is None else out
                 call = self.options.bound(prepared, q, k_cache, v_cache, into, lse_base)
-            except Exception:
+            except BaseException:  # also when somebody stops it in the middle
                 self.shape_is_assumed, self.prepared = before
                 raise
             self.backend = backend_for(q.device, self.options.backend)
@@ -171,7 +171,13 @@ class PreparedCalls:
                 self.prepared = PreparedPlan.of(problem, view, choice, scoring)
             else:
                 check_inputs.check_captured(tree.kv.last_slot, self._graphs.least_slots(prepared.programs.values()))
-                self.prepared = prepared.successor(problem)
+                following = prepared.successor(problem)
+                try:
+                    following.load()
+                    self.prepared = following
+                except BaseException:  # also when somebody stops it in the middle
+                    self.prepared.load()
+                    raise
 
 
 def _empty_out(prepared: PreparedPlan, q: torch.Tensor) -> torch.Tensor:
