@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from typing import Any
 
@@ -85,6 +86,20 @@ def test_what_a_call_asks_for_it_gets(made: Made) -> None:
         served(model, engine_options={"num_pages": 1})
     with pytest.raises(InputError, match=r"engine_options\['keep'\] = 1: is not a bool"):
         served(model, engine_options={"keep": 1})
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 8}])
+def test_every_way_after_every_other_one(options: dict[str, int]) -> None:
+    """Short prompts, so that the rows of a step follow from beams and drafts."""
+    model = tiny(num_hidden_layers=1)
+    ways: tuple[dict[str, int], ...] = (
+        {}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}, {"num_beams": 2}, {"prompt_lookup_num_tokens": 7},
+    )  # fmt: skip
+    for before, own in itertools.product(ways, ways):
+        for way in (before, own):
+            plain = {name: value for name, value in way.items() if name == "num_beams"}
+            found = served(model, PROMPTS[:1], engine_options=options, **way)
+            assert torch.equal(found, expected(model, PROMPTS[:1], **plain))
 
 
 def test_a_model_that_has_changed_gets_a_new_engine(made: Made) -> None:

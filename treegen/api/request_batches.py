@@ -79,7 +79,6 @@ class RequestBatches:
         self._wanted = True  # whether a search is due
         self._too_long: tuple[int, int] | None = None
 
-
     @property
     def settings(self) -> Settings:
         """The settings that the kernel is compiled for."""

@@ -52,8 +52,9 @@ def engine_for(
     kept, state, keep = _ENGINES.pop(model, None), model_state(model), given.get("keep", True)
     wanted = {**options, "max_draft": max_draft}
     if kept is not None and not (keep and kept.state == state and _fits(kept.options, wanted, given)):
-        if kept.options.keys() == wanted.keys() and kept.options.get("page_size") == wanted.get("page_size"):
-            wanted |= {name: max(kept.options[name], wanted[name]) for name in SIZES if name not in given and keep}
+        same = kept.options.keys() == wanted.keys() and kept.options["page_size"] == wanted["page_size"]
+        if same and keep:
+            wanted |= _larger_sizes(kept.options, wanted, given)
         kept = None  # its memory is free before the next engine takes any
     if kept is None:
         sizes = {name: value for name, value in wanted.items() if name != "max_draft"}
@@ -74,6 +75,15 @@ def _fits(kept: Mapping[str, Any], wanted: Mapping[str, Any], given: Collection[
         return False
     return all(kept[name] >= value if name in SIZES and name not in given else kept[name] == value
                for name, value in wanted.items())  # fmt: skip
+
+
+def _larger_sizes(kept: Mapping[str, Any], wanted: Mapping[str, Any], given: Collection[str]) -> dict[str, int]:
+    """Returns the sizes of an engine that serves a call like the last one as well, with a row for each draft."""
+    larger = {name: max(kept[name], wanted[name]) for name in SIZES if name not in given}
+    if "max_rows" in given:  # these may be too few for more branches
+        return {name: size for name, size in larger.items() if name != "max_branches"}
+    least = larger["max_branches"] * (1 + wanted["max_draft"])
+    return {**larger, "max_rows": max(larger["max_rows"], least)}
 
 
 def model_state(model: Any) -> bytes:
