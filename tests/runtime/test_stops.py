@@ -106,3 +106,25 @@ def test_steps_of_running_batches(seed: int) -> None:
         check_step(server, case, kernel, lengths, f"seed {seed}, step {step}", q)
         if seed % 2:
             interrupted_at(source.choice([0, source.randint(1, 1500)]), lambda: kernel.refresh(server.batch))
+
+
+def test_a_plan_that_was_not_loaded_is_made_again() -> None:
+    case = any_case(1)
+    (server, kernel), generator = made(case, 1, "torch"), torch.Generator().manual_seed(1)
+    for _ in range(3):
+        server.arrive()
+    assert kernel.prepare(server.batch)
+    assert not kernel.prepare(server.batch)
+
+    def stopped(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel.program, "load", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            kernel.update(server.batch)
+    assert kernel.prepare(server.batch)
+    lengths = server.write()
+    kernel.step()
+    q = torch.randn(server.query_rows, case.shape.num_qo_heads, case.shape.head_dim, generator=generator)
+    check_step(server, case, kernel, lengths, "after a stop", q)

@@ -32,8 +32,9 @@ class TorchRequestProgram:
         """See RequestProgram."""
         seats = self._form.room.seats
         count = min(requests.shape[1], seats)
-        self.seats = np.full((2, seats), -1, np.int32)
-        self.seats[:, :count] = requests[:, :count]
+        taken = np.full((2, seats), -1, np.int32)
+        taken[:, :count] = requests[:, :count]
+        self.seats = taken
 
     def step(self) -> None:
         """Reads the page table and lengths, and makes the schedule of this step."""

@@ -117,16 +117,20 @@ class BatchKernel(ExplainedKernel):
 
     def _plan(self, begun: NextPlan, parts: int | None = None) -> bool:
         """Makes parts of a plan, by default all. After the last one it takes the plan, and says so."""
-        rows = self._checked(begun.batch)
+        rows = check_batch(begun.batch, self.form.pages, self._shape.page_size, self.form.room)
         self._next = None
         planned = begun.go_on(parts)
         if planned is None:
             self._next = begun
             return False
         self._begun = self.program.counters[:1].clone()
-        self.replanning.note_plan(begun.batch, begun.then, planned)
-        self.program.load(planned.schedule, self.replanning.seats(begun.batch))
-        self.replanning.note_seats(begun.batch)
+        try:
+            self.replanning.note_plan(begun.batch, begun.then, planned)
+            self.program.load(planned.schedule, self.replanning.seats(begun.batch))
+            self.replanning.note_seats(begun.batch)
+        except BaseException:  # stopped in the middle: the next call plans anew
+            self.replanning.forget_plan()
+            raise
         self._rows, self._planned = rows, planned
         return True
 
@@ -146,12 +150,11 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError, StrategyError: As of `update`.
         """
-        new = self.replanning.is_new(batch)
-        if not new and not self.replanning.has_moved(batch):
-            return False
-        if new or self.replanning.cannot_wait(batch):
+        new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
+        if new or (moved and self.replanning.cannot_wait(batch)):
             return self._plan(self._begin(batch, self._options.strategy))
-        self.seat(batch)
+        if moved:
+            self.seat(batch)
         return False
 
     def refresh(self, batch: LiveBatch) -> bool:
@@ -195,13 +198,10 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError: As of `update`.
         """
-        rows = self._checked(batch)
+        rows = check_batch(batch, self.form.pages, self._shape.page_size, self.form.room)
         self.program.seat(self.replanning.seats(batch))
         self.replanning.note_seats(batch)
         self._rows = rows
-
-    def _checked(self, batch: LiveBatch) -> int:
-        return check_batch(batch, self.form.pages, self._shape.page_size, self.form.room)
 
     def step(self) -> None:
         """Reads the page table and lengths, for all calls up to the next step."""

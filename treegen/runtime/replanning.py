@@ -90,6 +90,10 @@ class Replanning:
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
         self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
 
+    def forget_plan(self) -> None:
+        """Has the next call of `prepare` or `refresh` plan, whatever batch it is for."""
+        self._seen = None
+
     def note_seats(self, batch: LiveBatch) -> None:
         """Notes that the kernel knows the present seats of the batch."""
         self._seated = batch, batch.moves
