@@ -40,7 +40,7 @@ class Engine:
             self.cache[:, page, at] = self.true[:, page, at]
 
     def more(self, pages: list[int], tokens: int) -> list[int]:
-        """These pages, held once more, and new ones for so many tokens."""
+        """Holds these pages as well, and takes free ones until there is room for the tokens."""
         new = [self.free.pop(0) for _ in range(self.pages(tokens) - len(pages))]
         for page in (*pages, *new):
             self.held[page] += 1

@@ -9,12 +9,10 @@ import torch
 
 from treegen.backends import check_inputs
 from treegen.backends.batch_form import BatchForm
-from treegen.backends.page_table import PageTable
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.arrays import largest
 from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
-from treegen.ir.request_tables import RequestRoom
 
 
 def check_tensors(
@@ -56,30 +54,30 @@ def check_tensors(
     check_inputs.check_strides(form.tile.tokens, k_cache, v_cache, shape.kv_layout)
 
 
-def check_batch(batch: LiveBatch, pages: PageTable, page_size: int, room: RequestRoom) -> int:
+def check_batch(form: BatchForm, batch: LiveBatch) -> int:
     """Checks a batch; returns the number of rows that calls for it compute.
 
     Raises:
-        InputError: It is no LiveBatch, has pages of another size than `page_size`, or more requests or query rows than
+        InputError: It is no LiveBatch, has pages of another size than the shape, or more requests or query rows than
             there is room for, or a request has several query rows and the page table no qo_indptr.
     """
     if not isinstance(batch, LiveBatch):
         raise InputError("batch", type(batch).__name__, "is not a LiveBatch", "give treegen.LiveBatch")
-    if batch.page_size != page_size:
-        reason = f"differs from the shape's {page_size}"
+    if batch.page_size != form.shape.page_size:
+        reason = f"differs from the shape's {form.shape.page_size}"
         raise InputError("batch.page_size", batch.page_size, reason, "give both the same")
-    most, seats = largest(batch.row), room.seats
+    most, seats = largest(batch.row), form.room.seats
     if most >= seats or (len(batch.row) > seats and largest(batch.row[seats:]) >= 0):
         found, reason = f"{len(batch)} requests, row {most}", f"the page table has {seats} lengths"
         raise InputError("batch", found, reason, "make a kernel for more")
-    if pages.qo_indptr is None:
+    if form.pages.qo_indptr is None:
         if (rows := largest(batch.rows)) > 1:
             seat = int(batch.rows.argmax())
             fix = "give PageTable a qo_indptr, or each request one row"
             raise InputError(f"batch.rows[{seat}]", rows, "needs to know where the request's rows are in q", fix)
         return most + 1
     total = int(batch.rows.dot(batch.row >= 0))
-    if total > room.rows:
-        reason = f"have more than max_rows, {room.rows}, query rows: {total}"
+    if total > form.room.rows:
+        reason = f"have more than max_rows, {form.room.rows}, query rows: {total}"
         raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")
     return total

@@ -117,7 +117,7 @@ class BatchKernel(ExplainedKernel):
 
     def _plan(self, begun: NextPlan, parts: int | None = None) -> bool:
         """Makes parts of a plan, by default all. After the last one it takes the plan, and says so."""
-        rows = check_batch(begun.batch, self.form.pages, self._shape.page_size, self.form.room)
+        rows = check_batch(self.form, begun.batch)
         self._next = None
         planned = begun.go_on(parts)
         if planned is None:
@@ -198,7 +198,7 @@ class BatchKernel(ExplainedKernel):
         Raises:
             InputError: As of `update`.
         """
-        rows = check_batch(batch, self.form.pages, self._shape.page_size, self.form.room)
+        rows = check_batch(self.form, batch)
         self.program.seat(self.replanning.seats(batch))
         self.replanning.note_seats(batch)
         self._rows = rows

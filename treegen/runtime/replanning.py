@@ -91,7 +91,7 @@ class Replanning:
         self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
 
     def forget_plan(self) -> None:
-        """Has the next call of `prepare` or `refresh` plan, whatever batch it is for."""
+        """Forgets the plan that was noted last, so that the next `prepare` or `refresh` makes another."""
         self._seen = None
 
     def note_seats(self, batch: LiveBatch) -> None:
