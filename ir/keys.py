@@ -104,6 +104,8 @@ class MergeKey:
         sinks: See KernelKey.
         recorded: See KernelKey.
         in_turns: Whether thread blocks take merges in turn, as partial kernels do with items.
+        slices: Thread blocks among which the elements of a head are divided. Where they take turns, only for lists of
+            few merges with more than `parts` partials; each then loads `slices` times as many of them at a time.
     """
 
     dtype: str
@@ -115,3 +117,4 @@ class MergeKey:
     sinks: bool = False
     recorded: bool = False
     in_turns: bool = False
+    slices: int = 1

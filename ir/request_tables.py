@@ -20,11 +20,11 @@ from treegen.ir.request_schedule import (
 )
 from treegen.ir.work_items import ITEM_FIELDS
 
-LONE_PARTS = 64
+LONE_PARTS = 128
 """The most work items that share a request that is served alone.
 
-On an H200 one of 125,000 tokens beside 31 others makes a layer with 8:1 heads 38 us longer in 32 parts, and 11 us in
-64. In 128 it is 5 us, but one of 40,000 tokens beside 63 others makes a layer 13 us longer than in 64.
+On an H200 one of 120,000 tokens beside 32 others makes a layer with 8:1 heads 24 us longer in 128 parts, and 38 us in
+64. With one of 40,000 tokens beside 64 others a layer takes 2 us more in 128 parts than in 64.
 """
 
 
@@ -37,7 +37,8 @@ class RequestRoom:
     the plan. In batch-invariant mode each lone item reads `lone_rows` chunks, and has a partial slot for each of them.
 
     Thread blocks take turns: `at_once` items at a time, and then the next ones. Behind the items of the plan, and
-    behind lone items, there is room for this many without rows, which end the list.
+    behind lone items, there is room for this many without rows, which end the list. The last of them in the first list
+    has in its first word the thread block that the second list begins with.
 
     Attributes:
         seats: Requests at a time.
@@ -232,6 +233,7 @@ class RequestTables(NamedTuple):
         head[self.merge_indptr + len(schedule.merge_indptr) : self.copied] = -1  # behind the last merge
         head[self.items : self.running] = 0
         head[self.planned :][: schedule.items.size] = schedule.items.ravel()
+        head[max(self.planned, self.alone) - len(ITEM_FIELDS)] = _first_free(len(schedule.items), room)
 
     def write_running(self, requests: Ints, room: RequestRoom, words: Ints) -> None:
         """Writes rows and epochs by seat, `[2, seats]`, into the words from `running` on."""
@@ -259,6 +261,13 @@ class RequestTables(NamedTuple):
         lines = head[self.shared :][: 2 * room.seats].reshape(room.seats, 2)
         lines[:seats, 0], lines[:seats, 1], lines[seats:] = chunks.first, chunks.counts, 0
         head[self.shared_partials :][: len(chunks.slots)] = chunks.slots
+
+
+def _first_free(items: int, room: RequestRoom) -> int:
+    """Returns the first thread block that has fewer of the plan's items than those before it; `at_once` if all have as
+    many, or if the plan's are not the first.
+    """
+    return items and (items - 1) % room.at_once + 1 if not room.chunk else room.at_once
 
 
 def _aligned(words: int) -> int:

@@ -26,6 +26,21 @@ READY = tl.constexpr(0x5D1F83A6C4E9720B)
 
 
 @triton.jit
+def slices_of(merge_indptr, most, head_blocks, PARTS: tl.constexpr, SLICES: tl.constexpr):
+    """Says among how many thread blocks the elements of a head are divided: SLICES, or 1.
+
+    They are divided where a merge has more than PARTS partials, and thread blocks need no further
+    turns for it. most: the most merges of the list, which ends with a negative end.
+    """
+    i = tl.arange(0, 64)
+    begin = tl.load(merge_indptr + i, mask=i < most, other=0)
+    end = tl.load(merge_indptr + i + 1, mask=i < most, other=-1)
+    count = tl.sum((end >= 0).to(tl.int32), 0)
+    few = (count < 64) & (count * head_blocks * SLICES <= tl.num_programs(0))
+    return tl.where(few & (tl.max(end - begin, 0) > PARTS), SLICES, 1)
+
+
+@triton.jit
 def dot(a, b, INTERPRETED: tl.constexpr):
     """Multiplies matrices into fp32.
 

@@ -18,6 +18,7 @@ from support.step_tables import Step, step_of
 from treegen import Shape
 from treegen.backends import step_kernels
 from treegen.backends.request_program import RequestProgram
+from treegen.ir.request_tables import RequestTables
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.schedule.by_request import run_tokens_of
 from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, REFUTED, RunningRequests, expanded, states_of
@@ -422,3 +423,20 @@ def test_regions_follow_one_another() -> None:
         assert all(begin <= end for begin, end in pairwise(starts))
     assert made_plan.tile_room <= kernel.form.room.tiles
     assert made_plan.run_room <= kernel.form.room.packed_runs
+
+
+@pytest.mark.parametrize("requests", [0, 1, 3, 4, 5, 8, 9])
+def test_lone_items_go_to_thread_blocks_with_few_items(requests: int) -> None:
+    """The second list of items begins with the thread blocks that have one item fewer than others."""
+    case = Case(Shape(4, 2, 16, page_size=16), strategy=query(), rows=9)
+    server, kernel = made(case, 1, "triton")
+    for _ in range(requests):
+        server.batch.add(100)
+    kernel.update(server.batch)
+    program, room = kernel.program, kernel.form.room
+    assert isinstance(program, RequestProgram)
+    assert room.at_once == 4
+    last = int(program.tables["items"][RequestTables.of(room).alone - 8])
+    order = [*range(last, room.at_once), *reversed(range(last))]
+    items = [len(range(block, requests, room.at_once)) for block in order]
+    assert items == sorted(items)

@@ -22,7 +22,8 @@ def emitted(key: KernelKey | MergeKey) -> Source:
 
 def kernel_of(source: Source) -> list[str]:
     """The lines of a module's kernel, without blank lines."""
-    return [line for line in source.text.partition(f"def {source.kernel}(")[2].splitlines() if line.strip()]
+    begin = "merge_heads" if isinstance(source.key, MergeKey) else source.kernel
+    return [line for line in source.text.partition(f"def {begin}(")[2].splitlines() if line.strip()]
 
 
 @pytest.mark.parametrize("name", NORMAL)
@@ -39,6 +40,9 @@ def test_recording_adds_lines_and_changes_none(name: str) -> None:
         "    times,",
         "record = times + program * RECORD_FIELDS",
         "record = times + turn * RECORD_FIELDS",
+        "record = times + tl.program_id(0) * RECORD_FIELDS",
+        "times, INTERPRETED,",
+        "times, INTERPRETED: tl.constexpr,",
         "record_start(record, INTERPRETED)",
         "record_end(record, INTERPRETED)",
     }

@@ -12,7 +12,7 @@ import torch
 from support.ahead_kernels import suited_key, target_of
 from treegen import Shape
 from treegen.codegen.aot import ARCHITECTURES
-from treegen.codegen.merge_forms import merge_keys
+from treegen.codegen.merge_forms import merge_key_in_turns, merge_keys
 from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.keys import KernelKey, MergeKey, ScoreCode
 from treegen.runtime.batch_room import tile_of
@@ -165,9 +165,11 @@ def canonical_kernels() -> dict[str, CanonicalKernel]:
     found |= {name: CanonicalKernel(arch, key) for arch, name, key in _once()}
     for number, merge in enumerate(merge_keys(BF16)[1:]):
         found[f"merge {number}"] = CanonicalKernel(90, merge)
-    found["merge in turns"] = CanonicalKernel(90, replace(merge_keys(BF16)[-1], in_turns=True))
+    for fixed in (False, True):
+        in_turns = merge_key_in_turns(merge_keys(BF16)[-1], fixed=fixed)
+        found["fixed merge in turns" if fixed else "merge in turns"] = CanonicalKernel(90, in_turns)
     found["merge with sinks"] = CanonicalKernel(90, replace(merge_keys(BF16)[0], sinks=True))
-    found["merge of 256 dims"] = CanonicalKernel(90, merge_keys(Shape(8, 8, 256))[2])
+    found["merge of 256 dims"] = CanonicalKernel(90, max(merge_keys(Shape(8, 8, 256)), key=lambda key: key.num_warps))
     padded = merge_keys(Shape(8, 8, 80, dtype="fp16"))[-1]
     found["merge into partial slots, with sinks"] = CanonicalKernel(90, replace(padded, sinks=True))
     return found

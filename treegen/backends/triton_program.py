@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module
 from threading import Lock
 from types import ModuleType
@@ -34,7 +33,7 @@ from treegen.codegen.kernel_signature import (
 )
 from treegen.codegen.launch_options import launch_options
 from treegen.codegen.load import load_module
-from treegen.codegen.merge_forms import merge_key_of
+from treegen.codegen.merge_forms import merge_key_in_turns, merge_key_of
 from treegen.codegen.module_text import compile_templates
 from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.codegen.register_layout import check_pairs
@@ -127,7 +126,7 @@ class TritonProgram:
         self.tables, self._options = tables, self._options._replace(request_page=tables.page_size)
         if tables.turns is not None:
             self._options = self._options._replace(in_turns=tables.turns.items)
-            self._merge_keys = [replace(key, in_turns=True) for key in self._merge_keys]
+            self._merge_keys = [merge_key_in_turns(key, fixed=schedule.fixed) for key in self._merge_keys]
         of_heads = placed(scales, device, shape.num_kv_heads)
         self._unfused = unfused_parts(schedule, shape, device, of_heads, scoring)
         # Further arguments of all launches, by the names of parameters.
@@ -255,7 +254,9 @@ class TritonProgram:
                 merging = self._merge_keys[round_number]
                 values.update(self.tables.merges[round_number]._asdict())
                 per_row = -(-shape.num_qo_heads // merging.heads)
-                if self.tables.turns is not None:
+                if self.tables.turns is None:
+                    per_row *= merging.slices
+                else:
                     merges = min(merges, max(1, self.tables.turns.merge_blocks // per_row))
                 yield self._launch(emit_merge(merging), merges * per_row, values)
 

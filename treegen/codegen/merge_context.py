@@ -8,6 +8,9 @@ from treegen.codegen.kernel_signature import Parameter, kernel_signature, unspec
 from treegen.ir.keys import MergeKey
 from treegen.target.tile_config import padded
 
+_NOT_PASSED_ON = ("merge_rows", "merge_indptr", "first_merges", "second_merges", "times", "INTERPRETED")
+"""Parameters that say which merges there are, and those of recording."""
+
 
 @dataclass(frozen=True, slots=True)
 class MergeContext:
@@ -15,8 +18,9 @@ class MergeContext:
 
     heads, parts: what a thread block takes at a time, see MergeKey. to_partials: whether some results go to partial
     slots, for a later merge to read. padded_v: padded head dim of results; mask_v: whether that is more than the
-    head dim. recorded, in_turns: see MergeKey. unspecialized: parameters whose values machine code is not made for.
-    indent: further spaces of the kernel's body.
+    head dim. recorded, in_turns, slices: see MergeKey. unspecialized: parameters whose values machine code is not made
+    for. call_parameters: those that the kernel passes on for each merge, as declared, without those of recording;
+    call_arguments: their names.
     """
 
     heads: int
@@ -29,13 +33,16 @@ class MergeContext:
     sinks: bool
     recorded: bool
     in_turns: bool
+    slices: int
     unspecialized: tuple[str, ...]
-    indent: int
+    call_parameters: tuple[str, ...]
+    call_arguments: tuple[str, ...]
 
     @classmethod
     def of(cls, key: MergeKey) -> MergeContext:
         """Spells out a key."""
         parameters = kernel_signature(key)
+        passed_on = [parameter for parameter in parameters if parameter.name not in _NOT_PASSED_ON]
         return cls(
             heads=key.heads,
             parts=key.parts,
@@ -47,6 +54,8 @@ class MergeContext:
             sinks=key.sinks,
             recorded=key.recorded,
             in_turns=key.in_turns,
+            slices=key.slices,
             unspecialized=unspecialized(parameters),
-            indent=4 if key.in_turns else 0,
+            call_parameters=tuple(parameter.declaration for parameter in passed_on),
+            call_arguments=tuple(parameter.name for parameter in passed_on),
         )
