@@ -392,3 +392,31 @@ def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
     assert batch.add(0) == sharing
     batch.set_tokens(sharing, 9000)  # it had no tokens when it was looked at
     assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]
+
+
+def test_a_request_that_is_faster_alone_takes_no_seat_of_a_plan() -> None:
+    """It would make one work item so much longer that the layer waits for it. What it shares speaks for the plan."""
+    kernel, batch = kernel_for(64), LiveBatch(page_size=16)
+    prompt = batch.add(8000)
+    shared = [batch.add(8100, prompt, 8000) for _ in range(10)]
+    apart = [batch.add(3000) for _ in range(20)]
+    kernel.prepare(batch)
+    for seat in (shared[3], *apart[5:8]):
+        batch.finish(seat)
+    arrived = [batch.add(8600, prompt, 8000), *(batch.add(tokens) for tokens in (3200, 4500, 3100))]
+    assert arrived == [shared[3], *apart[5:8]]
+    assert not kernel.prepare(batch)
+    assert served_alone(kernel, batch) == [apart[6]]
+    for _ in range(200):  # growth does not change that
+        batch.grow()
+        kernel.prepare(batch)
+    assert served_alone(kernel, batch) == [apart[6]]
+
+
+def served_alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
+    """The seats whose epochs the kernel was told, and that its plan was not made for."""
+    assert kernel.planned is not None
+    planned = kernel.planned.schedule.epoch
+    told = kernel.program.seats[1, : len(planned)]
+    seats = batch.seats
+    return seats[told[seats] != planned[seats]].tolist()
