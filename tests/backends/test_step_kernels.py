@@ -93,6 +93,18 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     assert alone == {place for place, (row, _) in queries.items() if row in lone_rows}
     for item in step.planned:
         assert not alone & set(item.rows)
+        for seat in set(item.seats):  # the plan reads nothing for a request that it does not know
+            of_seat, of_others = (
+                {
+                    token
+                    for tokens, own in zip(item.tokens, item.seats, strict=True)
+                    if (own == seat) == is_own
+                    for token in tokens
+                }
+                for is_own in (True, False)
+            )
+            if requests.seats[1, seat] != kernel.planned.schedule.epoch[seat]:
+                assert of_seat <= of_others
 
     # NumPy's schedule gives each row the same tokens, but for those before its window.
     schedule, _ = expanded(kernel.planned.schedule, tile, requests, window, positions=positions)

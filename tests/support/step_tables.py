@@ -18,7 +18,7 @@ Token = tuple[int, int]
 @dataclass
 class Item:
     """A work item: rows of q, -1 for those left out; tokens by row; its first partial slot, -1 for none; the
-    entries of the tables of tiles and packed runs that it reads.
+    entries of the tables of tiles and packed runs that it reads; the seats of its rows, if it is the plan's.
     """
 
     rows: list[int]
@@ -26,6 +26,7 @@ class Item:
     partial0: int
     tiles: range
     packed_runs: range
+    seats: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -127,4 +128,5 @@ def _item(
         for r in range(count)
     ]
     packed_runs = range(run0, run0 + packed_tiles * packed)
-    return Item(words["rows"][row0 : row0 + count].tolist(), tokens, partial0, range(tile0, tile0 + tiles), packed_runs)
+    rows, seats = (words[name][row0 : row0 + count].tolist() for name in ("rows", "read_rows"))
+    return Item(rows, tokens, partial0, range(tile0, tile0 + tiles), packed_runs, seats)

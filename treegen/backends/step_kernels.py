@@ -48,11 +48,14 @@ def least_length(
 
 @triton.jit
 def read_entries(
-    entry, there, seats, seq_lens, table_rows, indptr, known, batch_rows, table_stride, width,
+    entry, there, read_rows, seats, seq_lens, table_rows, indptr, known, num_seats, batch_rows, table_stride, width,
     P: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Returns where the page ids of each entry's request begin, its tokens `first:end` for the present length, and the
     rows `lo:hi` of the item that see them.
+
+    An entry that a single seat sees is empty if another request than planned is in it. read_rows: the seats of the
+    item's rows.
     """
     seat = tl.load(entry, mask=there, other=0)
     first = tl.load(entry + 1, mask=there, other=0)
@@ -63,7 +66,11 @@ def read_entries(
     most_tokens = tl.load(known + seat * SEAT_WORDS + 1, mask=there, other=0)
     length = tl.load(seq_lens + row, mask=row >= 0, other=0)
     begin, room = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-    length = tl.where(length <= room * P, tl.minimum(length, most_tokens), 0)
+    seer = tl.load(read_rows + lo, mask=there, other=0)
+    planned_epoch = tl.load(known + seer * SEAT_WORDS, mask=there, other=0)
+    used = planned_epoch == tl.load(seats + num_seats + seer, mask=there, other=0)
+    used |= tl.load(read_rows + hi - 1, mask=there, other=0) != seer
+    length = tl.where((length <= room * P) & used, tl.minimum(length, most_tokens), 0)
     if QUERIES:
         end = tl.where(end <= 0, tl.maximum(length + end, 0), tl.minimum(end, length))
         first = tl.where(first >= 0, first, tl.maximum(length + first, 0))  # a row's own token, in its window
@@ -126,8 +133,8 @@ def read_requests(
         e = e0 + tl.arange(0, E)
         there = e < entry1
         begin, first, end, lo, hi = read_entries(
-            entries + e * 5, there, seats, seq_lens, table_rows, indptr, known, batch_rows, table_stride, width,
-            P, NAMED, RAGGED, QUERIES,
+            entries + e * 5, there, read_rows + row0, seats, seq_lens, table_rows, indptr, known, num_seats, batch_rows,
+            table_stride, width, P, NAMED, RAGGED, QUERIES,
         )  # fmt: skip
         if WINDOWED:  # by whole tiles and pages, so that the rest still fits its room
             first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
