@@ -43,8 +43,8 @@ class LateCost(NamedTuple):
 class _Newcomer(NamedTuple):
     """Another request in a seat that a plan knows.
 
-    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. fits: whether it shares
-    what the plan assumes of it and of requests that are still there.
+    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. fits: whether it is not
+    faster alone, and shares what the plan assumes of it and of requests that are still there.
     """
 
     at: tuple[int, int, int]
@@ -127,34 +127,40 @@ class PlannedRequests:
         return Served(planned[: len(runs)], [seat for seat in others if planned[seat]])
 
     def _others(self, batch: LiveBatch, seats: list[int], kept: Bools) -> list[int]:
-        """Returns those of these seats, with other requests than planned, for which the plan has room.
+        """Returns those of these seats, with other requests than planned, that fit, and for which the plan has room.
 
-        They share what the plan assumes of them and of requests that are still there. kept: for each claim, whether its
-        owner is.
+        kept: for each claim, whether its owner is still there.
         """
-        made, fresh, claims = self._made, [], []
+        made, claims = self._made, []
         for seat in seats:
             at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
             known = self._newcomers.get(seat)
             if known is None or known.at != at:
                 begun = known.tokens if known is not None and known.at[0] == at[0] else batch.tokens.item(seat)
-                self._newcomers[seat] = _Newcomer(at, begun, True)
-                fresh.append(seat)
-        if fresh:
-            claims = [claim for seat in fresh for claim in made.claim_numbers(seat) if kept.item(claim)]
+                self._newcomers[seat] = _Newcomer(at, begun, fits := not self._is_faster_alone(seat, begun, at[2]))
+                if fits:
+                    claims += [claim for claim in made.claim_numbers(seat) if kept.item(claim)]
         if claims:
             for seat in self._failing(batch, np.array(claims)).tolist():
                 self._newcomers[seat] = self._newcomers[seat]._replace(fits=False)
-        fitting, most, queries = [seat for seat in seats if self._newcomers[seat].fits], made.most, made.queries
-        tokens = batch.tokens.take(fitting)
-        has_room: Bools = tokens <= most.take(fitting)
-        if queries is not None:
-            has_room &= tokens >= queries.least.take(fitting)
-        if self._tokens is not None and self._rates is not None:
-            longer = np.array([self.begun(seat) for seat in fitting]) - self._tokens.take(fitting)
-            alone_us = _ALONE_US + batch.shared_tokens.take(fitting) * self._rates.token_us
-            has_room &= longer * self._rates.lone_token_us <= alone_us
-        return [seat for seat, room in zip(fitting, has_room.tolist(), strict=True) if room]
+        most, queries = made.most, made.queries
+        return [
+            seat
+            for seat in seats
+            if self._newcomers[seat].fits
+            and (tokens := batch.tokens.item(seat)) <= most.item(seat)
+            and (queries is None or tokens >= queries.least.item(seat))
+        ]
+
+    def _is_faster_alone(self, seat: int, tokens: int, shared: int) -> bool:
+        """Says whether a request is faster alone than in the place of a shorter one.
+
+        Alone it reads again what it shares. In the place of a shorter one it makes an item longer.
+        """
+        if self._tokens is None or self._rates is None:
+            return False
+        longer_us = (tokens - self._tokens.item(seat)) * self._rates.lone_token_us
+        return longer_us > _ALONE_US + shared * self._rates.token_us
 
     def begun(self, seat: int) -> int:
         """Returns the tokens that another request in this seat had when it was first looked at."""
