@@ -47,6 +47,22 @@ def queries_of(qo_indptr, row, there):
 
 
 @triton.jit
+def least_length(
+    seats, seq_lens, qo_indptr, read_rows, row_number, row_count, batch_rows, R: tl.constexpr, QUERIES: tl.constexpr
+):  # fmt: skip
+    """Returns the fewest tokens that a row of an item sees. read_rows: the seats of its rows."""
+    r = tl.arange(0, R)
+    seat_r = tl.load(read_rows + r, mask=r < row_count, other=0)
+    row_r = row_of(seats, seat_r, r < row_count, batch_rows)
+    length_r = tl.load(seq_lens + row_r, mask=row_r >= 0, other=2**31 - 1)
+    if QUERIES:
+        number_r = tl.load(row_number + r, mask=r < row_count, other=0)
+        _, count_r = queries_of(qo_indptr, row_r, row_r >= 0)
+        length_r -= tl.where(row_r >= 0, count_r - number_r - 1, 0)
+    return tl.min(length_r, 0)
+
+
+@triton.jit
 def picked(values, pick):
     """Returns values [E] at the place of each line of pick [T, E] that is true."""
     return tl.sum(tl.where(pick, values[None, :], 0), 1)

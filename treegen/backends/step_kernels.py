@@ -17,7 +17,16 @@ import triton
 import triton.language as tl
 
 from treegen.backends.claim_checks import INVALID, NEW, PLANNED, SEAT_WORDS, SURPLUS, settle_seat
-from treegen.backends.page_expansion import deal, entries_of, expand, fill_up, queries_of, row_of, write_lone_item
+from treegen.backends.page_expansion import (
+    deal,
+    entries_of,
+    expand,
+    fill_up,
+    least_length,
+    queries_of,
+    row_of,
+    write_lone_item,
+)
 from treegen.ir.request_tables import LONE_PARTS
 
 MOST_PARTS = tl.constexpr(LONE_PARTS)
@@ -28,22 +37,6 @@ SIZES = [
     "window_left",
 ]  # fmt: skip
 """Parameters that differ between batches. Machine code is not specialised for their values."""
-
-
-@triton.jit
-def least_length(
-    seats, seq_lens, qo_indptr, read_rows, row_number, row_count, batch_rows, R: tl.constexpr, QUERIES: tl.constexpr
-):  # fmt: skip
-    """Returns the fewest tokens that a row of an item sees. read_rows: the seats of its rows."""
-    r = tl.arange(0, R)
-    seat_r = tl.load(read_rows + r, mask=r < row_count, other=0)
-    row_r = row_of(seats, seat_r, r < row_count, batch_rows)
-    length_r = tl.load(seq_lens + row_r, mask=row_r >= 0, other=2**31 - 1)
-    if QUERIES:
-        number_r = tl.load(row_number + r, mask=r < row_count, other=0)
-        _, count_r = queries_of(qo_indptr, row_r, row_r >= 0)
-        length_r -= tl.where(row_r >= 0, count_r - number_r - 1, 0)
-    return tl.min(length_r, 0)
 
 
 @triton.jit

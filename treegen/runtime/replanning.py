@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import LateCost, LatePlan, Served, TokenRates
+from treegen.cost.late_requests import ALONE_US, LateCost, LatePlan, Served, TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
@@ -44,11 +44,6 @@ _LEAST_LOST_US = 75.0
 """Microseconds that steps have lost at least, so that the host does not plan for nothing.
 
 With 300, on an H200, steps of 128 requests of a recorded server (8:1 heads) take 1.03 times as long.
-"""
-_ALONE_US = 4.0
-"""Microseconds that a layer takes longer, at least, while requests are walked alone.
-
-On an H200 one request of 100 to 4,600 tokens that is alone adds 0 to 9 us to layers of 14 to 142 us, mostly 2 to 4.
 """
 _USUAL_LAYERS = 32
 """Layers of a step, until calls have been counted."""
@@ -168,7 +163,7 @@ class Replanning:
     def _saves_time(self, batch: LiveBatch) -> bool:
         """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
         cost = self._late_cost(batch)
-        self._late_us += cost.late_us + (_ALONE_US if cost.alone else 0.0)
+        self._late_us += cost.late_us + (ALONE_US if cost.alone else 0.0)
         return self._late_us * self.layers > max(_LOST_US / self._parts(cost), _LEAST_LOST_US)
 
     def seats(self, batch: LiveBatch) -> Ints:
