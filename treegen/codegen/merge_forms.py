@@ -32,8 +32,8 @@ _LEAST_SLICE = 16
 # of a row at a time, so that nobody waits for memory twice. Where rows are few, slices make room for them: with the
 # launch, 64 partials of a row of 8 heads take 2.0 us in four slices and 3.2 in one, 16 take 2.0 in two and 2.3 in one.
 _MERGE_FORMS = {
-    1024: (MergeForm(1, 4), MergeForm(2, 16, 2), MergeForm(1, 32, 2), MergeForm(1, 64, 4)),
-    2048: (MergeForm(2, 2), MergeForm(2, 8), MergeForm(2, 16, 2)),
+    1024: (MergeForm(1, 4), MergeForm(2, 16, 2), MergeForm(1, 64, 4)),
+    2048: (MergeForm(2, 2), MergeForm(2, 8)),
     math.inf: (MergeForm(4, 2), MergeForm(4, 4)),
 }
 _FIXED_FORM = MergeForm(2, 8)
