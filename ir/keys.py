@@ -104,8 +104,8 @@ class MergeKey:
         sinks: See KernelKey.
         recorded: See KernelKey.
         in_turns: Whether thread blocks take merges in turn, as partial kernels do with items.
-        slices: Thread blocks among which the elements of a head are divided. Where they take turns, only for lists of
-            few merges with more than `parts` partials; each then loads `slices` times as many of them at a time.
+        slices: The number of thread blocks that share the elements of a head. Where thread blocks take turns, they
+            share them only if few rows have more than `parts` partials, and then load `slices` times as many at a time.
     """
 
     dtype: str

@@ -267,7 +267,9 @@ def _first_free(items: int, room: RequestRoom) -> int:
     """Returns the first thread block that has fewer of the plan's items than those before it; `at_once` if all have as
     many, or if the plan's are not the first.
     """
-    return items and (items - 1) % room.at_once + 1 if not room.chunk else room.at_once
+    if room.chunk:
+        return room.at_once
+    return (items - 1) % room.at_once + 1 if items else 0
 
 
 def _aligned(words: int) -> int:

@@ -19,6 +19,7 @@ from treegen import Shape
 from treegen.backends import step_kernels
 from treegen.backends.request_program import RequestProgram
 from treegen.ir.request_tables import RequestTables
+from treegen.ir.work_items import ITEM_FIELDS
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.schedule.by_request import run_tokens_of
 from treegen.schedule.expand import INVALID, NEW, OUTGROWN, PLANNED, REFUTED, RunningRequests, expanded, states_of
@@ -93,18 +94,11 @@ def check(kernel: BatchKernel, server: Server, case: Case, lengths: dict[int, in
     assert alone == {place for place, (row, _) in queries.items() if row in lone_rows}
     for item in step.planned:
         assert not alone & set(item.rows)
-        for seat in set(item.seats):  # the plan reads nothing for a request that it does not know
-            of_seat, of_others = (
-                {
-                    token
-                    for tokens, own in zip(item.tokens, item.seats, strict=True)
-                    if (own == seat) == is_own
-                    for token in tokens
-                }
-                for is_own in (True, False)
-            )
-            if requests.seats[1, seat] != kernel.planned.schedule.epoch[seat]:
-                assert of_seat <= of_others
+        seen_by = list(zip(item.tokens, item.seats, strict=True))
+        for other in {seat for seat in item.seats if requests.seats[1, seat] != kernel.planned.schedule.epoch[seat]}:
+            # Another request than planned is in this seat, and the plan reads nothing for it.
+            rest = {token for tokens, seat in seen_by if seat != other for token in tokens}
+            assert {token for tokens, seat in seen_by if seat == other for token in tokens} <= rest
 
     # NumPy's schedule gives each row the same tokens, but for those before its window.
     schedule, _ = expanded(kernel.planned.schedule, tile, requests, window, positions=positions)
@@ -448,7 +442,7 @@ def test_lone_items_go_to_thread_blocks_with_few_items(requests: int) -> None:
     program, room = kernel.program, kernel.form.room
     assert isinstance(program, RequestProgram)
     assert room.at_once == 4
-    last = int(program.tables["items"][RequestTables.of(room).alone - 8])
-    order = [*range(last, room.at_once), *reversed(range(last))]
+    free = int(program.tables["items"][RequestTables.of(room).alone - len(ITEM_FIELDS)])
+    order = [*range(free, room.at_once), *reversed(range(free))]
     items = [len(range(block, requests, room.at_once)) for block in order]
     assert items == sorted(items)

@@ -36,7 +36,7 @@ _MEANINGS = {
     "parts": "partials of a row that it merges at a time",
     "several_rounds": "whether some results go to partial slots",
     "in_turns": "whether thread blocks take items or merges in turn",
-    "slices": "thread blocks among which the elements of a head are divided",
+    "slices": "thread blocks that share the elements of a head",
 }
 
 

@@ -14,8 +14,8 @@ from treegen.target.tile_config import padded
 
 
 class MergeForm(NamedTuple):
-    """What a thread block of a merge kernel takes at a time: heads of a row, partials of each, and one of the slices of
-    their elements.
+    """What a thread block of a merge kernel takes at a time: heads of a row, partials of each, and one of so many
+    slices of their elements.
     """
 
     heads: int

@@ -13,7 +13,7 @@ from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.seat_sharing import owner_of, share
+from treegen.ir.seat_sharing import share
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.target.cost_terms import ITEMS, facts_of
@@ -132,16 +132,19 @@ class PlannedRequests:
 
         kept: for each claim, whether its owner is still there.
         """
+        made, claims = self._made, []
         for seat in seats:
             at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
             known = self._newcomers.get(seat)
             if known is None or known.at != at:
                 begun = known.tokens if known is not None and known.at[0] == at[0] else batch.tokens.item(seat)
-                fits = not self._is_faster_alone(seat, begun, at[2]) and all(
-                    self._holds(batch, claim) for claim in self._made.claim_numbers(seat) if kept.item(claim)
-                )
-                self._newcomers[seat] = _Newcomer(at, begun, fits)
-        most, queries = self._made.most, self._made.queries
+                self._newcomers[seat] = _Newcomer(at, begun, fits := not self._is_faster_alone(seat, begun, at[2]))
+                if fits:
+                    claims += [claim for claim in made.claim_numbers(seat) if kept.item(claim)]
+        if claims:
+            for seat in self._failing(batch, np.array(claims)).tolist():
+                self._newcomers[seat] = self._newcomers[seat]._replace(fits=False)
+        most, queries = made.most, made.queries
         return [
             seat
             for seat in seats
@@ -163,15 +166,6 @@ class PlannedRequests:
     def begun(self, seat: int) -> int:
         """Returns the tokens that another request in this seat had when it was first looked at."""
         return self._newcomers[seat].tokens
-
-    def _holds(self, batch: LiveBatch, claim: int) -> bool:
-        """Tells whether a claim holds for the requests that are now in its seats."""
-        seat, owner, pages = self._of_claims[:, claim].tolist()
-        tokens, shared = pages * batch.page_size, (batch.shared_with, batch.shared_tokens)
-        return (
-            batch.tokens.item(seat) >= tokens <= batch.tokens.item(owner)
-            and owner_of(*shared, seat, tokens) == owner_of(*shared, owner, tokens)
-        )  # fmt: skip
 
     def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
         """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
