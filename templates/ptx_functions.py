@@ -24,6 +24,24 @@ def flag_at(place, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def to_l2(places, INTERPRETED: tl.constexpr):
+    """Asks for the lines of memory at these places to come to L2."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            """
+            prefetch.global.L2 [$1];
+            mov.b32 $0, 0;
+            """,
+            "=&r,"  # $0: nothing; instructions have to return something
+            "l",  # $1: the place
+            [places.to(tl.int64)],
+            tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
 def part_at(places, live, like, PAIRED: tl.constexpr):
     """Reads partial results, and 0 where not live.
 

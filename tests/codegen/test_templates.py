@@ -132,7 +132,7 @@ def test_inline_ptx_explains_its_operands() -> None:
     text = SHARED[1].read_text()
     calls = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call)]
     inline = [each for each in calls if ast.unparse(each.func) == "tl.inline_asm_elementwise"]
-    assert len(inline) == 5
+    assert len(inline) == 6
     for call in inline:
         code, constraints = call.args[:2]
         assert isinstance(code, ast.Constant)

@@ -264,6 +264,7 @@ def shaped_cases() -> dict[str, Case]:
         "wide keys": Case(Shape(4, 2, 32, 16, dtype="fp32", page_size=16), strategy=split),
         "latent": Case(Shape(4, 1, 48, 32, dtype="fp32", page_size=16, shared_kv=True), strategy=split),
         "mla": Case(Shape(16, 1, 576, 512, dtype="bf16", page_size=64, shared_kv=True), strategy=split, rows=4),
+        "mla, 64 heads": Case(Shape(64, 1, 576, 512, dtype="bf16", page_size=16, shared_kv=True), rows=4),
         "group of 80": Case(Shape(80, 1, 16, dtype="fp32", page_size=16), strategy=split, rows=4),
         "group of 3": Case(Shape(6, 2, 16, dtype="fp32", page_size=16), strategy=split),
         "narrow partials": Case(Shape(4, 2, 16, dtype="bf16", page_size=8, partial_dtype="bf16"), strategy=split),

@@ -40,15 +40,13 @@ _SMALL = ((16, 32, 2, 3), (16, 32, 2, 2), (16, 16, 2, 2))
 # With 16 bits it is between 0.94 and 1.12 times as fast.
 _SMALL_IN_WORDS = ((16, 32, 1, 3), (16, 32, 1, 2), (16, 16, 1, 2))
 # Values of more than 256 dims: 64 rows of results take half of the registers of eight warps, so an SM holds one block.
-# On an H200, 64 requests of 1,024 to 8,192 tokens with 128:1 heads and dims 576 and 512 take 398 us by tiles of 64
-# tokens, though these spill 70 registers, and 542 by tiles of 32, where each matrix product reads as many keys for
-# half of the results. Tiles of 32 spill 14 registers on sm_80, 24 on sm_90, and 44 with a tile of values beside
-# the keys'; those of 16 tokens 0 and 8.
+# On an H200 tiles of 64 tokens take 0.7 of the time of those of 32 with 128:1 heads, and 0.75 with 16:1. Tiles of 32
+# spill 14 registers on sm_80, 24 on sm_90, and 44 with a tile of values beside the keys'; those of 16 tokens 0 and 8.
 _LARGE_LATENT = ((64, 64, 8, 2), (64, 32, 8, 2), (64, 16, 8, 2), (32, 16, 8, 2))
 _LARGE_LATENT_BESIDE = ((64, 16, 8, 2), (32, 16, 8, 2))
 # With keys that are converted, 64 rows spill up to 210 registers, and 32 up to 12.
 _LARGE_LATENT_FP8 = ((32, 32, 8, 2), (32, 16, 8, 2))
-_SMALL_LATENT = ((16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
+_SMALL_LATENT = ((16, 64, 4, 2), (16, 32, 4, 3), (16, 32, 4, 2), (16, 16, 4, 2))
 # fp32 is computed in IEEE arithmetic without tensor cores: registers are the limit, not shared memory.
 _LARGE_FP32 = ((32, 32, 4, 2), (32, 16, 4, 2))
 _SMALL_FP32 = ((16, 32, 2, 2), (16, 16, 2, 2))
@@ -122,10 +120,13 @@ def shared_bytes(rows: int, tokens: int, stages: int, shape: Shape, target: Targ
     """Returns the most shared memory of one thread block, in bytes.
 
     It holds the query tile, `stages` tiles of keys and values, and where these are in 8 bits, one of them in the
-    query's type.
+    query's type. Latent keys have a tile of weights besides, and one stage less where products come from registers.
     """
     of_key = sum(key_pieces(shape.head_dim, shape.head_dim_v))
     query = rows * of_key * DTYPE_BYTES[shape.dtype]
+    if is_latent(shape) and loads_once(shape) and shape.kv_dtype not in FP8:
+        query += rows * tokens * DTYPE_BYTES[shape.dtype]
+        stages -= rows < MATRIX_ROWS
     # Blackwell's kernels copy values that are part of keys into tiles of their own.
     of_value = 0 if loads_once(shape) and target.capability < _BLACKWELL else padded(shape.head_dim_v)
     kv = tokens * (of_key + of_value) * DTYPE_BYTES[shape.kv_dtype]
