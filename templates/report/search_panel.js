@@ -47,7 +47,8 @@ page.panel({
     function weighedTable() {
       const least = d3.min(search.time_us.flat());
       const shade = d3.scaleLog([least, least * 4], [0, 55]).clamp(true);
-      const titles = search.blocks_per_sm.map((blocks) => (blocks === null ? "no split" : `${blocks} per SM`));
+      const named = new Map([[null, "no split"], ["even", "even shares"]]);
+      const titles = search.blocks_per_sm.map((blocks) => named.get(blocks) ?? `${blocks} per SM`);
       const head = element(
         "tr",
         {},

@@ -4,6 +4,7 @@ import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from heapq import heapreplace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,14 @@ from support.weighed_problems import FAMILIES, SHAPES, one_prefix, problems, wei
 from treegen import Shape, Tree
 from treegen.ir.errors import ShapeError
 from treegen.ir.tree.kv import KVRuns
+from treegen.runtime.batch_room import tile_of
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
+from treegen.search.split_estimates import SPLIT_STEP
 from treegen.search.walk_layout import layout_of
 from treegen.search.weigh import MOST_POLICIES, Weights, weighed, weights_of
 from treegen.target.problem import Problem
+from treegen.target.tile_config import lanes_of
 
 MOST_CALLS = 400
 
@@ -47,6 +51,27 @@ def test_weights_rank_policies_as_accounts_do() -> None:
         correlations.append(np.corrcoef(ranks(accounts), ranks(found.times_us.ravel()))[0, 1])
     assert min(correlations) >= 0.93
     assert np.median(correlations) >= 0.99
+
+
+@given(st.lists(st.integers(64, 20_000), min_size=1, max_size=300), st.sampled_from(((32, 8), (8, 1), (16, 2))))
+@examples(60)
+def test_even_shares_keep_all_thread_blocks_busy(lengths: list[int], heads: tuple[int, int]) -> None:
+    """Items in falling order, each to the thread block that ends first, as GPUs start them."""
+    shape = Shape(*heads, 128, page_size=16)
+    tile, tree = tile_of(shape, H200), Tree.from_requests(lengths, page_size=16)
+    found = weights_of(Problem(tree, shape, H200), tile)
+    assert found is not None
+    walk = next(place for place, walk in enumerate(found.walks) if walk.head_rows == 1)
+    split = int(found.splits[1, walk])
+    blocks = 2 * H200.sms // lanes_of(tile, shape)
+    share = sum(lengths) / blocks
+    assert min(split, max(lengths)) >= min(share, max(lengths))
+    items = [min(split, length - first) for length in lengths for first in range(0, length, split)]
+    loads = [0] * blocks
+    for tokens in sorted(items, reverse=True):
+        heapreplace(loads, loads[0] + tokens)
+    if split < max(lengths):
+        assert max(loads) <= 1.04 * share + 2 * SPLIT_STEP + min(items)
 
 
 @given(forests(25, 400, salt=1611), st.sampled_from(SHAPES))

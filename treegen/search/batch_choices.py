@@ -6,8 +6,8 @@ length:
     {"strategy": "cohort", "head_rows": 64, "cut": "highest", "blocks_per_sm": "2"}
 
 head_rows: query head rows of a cohort. cut: whether paths are cut at the lowest or at the highest threshold on rows.
-blocks_per_sm: thread blocks per SM that the split makes (in policies measured by earlier versions: waves); without it
-nothing is split.
+blocks_per_sm: thread blocks per SM that the split makes, or "even" for even shares (in policies measured by earlier
+versions: waves); without it nothing is split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
-from treegen.search.split_estimates import BLOCKS_PER_SM, SPLIT_STEP
+from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES, SPLIT_STEP
 from treegen.search.weigh import Weights, as_named, least, walks_of, weights_from
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -39,7 +39,7 @@ Batches of a bucket differ: work items that just fill the GPU for one of them le
 estimates of shipped policies are at most 1.18 times the least, for the batches that they were measured with.
 """
 _CUTS = ("lowest", "highest")
-_BLOCKS = tuple(f"{blocks:g}" for blocks in BLOCKS_PER_SM)
+_BLOCKS = (EVEN_SHARES, *(f"{blocks:g}" for blocks in BLOCKS_PER_SM))
 
 
 def batch_key(problem: Problem) -> PolicyKey:

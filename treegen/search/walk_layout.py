@@ -15,7 +15,15 @@ from treegen.ir.shape import Shape
 from treegen.strategies.cohort import Cohort
 from treegen.target.cost_terms import ITEMS, facts_of
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, kernel_config, lanes_of, rows_per_tile, tile_work, wanted_config
+from treegen.target.tile_config import (
+    SMALL_ROWS,
+    kernel_config,
+    lanes_of,
+    resident_blocks,
+    rows_per_tile,
+    tile_work,
+    wanted_config,
+)
 
 WHOLE = (
     (64, False, True),
@@ -46,6 +54,7 @@ class Tiles(NamedTuple):
         flops: Operations of a tile.
         loaded: Bytes of a tile.
         lanes: Thread blocks of a work item.
+        held: Thread blocks that an SM holds at a time.
         lone_us: Microseconds of a tile in a thread block that is alone on its SM.
         full_us: Microseconds of a tile on a full SM.
     """
@@ -56,6 +65,7 @@ class Tiles(NamedTuple):
     flops: Floats
     loaded: Floats
     lanes: Floats
+    held: Floats
     lone_us: Floats
     full_us: Floats
 
@@ -137,10 +147,17 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
     configs = [made for _, _, made in kinds]
     sizes = tuple(sorted({made.tokens for made in configs}))
     columns = [
-        (sizes.index(made.tokens), made.tokens, made.rows, *tile_work(made, shape), lanes_of(made, shape))
+        (
+            sizes.index(made.tokens),
+            made.tokens,
+            made.rows,
+            *tile_work(made, shape),
+            lanes_of(made, shape),
+            resident_blocks(made, shape, target),
+        )
         for made in configs
     ]
-    size, tokens, tile_rows, flops, loaded, lanes = np.array(columns, np.float64).T
+    size, tokens, tile_rows, flops, loaded, lanes, held = np.array(columns, np.float64).T
     of_tile = SimpleNamespace(tile_flops=flops, tile_bytes=loaded, **facts)
     lone_us, full_us = (ITEMS.terms[name](of_tile) for name in ("lone_tile", "full_tile"))
     walks, rows_of = zip(*kinds.values(), strict=True)
@@ -149,7 +166,7 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
     return WalkLayout(
         walks,
         rows_of,
-        Tiles(size.astype(np.int64), tokens, tile_rows, flops, loaded, lanes, lone_us, full_us),
+        Tiles(size.astype(np.int64), tokens, tile_rows, flops, loaded, lanes, held, lone_us, full_us),
         sizes,
         np.append(np.arange(len(kinds)), np.arange(len(kinds) - cuts, len(kinds))),
         np.array(part_of + [part + 1 for part in part_of if part]),

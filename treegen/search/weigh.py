@@ -7,7 +7,7 @@ splits, and each of these is a policy:
 
                   walk 0    walk 1   ...
     no split      policy    policy           Arrays [splits, walks] have the work items, tiles, partial results and
-    0.5 per SM    policy    policy           bytes of each policy. The terms of the cost model
+    even shares   policy    policy           bytes of each policy. The terms of the cost model
     1 per SM      policy    policy           (treegen.target.cost_terms) turn these into microseconds.
     ...
 
@@ -36,7 +36,7 @@ from treegen.target.problem import Problem
 
 NOTHING = "nothing to do"
 """The reason for the choice for a tree whose rows see nothing."""
-MOST_POLICIES = (1 + len(BLOCKS_PER_SM)) * (len(WHOLE) + MOST_CUTS)
+MOST_POLICIES = (2 + len(BLOCKS_PER_SM)) * (len(WHOLE) + MOST_CUTS)
 """The most policies that are weighed."""
 
 
@@ -213,9 +213,9 @@ def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | Non
     """Does the second half of `weights_of`, from the result of the first one."""
     if walks is None:
         return None
-    (cuts, layout, cohorts), (tree, _, target) = walks, problem
+    (cuts, layout, cohorts), (tree, shape, target) = walks, problem
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
-    splits = splits_of(bins, whole, layout, target)
+    splits = splits_of(bins, whole, layout, shape, target)
     whole_paths = len(layout.walks) - len(cuts)
     cut = [
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)

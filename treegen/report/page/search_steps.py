@@ -7,7 +7,7 @@ from typing import Any
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.arrays import INT32_MAX
 from treegen.search.policies import accepts, key_of
-from treegen.search.split_estimates import BLOCKS_PER_SM
+from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES
 from treegen.search.weigh import as_named, candidates, weights_of
 from treegen.target.problem import Problem
 
@@ -19,7 +19,7 @@ def search_object(problem: Problem) -> dict[str, Any] | None:
     """Returns the search for a policy for JSON forms; None for a tree whose rows see nothing.
 
     - walks: the ways to divide rows into cohorts;
-    - blocks_per_sm: `[splits]`; the thread blocks per SM that a split aims at, null for none;
+    - blocks_per_sm: `[splits]`; the thread blocks per SM that a split aims at, "even" for even shares, null for none;
     - split: `[splits, walks]`; tokens per work item, null where nothing is split;
     - time_us: `[splits, walks]`; estimated microseconds;
     - best: the place (split, walk) of the least time among plans that are not too large;
@@ -43,7 +43,7 @@ def search_object(problem: Problem) -> dict[str, Any] | None:
     splits = [[None if split == INT32_MAX else int(split) for split in row] for row in weights.splits.tolist()]
     return {
         "walks": [str(as_named(walk, problem.tree)) for walk in weights.walks],
-        "blocks_per_sm": [None, *BLOCKS_PER_SM],
+        "blocks_per_sm": [None, EVEN_SHARES, *BLOCKS_PER_SM],
         "split": splits,
         "time_us": weights.times_us.tolist(),
         "best": list(weights.best_planned(problem)),
