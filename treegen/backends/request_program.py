@@ -44,6 +44,8 @@ class RequestProgram:
         self._head = table[: self._places.copied]
         self._running = table[self._places.running :][: 2 * room.seats]
         self.seats = self._running.view(2, room.seats)
+        self._staged = torch.empty_like(self._running, device="cpu")  # CUDA takes pageable memory before a copy returns
+        self._words: Ints = self._staged.numpy()
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -82,9 +84,8 @@ class RequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[2, seats]`: the row of the batch in each seat (-1 for none) and the epoch."""
-        running = staging_for(self._running, self._device)
-        self._places.write_running(requests, self.form.room, running.numpy())
-        self._running.copy_(running, non_blocking=True)
+        self._places.write_running(requests, self.form.room, self._words)
+        self._running.copy_(self._staged, non_blocking=True)
 
     def step(self) -> None:
         """Launches the step kernels."""
