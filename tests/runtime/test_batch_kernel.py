@@ -51,6 +51,7 @@ INTERPRETED = (
     Case(Shape(2, 2, 16, dtype="fp32", page_size=128), "named", -1, query(split=128), 6, 300),
     Case(Shape(4, 1, 16, dtype="fp32", page_size=2, kv_layout="HND"), "ragged", -1, "auto", 6),
     Case(Shape(4, 2, 16, dtype="fp32", page_size=8), "named", 37, query(), 6),
+    Case(Shape(4, 2, 16, dtype="fp32", page_size=4), "block", -1, cohort(16, shares=3.5), 7),
     Case(Shape(4, 2, 16, dtype="fp32", page_size=32), "block", 37, cohort(64, split=100, split_shared_rows=2), 9),
 )
 """Every form of table, page size and kind of plan once, with and without windows."""

@@ -37,7 +37,7 @@ EVERY: tuple[Strategy, ...] = (
     strategies.deft_node(), strategies.deft_node_chunk(64), strategies.deft_flatten(64),
     strategies.deft_flatten(32, "bits"), strategies.fasttree(), strategies.flashforge(),
     cohort(), cohort(split=128), cohort(split_shared_rows=2, merge="final"),
-    cohort(split_shared_rows=3, split=64, merge="final"),
+    cohort(split_shared_rows=3, split=64, merge="final"), cohort(16, shares=5),
 )  # fmt: skip
 
 

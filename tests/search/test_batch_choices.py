@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,10 +28,12 @@ from treegen.bench.suite_tuning import (
     suite_entries,
     suite_table,
 )
+from treegen.ir.errors import StrategyError
+from treegen.ir.verify import verify
 from treegen.runtime.batch_room import tile_of
 from treegen.search.batch_choices import BatchChoices, accepts_for_batches, batch_key, place_of, policy_at, scaled
 from treegen.search.weigh import weighed, weights_of
-from treegen.strategies import query
+from treegen.strategies import cohort, query
 from treegen.strategies.cohort import Cohort
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
@@ -103,6 +106,35 @@ def test_what_was_measured_is_taken_at_any_length() -> None:
     place = place_of(found, {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"})
     assert place is not None
     assert other.strategy.options["split"] == int(found.splits[place])
+
+
+def test_even_shares_are_those_of_the_batch_that_is_planned() -> None:
+    """Also where the choice is remembered, and the batch's groups read more in all than then."""
+    few, many = prefix(60, 4096, 600), prefix(62, 4096, 560)
+    kept(few, head_rows=64, blocks_per_sm="even")
+    choices = BatchChoices(TILE, 10_000)
+    strategy = choices.choose(few).strategy
+    assert choices.choose(many).strategy == strategy == Cohort(64, shares=33)
+    for problem in (few, many):
+        plan = strategy.plan(problem)
+        assert plan.group_tokens.max() < 4096
+        assert 33 * plan.group_tokens.max() == pytest.approx(1.04 * plan.group_tokens.sum(), rel=0.05)
+        verify(plan, problem.tree)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shares": 0}, "shares = 0: is not a positive number"), ({"shares": "8"}, "shares = 8: is not"),
+        ({"shares": float("nan")}, "shares = nan"), ({"shares": True}, "shares = True"),
+        ({"shares": 8, "split": 64}, "split = 64: does not go with shares"),
+        ({"shares": 8, "merge": "final"}, "merge = final: does not go with shares"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_impossible_shares_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(StrategyError, match=words):
+        cohort(64, **options)
 
 
 @pytest.mark.parametrize("policy", [{"head_rows": 48}, {"head_rows": 64, "cut": "lowest"}], ids=str)

@@ -72,7 +72,9 @@ def optioned(option: int | None) -> list[Strategy]:
     """Every registered strategy; those that take a length to split at get this one, if any."""
     split: dict[str, Strategy] = {}
     if option is not None:
-        split["cohort"] = strategies.cohort(head_rows=option, split=16 * option if option < 10 else None)
+        split["cohort"] = strategies.cohort(
+            head_rows=option, split=16 * option if option < 10 else None, shares=3.5 if option == 24 else None
+        )
         split["query"] = strategies.query(split=option)
         split["deft-node-chunk"] = strategies.deft_node_chunk(chunk=option)
         split["deft-flatten"] = strategies.deft_flatten(block=option, mask="bits" if option == 24 else "interval")

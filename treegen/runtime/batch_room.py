@@ -189,7 +189,10 @@ def is_served(plan: Plan) -> bool:
 def in_fewer_parts(strategy: Strategy) -> Iterator[Strategy]:
     """Yields the strategy, the same with longer parts, and last one item for each request, which always fits."""
     yield strategy
-    split = strategy.options.get("split")
+    split, shares = strategy.options.get("split"), strategy.options.get("shares")
+    if isinstance(strategy, Cohort) and isinstance(shares, int | float):
+        for fewer in (2, 4, 8):
+            yield replace(strategy, shares=shares / fewer)
     if isinstance(split, int):
         for longer in (2 * split, 4 * split, 8 * split):
             yield replace(strategy, split=longer) if isinstance(strategy, Cohort) else query(longer)

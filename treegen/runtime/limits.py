@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from treegen.ir.arrays import positive_int
@@ -46,21 +47,23 @@ class PageBounds:
 
         `cohort` has one group for each `head_rows` query head rows; with `split_shared_rows` at most one more for each
         request; and with `split` one more for each `split` of all tokens, because no group reads tokens that none of
-        its rows sees. `query` has one group for each request instead of the first kind. A group is cut into tiles of
-        rows, and has a partial for each row. Other strategies without partial results have items with rows of their
-        own. For all other strategies a row of an item is expected to see at least a page there; shorter pieces may
-        exceed these limits.
+        its rows sees, or `shares` more. `query` has one group for each request instead of the first kind. A group is
+        cut into tiles of rows, and has a partial for each row. Other strategies without partial results have items with
+        rows of their own. For all other strategies a row of an item is expected to see at least a page there; shorter
+        pieces may exceed these limits.
         """
         alone = strategy.traffic is not None and strategy.traffic.partials == "none"
         if strategy.name not in ("cohort", "query"):
             most = self.requests if alone else self.requests + self.pages
             return GraphLimits(self.requests, most, most)
-        names = ("split", "head_rows", "split_shared_rows")
-        split, head_rows, split_shared_rows = (strategy.options.get(name) for name in names)
+        names = ("split", "shares", "head_rows", "split_shared_rows")
+        split, shares, head_rows, split_shared_rows = (strategy.options.get(name) for name in names)
         rows = rows_per_tile(head_rows, shape.group) if isinstance(head_rows, int) else 1
         tiles = -(-rows // min(rows_per_tile(tile.rows, shape.group) for tile in configs))
         further = self.requests if split_shared_rows else 0
         pieces = self.tokens // split if isinstance(split, int) else 0
+        if isinstance(shares, int | float):
+            pieces = math.ceil(shares)
         items = (-(-self.requests // rows) + further + pieces) * tiles
         return GraphLimits(self.requests, items, self.requests + further + pieces * rows)
 

@@ -13,6 +13,7 @@ from treegen.ir.shape import Shape
 from treegen.search.cohort_sums import Bins, Tally, fold
 from treegen.search.path_cuts import Cut
 from treegen.search.walk_layout import WalkLayout
+from treegen.strategies.context_cuts import SHARE_STEP, even_share
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
 from treegen.target.targets import BatchConstants, Target
@@ -21,16 +22,11 @@ from treegen.target.tile_config import is_latent
 BLOCKS_PER_SM = (1, 2, 4, 8)
 """Thread blocks per SM that splits of a walk make. Each walk is also weighed without a split, and in even shares."""
 EVEN_SHARES = "even"
-"""The name of the split in which every thread block that the GPU holds at a time gets the same number of tokens.
-
-The parts that are left of cohorts follow in the blocks that end first, as thread blocks are launched by falling length.
-"""
-_ROOM = 1.04
-"""A share over the mean: with this room the parts that are left fit into the thread blocks. With shares of 0.9 times
-the mean, batches of the suite take up to 1.36 times as long on an H200.
-"""
+"""The name of the split in even shares of all thread blocks that the GPU holds at a time."""
+EVEN_ROW = 1
+"""The row of this split in arrays [splits, walks]."""
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
-SPLIT_STEP = 64
+SPLIT_STEP = SHARE_STEP
 """Splits are multiples of this number of tokens."""
 
 
@@ -53,16 +49,16 @@ def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, shape: Shape, target
     splits = np.ceil(splits / SPLIT_STEP) * SPLIT_STEP
     excess = bins.sums(bins.cohorts * bins.parts(splits), len(layout.walks)) / wanted
     splits = np.where(divided & (excess > 1), np.ceil(splits * excess / SPLIT_STEP) * SPLIT_STEP, splits)
-    even_shares = np.ceil(_ROOM * _mean_share(whole, layout, target) / SPLIT_STEP) * SPLIT_STEP
+    even_shares = even_share(whole.tokens, shares_of(layout, target))
     splits = np.concatenate([even_shares[None], np.where(is_latent(shape), even_shares, splits)])
     splits = np.where(splits < whole.longest, splits, float(INT32_MAX))
     return np.concatenate([np.full((1, len(layout.walks)), float(INT32_MAX)), splits])
 
 
-def _mean_share(whole: Tally, layout: WalkLayout, target: Target) -> Floats:
-    """Returns the tokens of each thread block that the GPU holds at a time, for each walk."""
-    share: Floats = whole.tokens * layout.tiles.lanes / (layout.tiles.held * target.sms)
-    return share
+def shares_of(layout: WalkLayout, target: Target) -> Floats:
+    """Returns the work items that the GPU holds at a time, for each walk."""
+    shares: Floats = layout.tiles.held * target.sms / layout.tiles.lanes
+    return shares
 
 
 class SplitOutputs(NamedTuple):
@@ -162,7 +158,7 @@ def times_of(
     items_us = slower * terms["items_us"]
     if batches is not None:
         pieces_of_sm = pieces / target.sms
-        even = (splits >= _mean_share(whole, layout, target)) & (splits < INT32_MAX)
+        even = (splits * shares_of(layout, target) >= whole.tokens) & (splits < INT32_MAX)
         follow = (pieces_of_sm > tiles.held) & ~even
         last_us = batches.last_part * slower * np.maximum(terms["throughput"], terms["traffic"]) / pieces_of_sm
         items_us += follow * last_us

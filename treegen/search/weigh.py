@@ -19,6 +19,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from treegen.cost.figures import time_text
 from treegen.ir.arrays import INT32_MAX, Floats
 from treegen.ir.kernel_config import KernelConfig
@@ -27,7 +29,7 @@ from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, Cut, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
-from treegen.search.split_estimates import BLOCKS_PER_SM, outputs_of, splits_of, times_of
+from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_ROW, outputs_of, shares_of, splits_of, times_of
 from treegen.search.walk_layout import MOST_KEPT, WHOLE, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -86,7 +88,7 @@ def candidates(problem: Problem, most: int | None = None) -> list[tuple[Strategy
 
 def as_named(strategy: Strategy, tree: Tree) -> Strategy:
     """Returns `query` for a cohort of one row with its whole path, if both plan the tree alike."""
-    if isinstance(strategy, Cohort) and _is_query(strategy) and not _has_rows_inside(tree):
+    if isinstance(strategy, Cohort) and strategy.shares is None and _is_query(strategy) and not _has_rows_inside(tree):
         return query(strategy.split)
     return strategy
 
@@ -116,6 +118,7 @@ class Weights(NamedTuple):
         walks: A policy without split for each walk.
         splits: `[splits, walks]`; tokens per work item, INT32_MAX where nothing is split.
         times_us: `[splits, walks]`; microseconds.
+        shares: `[walks]`; the thread blocks that even shares are for, 0 where policies are to name tokens instead.
         cohorts: The cohorts of all walks.
         layout: The layout of all walks.
         whole: The totals of all walks.
@@ -124,6 +127,7 @@ class Weights(NamedTuple):
     walks: tuple[Cohort, ...]
     splits: Floats
     times_us: Floats
+    shares: Floats
     cohorts: Cohorts
     layout: WalkLayout
     whole: Tally
@@ -139,15 +143,19 @@ class Weights(NamedTuple):
     def reason(self, strategy: Strategy, time_us: float) -> str:
         """Returns the reason for taking a strategy with this estimated time."""
         taken, number = time_text(time_us), self.times_us.size
-        if strategy.name == "query":
+        if strategy.name == "query" or (isinstance(strategy, Cohort) and _is_query(strategy)):
             return f"sharing does not pay: plain per-row decoding takes least of {number} policies, {taken}"
         plain = time_text(self.query_us)
         return f"least estimated time of {number} policies, {taken}; plain per-row decoding takes {plain}"
 
     def policy(self, place: tuple[int, int]) -> Cohort:
         """Returns the policy at a place of `times_us`."""
-        walk, split = self.walks[place[1]], int(self.splits[place])
-        return walk if split == INT32_MAX else replace(walk, split=split)
+        walk, split, shares = self.walks[place[1]], int(self.splits[place]), self.shares.item(place[1])
+        if split == INT32_MAX:
+            return walk
+        if shares and place[0] == EVEN_ROW:
+            return replace(walk, shares=int(shares) if shares.is_integer() else shares)
+        return replace(walk, split=split)
 
     def items(self, place: tuple[int, int]) -> int:
         """Counts the work items of this policy's plan."""
@@ -222,4 +230,6 @@ def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | Non
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
     times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else target.batch_constants)
-    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, cohorts, layout, whole)
+    # Batches change until they are planned again, so their even shares are those of the tree that is planned.
+    shares = np.zeros(len(layout.walks)) if tile is None else shares_of(layout, target)
+    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, shares, cohorts, layout, whole)

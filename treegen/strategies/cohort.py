@@ -5,6 +5,7 @@ They are also treegen's policies: a few numbers say how to plan any tree. `auto`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.context_cuts import cut_context, cut_every, cut_in_tiles
+from treegen.strategies.context_cuts import cut_context, cut_every, cut_in_tiles, even_share
 from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
@@ -47,6 +48,8 @@ class Cohort(Strategy):
             second launch (or in the same one, treegen.schedule.passes.fuse_merge); these parts are not split. With
             neither split_shared_rows nor cut_nodes, "final" makes the parts of `split` equal in whole tiles, and the
             last part merges.
+        shares: Instead of `split`: work items for this number of thread blocks, which share all tokens evenly. It need
+            not be whole: 264 blocks for 32 KV heads are 8.25 for each.
     """
 
     head_rows: int = 64
@@ -55,6 +58,7 @@ class Cohort(Strategy):
     split_shared_rows: int | None = None
     cut_nodes: tuple[int, ...] = ()
     merge: Merge = "reduce"
+    shares: float | None = None
     name: str = "cohort"
     proven: bool = True
 
@@ -63,6 +67,8 @@ class Cohort(Strategy):
         for name in ("split", "split_shared_rows"):
             if getattr(self, name) is not None:
                 positive_int(name, getattr(self, name), StrategyError)
+        if self.shares is not None and (type(self.shares) not in (int, float) or not 0 < self.shares < math.inf):
+            raise StrategyError("shares", self.shares, "is not a positive number", "give the number of thread blocks")
         if self.tile is not None:
             rows_and_tokens = self.tile if isinstance(self.tile, tuple) and len(self.tile) == 2 else (0, 0)
             for size in rows_and_tokens:
@@ -72,6 +78,9 @@ class Cohort(Strategy):
             raise StrategyError("merge", self.merge, "is unknown", f"use {' or '.join(get_args(Merge))}")
         if not isinstance(self.cut_nodes, tuple):
             raise StrategyError("cut_nodes", self.cut_nodes, "is not a tuple", "give the numbers of nodes")
+        if self.shares is not None and (self.split is not None or self.merge != "reduce"):
+            with_it = "split" if self.split is not None else "merge"
+            raise StrategyError(with_it, getattr(self, with_it), "does not go with shares", "leave one of them out")
         if self.split_shared_rows is not None and self.cut_nodes:
             raise StrategyError(
                 "cut_nodes",
@@ -83,7 +92,7 @@ class Cohort(Strategy):
     @property
     def options(self) -> dict[str, object]:
         """See Strategy."""
-        chosen = {name: getattr(self, name) for name in ("split", "tile", "split_shared_rows", "cut_nodes")}
+        chosen = {name: getattr(self, name) for name in ("split", "shares", "tile", "split_shared_rows", "cut_nodes")}
         merge = {} if self.merge == "reduce" else {"merge": self.merge}
         return {"head_rows": self.head_rows, **{name: value for name, value in chosen.items() if value}, **merge}
 
@@ -94,7 +103,8 @@ class Cohort(Strategy):
     @property
     def traffic(self) -> Traffic | None:
         """See Strategy."""
-        merged = self.split is not None or self.split_shared_rows is not None or bool(self.cut_nodes)
+        options = self.split, self.shares, self.split_shared_rows
+        merged = any(option is not None for option in options) or bool(self.cut_nodes)
         return Traffic("plan", "lengths" if merged else "none")
 
     @property
@@ -113,9 +123,9 @@ class Cohort(Strategy):
         listed = tree.num_rows + int((tree.topology.rank_hi - tree.topology.rank_lo)[cut].sum(dtype=np.int64))
         cohorts = cohorts_of_spans(tree, rows) + (1 if len(cut) else 0)
         size = int(cohorts.sum()) + listed
-        if self.split is None:
+        if self.split is None and self.shares is None:
             return size
-        parts = int((cohorts * tree.topology.spans.lengths).sum()) // self.split
+        parts = math.ceil(self.shares or 0) or int((cohorts * tree.topology.spans.lengths).sum()) // (self.split or 1)
         return size + parts * (1 + min(rows, tree.num_rows))
 
     def _cut_nodes(self, tree: Tree) -> Ints:
@@ -137,8 +147,8 @@ class Cohort(Strategy):
     def plan_of_joined(self, trees: Tree, borders: Longs | None, shape: Shape, on_pass: OnPass | None = None) -> Plan:
         """Plans trees that are joined to one, each as if it were alone.
 
-        More than one tree works only without `cut_nodes` and with merge="reduce". borders: offsets of the trees' rows;
-        None for one tree.
+        More than one tree works only without `cut_nodes` and `shares`, and with merge="reduce". borders: offsets of the
+        trees' rows; None for one tree.
         """
         rows, cut = rows_per_tile(self.head_rows, shape.group), self._cut_nodes(trees)
         plan = by_cohort(trees, rows, cut, borders)
@@ -159,11 +169,18 @@ class Cohort(Strategy):
             plan = cut_every(plan, length)
             if on_pass:
                 on_pass("split-context", plan)
+        elif self.shares is not None:
+            tokens = plan.group_tokens
+            share = int(even_share(float(tokens.sum(dtype=np.int64)), self.shares))
+            if share < tokens.max(initial=0):
+                plan = cut_every(plan, share)
+            if on_pass:
+                on_pass("even-shares", plan)
         return plan
 
     def plans_of_forest(self, forest: Forest, shape: Shape, target: Target) -> Iterator[ForestPlan]:
         """See Strategy: one plan for all trees, where `plan_of_joined` allows it."""
-        if self.cut_nodes or self.merges_last:
+        if self.cut_nodes or self.merges_last or self.shares is not None:
             yield from super().plans_of_forest(forest, shape, target)
         else:
             yield ForestPlan.of_all(forest, self.plan_of_joined(forest.joined, forest.first_row, shape))
@@ -177,6 +194,7 @@ def cohort(
     cut_nodes: tuple[int, ...] = (),
     merge: Merge = "reduce",
     *,
+    shares: float | None = None,
     apart: int | None = None,
     cut: tuple[int, ...] = (),
 ) -> Strategy:
@@ -190,6 +208,8 @@ def cohort(
         cut_nodes: The same for the nodes above these ones.
         merge: "reduce" in a launch of its own, or "final" in the launch of the lowest parts of the paths. Without
             split_shared_rows and cut_nodes, the last part of each split path merges, and parts are whole tiles.
+        shares: Instead of `split`: work items for this number of thread blocks (of one KV head and tile of rows), which
+            share all tokens evenly; it need not be whole.
         apart, cut: The earlier names of split_shared_rows and cut_nodes.
 
     Raises:
@@ -199,7 +219,7 @@ def cohort(
         split_shared_rows = _renamed("split_shared_rows", split_shared_rows, "apart", apart)
     if cut:
         cut_nodes = _renamed("cut_nodes", cut_nodes, "cut", cut)
-    return Cohort(head_rows, split, tile, split_shared_rows, cut_nodes, merge)
+    return Cohort(head_rows, split, tile, split_shared_rows, cut_nodes, merge, shares)
 
 
 def _renamed(name: str, value: T, earlier: str, given: T) -> T:

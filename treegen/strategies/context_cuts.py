@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
 from treegen.ir.arrays import (
     INT32_MAX,
     Bools,
+    Floats,
     Longs,
     check_made,
     frozen,
@@ -21,7 +24,25 @@ from treegen.ir.errors import StrategyError
 from treegen.ir.plan import Plan
 from treegen.target.tile_config import RUN_TOKENS
 
+T = TypeVar("T", float, Floats)
+
 _TILE_TOKENS = 64
+_ROOM = 1.04
+"""A share over the mean: with this room the parts that are left fit into the thread blocks. With shares of 0.9 times
+the mean, batches of the suite take up to 1.36 times as long on an H200.
+"""
+SHARE_STEP = 64
+"""Shares are multiples of this number of tokens."""
+
+
+def even_share(tokens: T, blocks: T) -> T:
+    """Returns the tokens of an item if thread blocks share all tokens evenly.
+
+    Groups are cut into shares. The parts that are left of them follow in the blocks that end first, as thread blocks
+    are launched by falling length.
+    """
+    share: T = -(-tokens * _ROOM // (blocks * SHARE_STEP)) * SHARE_STEP
+    return share
 
 
 def cut_every(plan: Plan, length: int | Longs) -> Plan:

@@ -55,7 +55,9 @@ _SHIPPED = (
     StrategySpec("deft-flatten", deft_flatten, frozenset()),
     StrategySpec("fasttree", fasttree, frozenset()),
     StrategySpec("flashforge", flashforge, frozenset()),
-    StrategySpec("cohort", cohort, frozenset({"head_rows", "split", "tile", "split_shared_rows", "apart", "merge"})),
+    StrategySpec(
+        "cohort", cohort, frozenset({"head_rows", "split", "shares", "tile", "split_shared_rows", "apart", "merge"})
+    ),
 )
 SPECS: dict[str, StrategySpec] = {spec.name: spec for spec in _SHIPPED}
 """Registered strategies, in the order in which they are listed."""
