@@ -9,7 +9,7 @@ import torch
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import kernel_capability, on_device
 from treegen.backends.launch_tables import LaunchTables, Turns
-from treegen.backends.staging import staging_for
+from treegen.backends.staging import staging_for, taken_at_once
 from treegen.backends.step_launches import counters_of, step_launches
 from treegen.backends.triton_program import ProgramRoom, TritonProgram
 from treegen.codegen.kernel_signature import ItemTables, MergeTables
@@ -44,8 +44,7 @@ class RequestProgram:
         self._head = table[: self._places.copied]
         self._running = table[self._places.running :][: 2 * room.seats]
         self.seats = self._running.view(2, room.seats)
-        self._staged = torch.empty_like(self._running, device="cpu")  # CUDA takes pageable memory before a copy returns
-        self._words: Ints = self._staged.numpy()
+        self._kept = staging_for(self._running, device) if taken_at_once(self._running, device) else None
         at = {name: table[place:] for name, place in self._places._asdict().items() if name not in ("copied", "words")}
         unused = table
         items = ItemTables(
@@ -84,8 +83,9 @@ class RequestProgram:
 
     def seat(self, requests: Ints) -> None:
         """Takes the running requests, `[2, seats]`: the row of the batch in each seat (-1 for none) and the epoch."""
-        self._places.write_running(requests, self.form.room, self._words)
-        self._running.copy_(self._staged, non_blocking=True)
+        running = staging_for(self._running, self._device) if self._kept is None else self._kept
+        self._places.write_running(requests, self.form.room, running.numpy())
+        self._running.copy_(running, non_blocking=True)
 
     def step(self) -> None:
         """Launches the step kernels."""

@@ -18,5 +18,9 @@ def staging_for(part: torch.Tensor, device: torch.device) -> torch.Tensor:
     It is pinned where it is large. PyTorch reuses the memory of a pinned tensor only when copies from it are done. So
     each copy has its own buffer, and there are no more buffers than copies in flight at a time.
     """
-    pinned = device.type == "cuda" and part.nbytes > _TAKEN_AT_ONCE
-    return torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=pinned)
+    return torch.empty(part.shape, dtype=part.dtype, device="cpu", pin_memory=not taken_at_once(part, device))
+
+
+def taken_at_once(part: torch.Tensor, device: torch.device) -> bool:
+    """Tells whether a copy from ordinary memory has read it when the call returns, so that one buffer serves all."""
+    return device.type != "cuda" or part.nbytes <= _TAKEN_AT_ONCE
