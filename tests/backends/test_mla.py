@@ -21,6 +21,7 @@ from treegen.codegen.emit import emit_partial
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.codegen.partial_keys import KernelOptions, kernel_key
 from treegen.ir.errors import InputError, ShapeError
+from treegen.runtime.batch_room import tile_of
 from treegen.strategies import Strategy
 from treegen.target.targets import targets
 from treegen.target.tile_config import kernel_config, key_pieces, shared_bytes, value_is_piece
@@ -213,9 +214,15 @@ def test_kernels_compile_ahead_with_little_spilling() -> None:
     for (architecture, key), resources in zip(jobs, compiled(jobs), strict=True):
         assert resources.stack <= MOST_STACK, f"sm_{architecture} {key}"
         assert resources.shared <= target_of(architecture).shared_bytes
-        if architecture == 90:  # weights go through shared memory only where warps divide the tokens of scores
-            expected = shared_bytes(key.tile_rows, key.tile_tokens, key.num_stages, shape, target_of(90))
-            assert resources.shared == expected
+
+
+def test_warps_divide_the_tokens_of_large_latent_tiles() -> None:
+    """Weights go through shared memory only then. In turns Triton knows what holds within the loop over items."""
+    target, shape = target_of(90), replace(MLA, num_qo_heads=128, dtype="bf16", kv_dtype="bf16", page_size=16)
+    in_turns = kernel_key(tile_of(shape, target), shape, 1, KernelOptions(request_page=16, in_turns=True))
+    for resources in compiled([(90, in_turns), (90, suited_key(90, shape, large=True))]):
+        tile = in_turns.tile_rows, in_turns.tile_tokens, in_turns.num_stages
+        assert resources.shared == shared_bytes(*tile, shape, target)
 
 
 def test_large_tiles_of_latent_keys_are_fetched_early() -> None:
