@@ -84,10 +84,10 @@ def test_merging_is_of_all_ranks_in_any_grouping(data):
     out, lse = merged(outs, lses)
     expected, sums = merge_states(outs.transpose(0, 1), lses.transpose(0, 1))
     assert error(out, expected) < 1e-5
-    assert error(lse, sums) < 1e-5
+    torch.testing.assert_close(lse, sums, rtol=1e-5, atol=1e-6)  # a sum may lie next to 0
     first = data.draw(st.integers(0, ranks - 1))
     if first:
         one, other = merged(outs[:first], lses[:first]), merged(outs[first:], lses[first:])
         again = merged(*(torch.stack(pair) for pair in zip(one, other, strict=True)))
         assert error(again[0], expected) < 1e-5
-        assert error(again[1], sums) < 1e-5
+        torch.testing.assert_close(again[1], sums, rtol=1e-5, atol=1e-6)
