@@ -104,8 +104,9 @@ class MergeKey:
         sinks: See KernelKey.
         recorded: See KernelKey.
         in_turns: Whether thread blocks take merges in turn, as partial kernels do with items.
-        slices: The number of thread blocks that share the elements of a head. Where thread blocks take turns, they
-            share them only if few rows have more than `parts` partials, and then load `slices` times as many at a time.
+        slices: Thread blocks that merge a head together, each a part of its elements. Kernels whose blocks take turns
+            do so only where few rows are merged, and one has more than `parts` partials; each block then loads `parts`
+            times `slices` partials at once.
     """
 
     dtype: str

@@ -116,7 +116,8 @@ def test_batches_of_the_suite_take_them(shipped: list[Entry], data_dir: Path) ->
     latent = {f"{heads}:1 heads, head_dim 576, bf16, page_size 16, shared_kv True" for heads in (128, 16)}
     shapes = {f"{heads} heads, head_dim {dim}, bf16, page_size 16" for heads in BATCH_HEADS for dim in (64, 128)}
     known = {(entry.key.bucket, entry.key.shape) for entry in shipped if of_batches(entry)}
-    assert {shape for _, shape in known} - latent < shapes
+    outdone = {"32:32 heads, head_dim 128, bf16, page_size 16", *latent}  # by estimates, in all buckets
+    assert {shape for _, shape in known} == (shapes | latent) - outdone
     buckets = set()
     for seed in (0, 1):
         for batch in batches(data_dir, seed):

@@ -21,9 +21,9 @@ from treegen.ir.tree.kv import KVRuns
 from treegen.runtime.batch_room import tile_of
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
-from treegen.search.split_estimates import SPLIT_STEP
 from treegen.search.walk_layout import layout_of
 from treegen.search.weigh import MOST_POLICIES, Weights, weighed, weights_of
+from treegen.strategies.context_cuts import SPLIT_STEP
 from treegen.target.problem import Problem
 from treegen.target.tile_config import lanes_of
 

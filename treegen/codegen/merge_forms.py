@@ -14,8 +14,9 @@ from treegen.target.tile_config import padded
 
 
 class MergeForm(NamedTuple):
-    """What a thread block of a merge kernel takes at a time: heads of a row, partials of each, and one of so many
-    slices of their elements.
+    """What a thread block of a merge kernel takes at a time.
+
+    heads: heads of a row. parts: partials of each. slices: the number of thread blocks that share a head's elements.
     """
 
     heads: int

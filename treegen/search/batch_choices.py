@@ -23,10 +23,11 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
-from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES, SPLIT_STEP
+from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES
 from treegen.search.weigh import Weights, as_named, least, walks_of, weights_from
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
+from treegen.strategies.context_cuts import SPLIT_STEP
 from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.problem import Problem
 

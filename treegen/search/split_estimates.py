@@ -13,7 +13,7 @@ from treegen.ir.shape import Shape
 from treegen.search.cohort_sums import Bins, Tally, fold
 from treegen.search.path_cuts import Cut
 from treegen.search.walk_layout import WalkLayout
-from treegen.strategies.context_cuts import SHARE_STEP, even_share
+from treegen.strategies.context_cuts import SPLIT_STEP, even_share
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
 from treegen.target.targets import BatchConstants, Target
@@ -26,8 +26,6 @@ EVEN_SHARES = "even"
 EVEN_ROW = 1
 """The row of this split in arrays [splits, walks]."""
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
-SPLIT_STEP = SHARE_STEP
-"""Splits are multiples of this number of tokens."""
 
 
 def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, shape: Shape, target: Target) -> Floats:

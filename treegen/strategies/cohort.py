@@ -123,9 +123,12 @@ class Cohort(Strategy):
         listed = tree.num_rows + int((tree.topology.rank_hi - tree.topology.rank_lo)[cut].sum(dtype=np.int64))
         cohorts = cohorts_of_spans(tree, rows) + (1 if len(cut) else 0)
         size = int(cohorts.sum()) + listed
-        if self.split is None and self.shares is None:
+        if self.shares is not None:
+            parts = math.ceil(self.shares)
+        elif self.split is not None:
+            parts = int((cohorts * tree.topology.spans.lengths).sum()) // self.split
+        else:
             return size
-        parts = math.ceil(self.shares or 0) or int((cohorts * tree.topology.spans.lengths).sum()) // (self.split or 1)
         return size + parts * (1 + min(rows, tree.num_rows))
 
     def _cut_nodes(self, tree: Tree) -> Ints:

@@ -31,8 +31,8 @@ _ROOM = 1.04
 """A share over the mean: with this room the parts that are left fit into the thread blocks. With shares of 0.9 times
 the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
-SHARE_STEP = 64
-"""Shares are multiples of this number of tokens."""
+SPLIT_STEP = 64
+"""The tokens of an item that choices make are a multiple of this number."""
 
 
 def even_share(tokens: T, blocks: T) -> T:
@@ -41,7 +41,7 @@ def even_share(tokens: T, blocks: T) -> T:
     Groups are cut into shares. The parts that are left of them follow in the blocks that end first, as thread blocks
     are launched by falling length.
     """
-    share: T = -(-tokens * _ROOM // (blocks * SHARE_STEP)) * SHARE_STEP
+    share: T = -(-tokens * _ROOM // (blocks * SPLIT_STEP)) * SPLIT_STEP
     return share
 
 

@@ -45,7 +45,7 @@ class BatchConstants:
 
     Unevenness is left out. It makes all SMs wait for the one with most thread blocks; blocks of batches differ in
     length, and an SM gets the next one as soon as one ends. But SMs that take more thread blocks than fit at a time do
-    not run out of them at the same time.
+    not run out of them at the same time, unless these have even shares.
     """
 
     blocks_factor: float  # of the times of all thread blocks
