@@ -60,8 +60,11 @@ def reserve_of(most_tokens: int) -> int:
 
 
 def items_at_once(sms: int, lanes: int) -> int:
-    """Returns the items that the thread blocks of a launch take at a time. lanes: thread blocks of an item."""
-    return math.ceil(_BLOCKS_PER_SM * sms / lanes)
+    """Returns the items that the thread blocks of a launch take at a time. lanes: thread blocks of an item.
+
+    Rounded down: thread blocks beyond a whole number for each SM would begin when all others end, and then work alone.
+    """
+    return max(1, _BLOCKS_PER_SM * sms // lanes)
 
 
 def room_of(
