@@ -21,7 +21,7 @@ from treegen.ir.tree.kv import KVRuns
 from treegen.runtime.batch_room import tile_of
 from treegen.schedule.lower import lower
 from treegen.search.auto import time_of
-from treegen.search.walk_layout import layout_of
+from treegen.search.walk_layout import walk_fields
 from treegen.search.weigh import MOST_POLICIES, Weights, weighed, weights_of
 from treegen.strategies.context_cuts import SPLIT_STEP
 from treegen.target.problem import Problem
@@ -115,7 +115,7 @@ def test_paths_are_cut_where_that_pays(levels: list[int], tokens: list[int], sha
 def test_choices_are_the_same_again() -> None:
     """By the same tree made anew, and without what earlier calls have left."""
     first = [weighed(problem) for problem in problems(12, 5)]
-    layout_of.cache_clear()
+    walk_fields.cache_clear()
     assert [weighed(problem) for problem in problems(12, 5)] == first
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Floats, Longs
+from treegen.ir.arrays import Floats, Longs, ragged
 from treegen.ir.errors import ShapeError
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
@@ -40,8 +40,6 @@ one query row, which is plain per-row decoding.
 """
 CUT = 64
 """Query head rows of cohorts where paths are cut. Adding smaller cohorts would make choices less than 1 % better."""
-MOST_KEPT = 1 << 14
-"""The most rows for which layouts are kept for other trees with the same rows. A layout takes about 20 bytes a row."""
 
 
 class Tiles(NamedTuple):
@@ -116,7 +114,6 @@ def named_config(shape: Shape, target: Target) -> KernelConfig | None:
         return None
 
 
-@lru_cache(64)
 def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: KernelConfig | None = None) -> WalkLayout:
     """Returns the layout for a number of rows and cuts.
 
@@ -130,7 +127,25 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
     Raises:
         ShapeError: No kernel config fits the shape.
     """
-    tallest, facts = (only or kernel_config(shape, target, SMALL_ROWS + 1)).rows, facts_of(target)
+    tallest = (only or kernel_config(shape, target, SMALL_ROWS + 1)).rows
+    fields = walk_fields(shape, target, min(num_rows, tallest), tallest, cuts, only)
+    rows_of = np.array(fields[1])
+    counts = -(-num_rows // rows_of)
+    walk, step = ragged(counts)
+    height = rows_of.take(walk)
+    begin = step * height
+    return WalkLayout(*fields, begin, np.minimum(begin + height, num_rows), tuple(counts.tolist()))
+
+
+@lru_cache(64)
+def walk_fields(
+    shape: Shape, target: Target, num_rows: int, tallest: int, cuts: int, only: KernelConfig | None
+) -> tuple[tuple[Cohort, ...], tuple[int, ...], Tiles, tuple[int, ...], Longs, Longs]:
+    """Returns the first fields of a layout, which are the same for all numbers of rows from `tallest` on.
+
+    tallest: query head rows of the largest tile.
+    """
+    facts = facts_of(target)
     kinds: dict[tuple[Any, ...], tuple[Cohort, int]] = {}
     cut = [(1 + 2 * index, CUT, False, True) for index in range(cuts)]
     for part, head_rows, in_large, even in [*((0, *kind) for kind in WHOLE), *cut]:
@@ -161,16 +176,12 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
     of_tile = SimpleNamespace(tile_flops=flops, tile_bytes=loaded, **facts)
     lone_us, full_us = (ITEMS.terms[name](of_tile) for name in ("lone_tile", "full_tile"))
     walks, rows_of = zip(*kinds.values(), strict=True)
-    begins = [np.arange(0, num_rows, rows) for rows in rows_of]
     part_of = [part for part, _, _ in kinds]
-    return WalkLayout(
+    return (
         walks,
         rows_of,
         Tiles(size.astype(np.int64), tokens, tile_rows, flops, loaded, lanes, held, lone_us, full_us),
         sizes,
         np.append(np.arange(len(kinds)), np.arange(len(kinds) - cuts, len(kinds))),
         np.array(part_of + [part + 1 for part in part_of if part]),
-        np.concatenate(begins),
-        np.concatenate([np.minimum(begin + rows, num_rows) for begin, rows in zip(begins, rows_of, strict=True)]),
-        tuple(len(begin) for begin in begins),
     )

@@ -30,7 +30,7 @@ from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, Cut, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
 from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_ROW, outputs_of, shares_of, splits_of, times_of
-from treegen.search.walk_layout import MOST_KEPT, WHOLE, WalkLayout, layout_of
+from treegen.search.walk_layout import WHOLE, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Choice, Strategy
@@ -212,8 +212,7 @@ def walks_of(problem: Problem, tile: KernelConfig | None = None) -> Walks | None
     if not len(tree.topology.spans):
         return None
     cuts = cuts_of(tree)
-    make = layout_of if tree.num_rows <= MOST_KEPT else layout_of.__wrapped__
-    layout = make(shape, target, tree.num_rows, len(cuts), tile)
+    layout = layout_of(shape, target, tree.num_rows, len(cuts), tile)
     return Walks(cuts, layout, cohorts_of(tree, layout, cuts))
 
 
