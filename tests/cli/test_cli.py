@@ -181,6 +181,8 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["emit", "tests"], "path = tests: is a folder; name a file in it"),
         (["explain", FEW_SHOT, "--strategy", "deft"], "strategy = deft: is not registered; use one of query,"),
         (["explain", FEW_SHOT, "--heads", "32"], "heads = 32: is not a pair"),
+        (["bench", "--table", "batches", "--heads", "32:8, 8:1,16", "--heads", "4:1"], "heads = 16: is not a pair"),
+        (["warm", FEW_SHOT, "--heads", "32:8,16"], "heads = 16: is not a pair"),
         (["explain", FEW_SHOT, "--heads", "6:4"], "num_qo_heads = 6"),
         (["explain", FEW_SHOT, "--head-dim", "1000"], "head_dim = 1000"),
         (["explain", FEW_SHOT, "--head-dim", "big"], "--head-dim"),

@@ -135,6 +135,14 @@ def test_small_batches() -> None:
     assert made != chosen_batches(None, "small", seed=1)
 
 
+def test_large_batches() -> None:
+    made = chosen_batches(None, "large")
+    assert [len(batch.requests) for batch in made] == [512, 1024, 1024, 1024]
+    assert [batch.unique_tokens < 0.8 * batch.tokens for batch in made] == [batch.grouped for batch in made]
+    assert [batch.grouped for batch in made] == [False, False, True, True]
+    assert not any(batch.family == "large" for batch in batches(None))
+
+
 def test_trees_as_batches() -> None:
     """Each row has the tokens of its path; rows beside one another share the whole pages that their nodes fill."""
     for batch, text in zip(fasttree_batches(0), FASTTREE_TREES, strict=True):
@@ -158,7 +166,7 @@ def check_size(batch: ServedBatch) -> None:
         assert least <= batch.tokens <= most
 
 
-@pytest.mark.parametrize("batch", MADE, ids=lambda batch: batch.name)
+@pytest.mark.parametrize("batch", [*MADE, *chosen_batches(None, "large")], ids=lambda batch: batch.name)
 def test_requests_come_and_go(batch: ServedBatch) -> None:
     """No batch runs empty or beyond its first size, and in all of them requests leave and join."""
     events = batch.events(STEPS)

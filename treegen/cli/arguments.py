@@ -87,6 +87,11 @@ def shapes_from(
     return list(dict.fromkeys(shape_from(*parts) or DEFAULT_SHAPE for parts in every))
 
 
+def each_pair(texts: list[str] | None) -> list[str] | None:
+    """Returns each pair of heads of an option that can be repeated, and whose texts may hold several, with commas."""
+    return texts and [pair.strip() for text in texts for pair in text.split(",")]
+
+
 def _heads(text: str) -> tuple[int, int]:
     """Returns query heads and KV heads. Raises ShapeError."""
     pair = re.fullmatch("([0-9]{1,6})[:/]([0-9]{1,6})", text)

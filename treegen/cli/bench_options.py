@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from treegen.cli.arguments import each_pair
+
 SpecsArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -29,7 +31,8 @@ HeadPairsOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="QUERY:KV",
-        help="Query heads and KV heads; can be repeated.",
+        help="Query heads and KV heads; several with commas, or repeated.",
+        callback=each_pair,
         show_default="16:1, 32:8 and 32:32; 32:8 and 8:1 with --table batches",
     ),
 ]

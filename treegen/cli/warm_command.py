@@ -9,7 +9,7 @@ import typer
 
 from treegen.autotune_cache.listed_entries import Where
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
-from treegen.cli.arguments import print_table, shapes_from
+from treegen.cli.arguments import each_pair, print_table, shapes_from
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.rank_commands import place_of_rank, serve_on_ranks, warm_on_ranks
 from treegen.cli.tune_command import AgainOption, CandidatesOption, RepeatsOption, TimeoutOption
@@ -36,7 +36,12 @@ SpecsArgument = Annotated[
 ]
 HeadPairsOption = Annotated[
     list[str] | None,
-    typer.Option(metavar="QUERY:KV", help="Query heads and KV heads; can be repeated.", show_default="32:8"),
+    typer.Option(
+        metavar="QUERY:KV",
+        help="Query heads and KV heads; several with commas, or repeated.",
+        callback=each_pair,
+        show_default="32:8",
+    ),
 ]
 HeadDimsOption = Annotated[
     list[int] | None, typer.Option(help="Elements of a head; can be repeated.", show_default="128")

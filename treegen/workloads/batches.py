@@ -1,6 +1,6 @@
 """The suite of batches: 16 batches in four families (traces, groups, agents, unshared) and five special ones.
 
-The families `trees` and `small` are beside the suite: they have to be named.
+The families `trees`, `small` and `large` are beside the suite: they have to be named.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from treegen.ir.errors import InputError
 from treegen.workloads.agent_batches import agent_batches
 from treegen.workloads.group_batches import group_batches
+from treegen.workloads.large_batches import large_batches
 from treegen.workloads.served_batch import ServedBatch
 from treegen.workloads.small_batches import small_batches
 from treegen.workloads.special_batches import special_batches
@@ -56,7 +57,8 @@ def chosen_batches(data: Path | None, names: str | None, seed: int = 0) -> tuple
     suite = batches(data, seed)
     if names is None:
         return suite
-    made, wanted = (*suite, *fasttree_batches(seed), *small_batches(seed)), [name.strip() for name in names.split(",")]
+    made = (*suite, *fasttree_batches(seed), *small_batches(seed), *large_batches(seed))
+    wanted = [name.strip() for name in names.split(",")]
     known = {key for batch in made for key in (batch.name, batch.family)}
     for name in wanted:
         if name not in known:

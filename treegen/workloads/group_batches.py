@@ -13,17 +13,21 @@ from treegen.workloads.served_batch import FOREVER, PAGE_SIZE, BatchCourse, Batc
 def group_batches(seed: int) -> tuple[ServedBatch, ...]:
     """Makes the family `groups`: samples, beams and few-shot branches over prompts."""
     return (
-        _samples("grpo-8x32", 8, 32, (1024, 2048), 2048, seed),
-        _samples("grpo-32x8", 32, 8, (512, 1536), 4096, seed),
+        samples_of("grpo-8x32", "groups", 8, 32, (1024, 2048), 2048, seed),
+        samples_of("grpo-32x8", "groups", 32, 8, (512, 1536), 4096, seed),
         _beams("beams-32", 32, 4096, 512, seed),
         over_prompts("few-shot-128", "groups", [4096], 128, (16, 256), 256, seed),
     )
 
 
-def _samples(name: str, prompts: int, samples: int, prompt: tuple[int, int], output: int, seed: int) -> ServedBatch:
+def samples_of(
+    name: str, family: str, prompts: int, samples: int, prompt: tuple[int, int], output: int, seed: int
+) -> ServedBatch:
     """Makes groups of samples over a prompt each (GRPO). Samples finish one by one; a whole group arrives when it fits.
 
     Groups are at different points of their decodings. The first group ends within 170 steps.
+
+    samples: of each prompt. prompt: the fewest and the most tokens of a prompt. output: the most tokens of a sample.
     """
     source = np.random.default_rng((seed, 1, prompts))
 
@@ -45,7 +49,7 @@ def _samples(name: str, prompts: int, samples: int, prompt: tuple[int, int], out
     def follow(course: BatchCourse) -> Sequence[BatchRequest]:
         return group(course.joined, 0, course.random) if course.free() >= samples else ()
 
-    return ServedBatch(name, "groups", PAGE_SIZE, tuple(requests), seed, follow, grouped=True)
+    return ServedBatch(name, family, PAGE_SIZE, tuple(requests), seed, follow, grouped=True)
 
 
 def _beams(name: str, width: int, prompt: int, history: int, seed: int) -> ServedBatch:
