@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,20 +42,20 @@ class BatchShapes:
         heads: "query heads:KV heads" of each shape. Batches with one latent KV head use MLA_HEADS instead.
         head_dim: Head dimension of q, K and V. Batches with one latent KV head have their own.
         dtype: Element type of q and the caches.
+        kv_dtype: Element type of the caches, where that is another one: e4m3 or e5m2.
     """
 
     heads: Sequence[str]
     head_dim: int = 128
     dtype: str = "bf16"
+    kv_dtype: str | None = None
 
     def of(self, batch: ServedBatch) -> list[Shape]:
         """Returns the shapes for a batch."""
         dims = _MLA_DIMS if batch.mla else (self.head_dim, self.head_dim)
         pairs = [tuple(map(int, text.split(":"))) for text in (MLA_HEADS if batch.mla else self.heads)]
-        return [
-            Shape(query, kv, dims[0], dims[1], dtype=self.dtype, page_size=batch.page_size, shared_kv=batch.mla)
-            for query, kv in pairs
-        ]
+        own: dict[str, Any] = {"dtype": self.dtype, "kv_dtype": self.kv_dtype or self.dtype}
+        return [Shape(query, kv, *dims, **own, page_size=batch.page_size, shared_kv=batch.mla) for query, kv in pairs]
 
 
 @dataclass(frozen=True, slots=True)

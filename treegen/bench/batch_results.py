@@ -66,7 +66,8 @@ class BatchResult:
 
     Args:
         batch, family, seed: Which batch of the suite this is.
-        heads: "query heads:KV heads"; a head dim other than 128 and a type other than bf16 follow.
+        heads: "query heads:KV heads"; a head dim other than 128, a type other than bf16 and another one
+            of KV follow.
         page_size: Tokens of a page.
         requests: Requests at the first step.
         tokens: Tokens of all requests at the first step.

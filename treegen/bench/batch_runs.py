@@ -127,6 +127,7 @@ def _heads_text(shape: Shape, mla: bool) -> str:
     texts = [f"{shape.num_qo_heads}:{shape.num_kv_heads}"]
     texts += [f"x{shape.head_dim}"] if shape.head_dim != 128 and not mla else []
     texts += [shape.dtype] if shape.dtype != "bf16" else []
+    texts += [f"KV {shape.kv_dtype}"] if shape.kv_dtype != shape.dtype else []
     return " ".join(texts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +16,7 @@ from treegen.cli.bench_options import (
     HeadDimsOption,
     HeadPairsOption,
     JsonOption,
+    KvDtypeOption,
     LayersOption,
     PagesOption,
     PlotOption,
@@ -54,6 +55,7 @@ def bench(
     heads: HeadPairsOption = None,
     head_dim: HeadDimsOption = None,
     dtype: DtypesOption = None,
+    kv_dtype: KvDtypeOption = None,
     page_size: PagesOption = 1,
     shuffled: ShuffledOption = None,
     fasttree: FasttreeOption = None,
@@ -92,9 +94,12 @@ def bench(
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         shape = _shape_of_batches(head_dim or [128], dtype or ["bf16"], page_size)
-        chosen = _BatchOptions(family, heads, *shape, providers, steps or 200, layers or 32, repeats, seed, data)
+        chosen = _BatchOptions(
+            family, heads, *shape, kv_dtype, providers, steps or 200, layers or 32, repeats, seed, data
+        )
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
-    for name, given in (("family", family), ("steps", steps), ("layers", layers), ("seed", seed or None)):
+    of_batches = {"family": family, "kv_dtype": kv_dtype, "steps": steps, "layers": layers, "seed": seed or None}
+    for name, given in of_batches.items():
         if given is not None:
             raise InputError(name, given, "is about batches", "give --table batches as well, or leave it out")
     place = None if results is not None else place_of_rank()
@@ -154,6 +159,7 @@ class _BatchOptions:
     heads: list[str] | None
     head_dim: int
     dtype: str
+    kv_dtype: str | None
     providers: str | None
     steps: int
     layers: int
@@ -220,7 +226,8 @@ def _measured_batches(
 
     chosen = chosen_batches(options.data, options.family, options.seed)
     providers = batch_runs.batch_providers_from(options.providers)
-    shapes_from(options.heads or ("1:1",), (options.head_dim,), (options.dtype,), (1,))  # checks the shapes
+    for shape in shapes_from(options.heads or ("1:1",), (options.head_dim,), (options.dtype,), (1,)):  # checks them
+        replace(shape, kv_dtype=options.kv_dtype or shape.dtype)
     if options.data is None and (place is None or place.rank == 0):
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
@@ -229,7 +236,7 @@ def _measured_batches(
     machine = bench_runs.machine(gbps)
     settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
     heads = [text.replace("/", ":") for text in options.heads or BATCH_HEADS]
-    shapes = BatchShapes(heads, options.head_dim, options.dtype)
+    shapes = BatchShapes(heads, options.head_dim, options.dtype, options.kv_dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 
     def save(results: list[BatchResult]) -> None:
