@@ -19,7 +19,7 @@ from treegen import PageTable, Shape
 from treegen.codegen.aot import ARCHITECTURES, Resources, device_of
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.codegen.kernel_usage import usage
-from treegen.codegen.partial_keys import KernelOptions, kernel_key
+from treegen.codegen.partial_keys import KernelOptions, emulates_e4m3, kernel_key
 from treegen.ir.keys import KernelKey
 from treegen.runtime.batch_room import chunk_room_of, room_of, tile_of
 from treegen.scoring.options import ScoreOptions, Scoring
@@ -44,14 +44,17 @@ def windowed(window: int) -> Scoring | None:
     return None if window < 0 else Scoring.of(ScoreOptions(window_left=window))
 
 
-def attention_key(architecture: int, page_size: int, window: int, layout: str, heads: tuple[int, int]) -> KernelKey:
+def attention_key(
+    architecture: int, page_size: int, window: int, layout: str, heads: tuple[int, int], kv_dtype: str = "bf16"
+) -> KernelKey:
     """The key of the one attention kernel that serves a batch's plans; HND pages are not by slot."""
-    shape = Shape(*heads, 128, dtype="bf16", page_size=page_size, kv_layout=layout)
+    shape = Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=page_size, kv_layout=layout)
     scoring = windowed(window)
     options = KernelOptions(
         request_page=page_size,
         in_turns=takes_turns(architecture),
         scoring=None if scoring is None else scoring.code,
+        emulate_e4m3=emulates_e4m3(shape, architecture),
     )
     return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
 
@@ -67,9 +70,9 @@ def compile_steps(job: StepJob) -> list[Resources]:
     target, scoring = target_of(architecture), windowed(window)
     tile = tile_of(shape, target)
     most = 8 * ROWS if form == "queries" else None
-    room = room_of(shape, tile, ROWS, TOKENS, target.sms, most, positions=scoring is not None)
+    room = room_of(shape, tile, ROWS, TOKENS, 2 * target.sms, most, positions=scoring is not None)
     if form == "chunks":
-        room = chunk_room_of(shape, tile, ROWS, TOKENS, 512, target.sms, positions=scoring is not None)
+        room = chunk_room_of(shape, tile, ROWS, TOKENS, 512, 2 * target.sms, positions=scoring is not None)
     width, ints = TOKENS // page_size, torch.int32
     table = torch.zeros(ROWS * width if form == "ragged" else (ROWS, width), dtype=ints)
     named = torch.zeros(ROWS, dtype=ints) if form == "named" else None
@@ -114,6 +117,13 @@ def check_attention(jobs: list[tuple[int, KernelKey]]) -> None:
 def test_the_usual_attention_kernels_compile() -> None:
     jobs = [(90, attention_key(90, page_size, -1, "NHD", (32, 8))) for page_size in (1, 16)]
     check_attention([*jobs, *((arch, attention_key(arch, 16, -1, "NHD", (32, 8))) for arch in (80, 100))])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_for_caches_in_8_bits_compile(architecture: int) -> None:
+    """With several KV heads, and with one, where tiles have more tokens; scores keep to the usual ones."""
+    pairs = [((32, 8), "e4m3"), ((8, 1), "e5m2" if architecture == 80 else "e4m3")]
+    check_attention([(architecture, attention_key(architecture, 16, -1, "NHD", *pair)) for pair in pairs])
 
 
 def test_the_usual_step_kernels_compile() -> None:

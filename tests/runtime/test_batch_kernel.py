@@ -122,7 +122,7 @@ def test_thread_blocks_take_several_turns(
     strategy: Strategy, queries: int | None, events: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They take one item or two merges at a time, and there are more of both."""
-    monkeypatch.setattr("treegen.runtime.batch_room.items_at_once", lambda sms, lanes: 1)
+    monkeypatch.setattr("treegen.runtime.batch_room.items_at_once", lambda held, lanes: 1)
     most = [0, 0]
     write = RequestTables.write
 

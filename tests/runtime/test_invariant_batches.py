@@ -293,7 +293,7 @@ def test_plans_obey_the_law_and_fit(seed: int, chunk: int, sms: int) -> None:
     plan = batch_invariant(chunk).plan(problem)
     verify(plan, problem.tree)
     tile = tile_of(shape, target)
-    room = chunk_room_of(shape, tile, 14, 16_384, chunk, sms)
+    room = chunk_room_of(shape, tile, 14, 16_384, chunk, 2 * sms)
     for slots in (room.slots, 7):
         tight = replace(room, slots=slots)
         schedule = lower_chunks(plan, problem, tile, tight)

@@ -272,6 +272,8 @@ def shaped_cases() -> dict[str, Case]:
         "bf16": Case(Shape(4, 2, 16, dtype="bf16", page_size=32), "ragged", 37, split),
         "e4m3": Case(fp8(kv_dtype="e4m3", page_size=16), "block", -1, split, options=scaled, scales=(0.5, 2.0)),
         "e5m2": Case(fp8(kv_dtype="e5m2"), "ragged", 37, split, options=scaled, scales=(0.5, 2.0)),
+        "e4m3 in words": Case(Shape(4, 2, 64, dtype="bf16", kv_dtype="e4m3", page_size=16), strategy=split),
+        "e5m2 in words": Case(Shape(8, 1, 64, dtype="fp16", kv_dtype="e5m2", page_size=16), "named", strategy=split),
         "unaligned pages": Case(Shape(4, 2, 16, dtype="fp32", page_size=16, kv_layout="HND"), layout="unaligned"),
         "unaligned slots": Case(Shape(4, 2, 16, dtype="fp32"), strategy=split, layout="unaligned"),
         "joined caches": Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=split, layout="joined"),

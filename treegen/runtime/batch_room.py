@@ -23,7 +23,16 @@ from treegen.strategies import Strategy
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
 from treegen.target.targets import Target
-from treegen.target.tile_config import SMALL_ROWS, is_latent, kernel_config, lanes_of, rows_per_tile
+from treegen.target.tile_config import (
+    SMALL_ROWS,
+    is_latent,
+    kernel_config,
+    lanes_of,
+    reads_packed_fp8,
+    resident_blocks,
+    rows_per_tile,
+    wanted_config,
+)
 
 RESERVE = 2048
 """Tokens that a request may gain until it is walked alone, without a new plan."""
@@ -32,13 +41,18 @@ _WAVES = 1.5
 
 On an H200 no batch of the suite gains from more.
 """
-_BLOCKS_PER_SM = 4
-"""Thread blocks of a launch, which take items in turn: twice those that an SM holds.
+_ROUNDS = 2
+"""Thread blocks of a launch, which take items in turn, over those that the GPU holds at a time.
 
-On an H200 the number makes no difference from 4 to 16. With 2, launches of 300 items take a fifth longer.
+On an H200, which holds two blocks of most kernels per SM, the number makes no difference from 2 to 8. With 1, launches
+of 300 items take a fifth longer.
 """
+_LEAST_PER_SM = 2
+"""Thread blocks that an SM holds at least, for these sizes: more items than there are blocks do no harm."""
 _PARTS_PER_ROW = 3
 """The most partial results of a row on average, besides those of the items that fill the GPU."""
+_TOKENS_OF_ONE_HEAD = 64
+"""Tokens of a small tile of caches in 8 bits with one KV head."""
 CLAIMS_PER_ROW = 8
 """The most requests that a request shares pages with, on average; where there are more, each keeps this number."""
 
@@ -46,12 +60,20 @@ CLAIMS_PER_ROW = 8
 def tile_of(shape: Shape, target: Target) -> KernelConfig:
     """Returns the one kernel config of all plans, with masks: the large one.
 
-    It is the small one where values have more than 256 dims (MLA) and the query heads of a KV head fit into it. On an
-    H200, 64 requests of 1,024 to 8,192 tokens that share nothing, 16:1 heads and dims 576 and 512, take 126 us with the
-    small tile and 286 us with the large one.
+    It is a small one where the query heads of a KV head fit into it, and values have more than 256 dims (MLA), or
+    caches in 8 bits are read in words. On an H200, 64 requests of 1,024 to 8,192 tokens that share nothing, 16:1 heads
+    and dims 576 and 512, take 126 us with the small tile and 286 us with the large one. Six batches of the suite with
+    e4m3 caches take 0.35 to 0.92 of the time with 32:8 heads, and 0.55 to 1.12 with 8:1. With one KV head, where
+    launches are short, tiles of 64 tokens take 0.71 to 1.13 of the time of those of 32.
     """
-    rows = 1 if is_latent(shape) and shape.group <= SMALL_ROWS else SMALL_ROWS + 1
-    return replace(kernel_config(shape, target, rows), mask="interval", run_tokens=run_tokens_of(shape.page_size))
+    in_words = reads_packed_fp8(SMALL_ROWS, shape)
+    if shape.group > SMALL_ROWS or not (is_latent(shape) or in_words):
+        tile = kernel_config(shape, target, SMALL_ROWS + 1)
+    elif in_words and shape.num_kv_heads == 1:
+        tile = wanted_config(SMALL_ROWS, _TOKENS_OF_ONE_HEAD, shape, target)
+    else:
+        tile = kernel_config(shape, target, 1)
+    return replace(tile, mask="interval", run_tokens=run_tokens_of(shape.page_size))
 
 
 def reserve_of(most_tokens: int) -> int:
@@ -59,12 +81,21 @@ def reserve_of(most_tokens: int) -> int:
     return min(RESERVE, most_tokens)
 
 
-def items_at_once(sms: int, lanes: int) -> int:
-    """Returns the items that the thread blocks of a launch take at a time. lanes: thread blocks of an item.
+def held_at_once(tile: KernelConfig, shape: Shape, target: Target) -> int:
+    """Returns the thread blocks that the device holds at a time."""
+    return max(resident_blocks(tile, shape, target), _LEAST_PER_SM) * target.sms
 
-    Rounded down: thread blocks beyond a whole number for each SM would begin when all others end, and then work alone.
+
+def items_at_once(held: int, lanes: int) -> int:
+    """Returns the items that the thread blocks of a launch take at a time.
+
+    Rounded down: thread blocks beyond whole rounds would begin when all others end, and then work alone.
+
+    Args:
+        held: See `held_at_once`.
+        lanes: Thread blocks of an item.
     """
-    return max(1, _BLOCKS_PER_SM * sms // lanes)
+    return max(1, _ROUNDS * held // lanes)
 
 
 def room_of(
@@ -72,7 +103,7 @@ def room_of(
     tile: KernelConfig,
     requests: int,
     most_tokens: int,
-    sms: int,
+    held: int,
     max_rows: int | None = None,
     *,
     positions: bool = False,
@@ -84,25 +115,25 @@ def room_of(
         tile: The kernel config of all plans.
         requests: The most requests at a time.
         most_tokens: The most tokens of a request.
-        sms: The SMs of the device.
+        held: See `held_at_once`.
         max_rows: The most query rows of all requests; None where each request has one.
         positions: Whether kernels need positions of rows and tokens.
     """
     rows = requests if max_rows is None else max_rows
     lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
-    filling = math.ceil(_WAVES * 2 * sms / lanes)
+    filling = math.ceil(_WAVES * held / lanes)
     items = rows + filling
     slots = _PARTS_PER_ROW * rows + 2 * filling * per_tile
     entries = 8 * items + 4 * rows
     page_size, packed = shape.page_size, tile.tokens // run_tokens_of(shape.page_size)
     tiles = -(-(most_tokens + reserve_of(most_tokens)) // tile.tokens)
-    lone_items = max(-(-rows // per_tile), math.ceil(2 * sms / lanes))
+    lone_items = max(-(-rows // per_tile), math.ceil(held / lanes))
     lone_rows = -(-rows // lone_items)
     _, tile_width = tile_form(tile.tokens, page_size, positions=positions)
     return RequestRoom(
         seats=requests,
         items=items,
-        at_once=items_at_once(sms, lanes),
+        at_once=items_at_once(held, lanes),
         rows=rows,
         entries=entries,
         claims=CLAIMS_PER_ROW * requests,
@@ -121,14 +152,14 @@ def room_of(
 
 
 def chunk_room_of(
-    shape: Shape, tile: KernelConfig, requests: int, most_tokens: int, chunk: int, sms: int, *, positions: bool = False
+    shape: Shape, tile: KernelConfig, requests: int, most_tokens: int, chunk: int, held: int, *, positions: bool = False
 ) -> RequestRoom:
     """Sizes tables as room_of does, for batch-invariant mode with chunks of `chunk` tokens.
 
     Lone items have room for all chunks of each request, because any of them may be walked alone.
     """
     lanes, per_tile = lanes_of(tile, shape), rows_per_tile(tile.rows, shape.group)
-    filling = math.ceil(_WAVES * 2 * sms / lanes)
+    filling = math.ceil(_WAVES * held / lanes)
     chunks = requests * -(-most_tokens // chunk)
     lone_items = max(-(-chunks // per_tile), min(chunks, filling))
     lone_rows = 1 << (per_tile - 1).bit_length()  # the same for all sizes, as step kernels are compiled for it
@@ -137,7 +168,7 @@ def chunk_room_of(
     return RequestRoom(
         seats=requests,
         items=items,
-        at_once=items_at_once(sms, lanes),
+        at_once=items_at_once(held, lanes),
         rows=requests,
         entries=items,
         claims=CLAIMS_PER_ROW * requests,
@@ -169,14 +200,15 @@ def form_for(
         most_rows: The most query rows of all requests, where the page table has a qo_indptr; by default one for each.
     """
     tile = tile_of(shape, target)
+    held = held_at_once(tile, shape, target)
     positions = options.scoring is not None and options.scoring.positions
     requests = len(pages.seq_lens)
     if most_rows is None and pages.qo_indptr is not None:
         most_rows = requests
     if options.chunk:
-        room = chunk_room_of(shape, tile, requests, most_tokens, options.chunk, target.sms, positions=positions)
+        room = chunk_room_of(shape, tile, requests, most_tokens, options.chunk, held, positions=positions)
     else:
-        room = room_of(shape, tile, requests, most_tokens, target.sms, most_rows, positions=positions)
+        room = room_of(shape, tile, requests, most_tokens, held, most_rows, positions=positions)
     if RequestTables.of(room).words > INT32_MAX:
         found = f"{most_tokens} for {room.rows} rows"
         raise InputError("max_tokens", found, "needs tables of 8 GiB or more", "give fewer tokens, or fewer rows")
