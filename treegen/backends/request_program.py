@@ -22,7 +22,7 @@ from treegen.target.targets import takes_turns
 from treegen.target.tile_config import lanes_of
 
 _MERGES_AT_ONCE = 2
-"""Thread blocks that take merges, for each one that takes items: an SM holds about eight of them."""
+"""Thread blocks that take merges, for every four warps that take items: an SM holds about eight of them."""
 
 
 class RequestProgram:
@@ -56,7 +56,8 @@ class RequestProgram:
         second = max(self._places.planned, self._places.alone) // len(ITEM_FIELDS)
         in_turns = takes_turns(kernel_capability(device))
         items_at_once = room.at_once if in_turns else self._places.running // len(ITEM_FIELDS)
-        merge_blocks = _MERGES_AT_ONCE * room.at_once * lanes_of(form.tile, shape)
+        item_blocks = room.at_once * lanes_of(form.tile, shape)
+        merge_blocks = -(-_MERGES_AT_ONCE * item_blocks * min(form.tile.num_warps, 4) // 4)
         turns = Turns(in_turns, second, merge_blocks, room.rows, room.lone_merges)
         capacity = ArenaSizes(
             items=(items_at_once,), rows=0, tiles=0, packed_runs=0, merges=(room.merges,),
