@@ -197,6 +197,15 @@ def test_runs_make_results() -> None:
     assert [outcome.status for outcome in result.outcomes] == ["right"] * 4
 
 
+def test_caches_in_8_bits() -> None:
+    """The reference reads the same narrow caches, and the floor counts their bytes."""
+    shapes = BatchShapes(["4:2"], 64, "bf16", "e4m3")
+    (result,) = run_batches([BATCH], shapes, [TreegenBatches()], settings(), CPU, gbps=1000.0)
+    (found,) = result.outcomes
+    assert (found.status, result.heads) == ("right", "4:2 x64 KV e4m3")
+    assert result.floor_us == pytest.approx((55 * 2 * 2 * 64 * 1 + 5 * 4 * 128 * 2) / 1e6)
+
+
 def outcome(name: str, run: float, step: float, status: Any = "right") -> BatchOutcome:
     times = StepTimes(step, 2 * step, step)
     return BatchOutcome(name, status, 1e-4, run, 0.5, StepTimes(0.25, 0.5, 0.3), times)
@@ -256,6 +265,9 @@ def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["--table", "batches", "--dtype", "fp16", "--dtype", "bf16"], "one --dtype"),
         (["--table", "batches", "--page-size", "16"], "no --page-size"),
         (["--table", "batches", "--dtype", "int4"], "int4"),
+        (["--table", "batches", "--kv-dtype", "fp8"], "kv_dtype = fp8"),
+        (["--table", "batches", "--kv-dtype", "e4m3", "--dtype", "fp32"], "kv_dtype = e4m3"),
+        (["--kv-dtype", "e4m3"], "kv_dtype = e4m3: is about batches"),
         (["--table", "batches", "--family", "unshared-long-8"], "cpu"),
     ):
         assert cli.main(["bench", *arguments]) == 2
