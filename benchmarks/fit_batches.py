@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, replace
 from pathlib import Path
@@ -83,7 +84,8 @@ def cases_in(paths: Sequence[Path], data: Path | None) -> list[Case]:
         if (seed, name) not in trees:
             trees[seed, name] = live_batch_of(batch).tree()
         heads, _, others = text.partition(" heads, head_dim ")
-        (shape,) = BatchShapes([heads], int(others.partition(",")[0])).of(batch)
+        kv_dtype = re.search(r"kv_dtype (\w+)", others)
+        (shape,) = BatchShapes([heads], int(others.partition(",")[0]), kv_dtype=kv_dtype and kv_dtype[1]).of(batch)
         problem = Problem(trees[seed, name], shape, target)
         weights = weights_of(problem, tile_of(shape, target))
         assert weights is not None

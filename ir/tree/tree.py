@@ -334,7 +334,10 @@ class Tree(Drawn):
         _FILES["save"](path, self.to_json())
 
     def to_json(self) -> str:
-        """Returns a versioned JSON text, which `from_json` reads back to an equal tree."""
+        """Returns a versioned JSON text, which `from_json` reads back to a tree of the same nodes, rows and KV slots.
+
+        Which requests hold the tokens (`Tree.from_requests`) is not written.
+        """
         return tree_json.write(self)
 
     def to_networkx(self) -> networkx.DiGraph[int]:

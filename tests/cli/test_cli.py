@@ -207,6 +207,8 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["bench", FEW_SHOT, "--family", "agents"], "family = agents: is about batches; give --table batches as well"),
         (["bench", FEW_SHOT, "--steps", "5"], "steps = 5: is about batches"),
         (["tune", FEW_SHOT, "--json", "file"], "json = file: is about batches; give --suite as well"),
+        (["tune", "--suite", "--kv-dtype", "int8"], "kv_dtype = int8: is not a supported type"),
+        (["tune", FEW_SHOT, "--kv-dtype", "e4m3"], "kv_dtype = e4m3: is about batches; give --suite"),
         (["tune", "--suite", "--timeout", "5"], "suite = --suite: excludes TREE, --page-size, --timeout and --again"),
         (["warm", "--serving", "--dry-run", "--page-size", "3"], "shape.page_size = 3: is not a power of two"),
         (["run", FEW_SHOT, "--compare", "auto,foo"], "strategy = foo: is not registered"),

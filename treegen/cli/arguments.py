@@ -45,6 +45,10 @@ HtmlOption = Annotated[
     typer.Option(metavar="FILE", help="Write a page that draws this, one file that needs no network."),
 ]
 SvgOption = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a drawing of the tree and the timeline.")]
+KvDtypeOption = Annotated[
+    str | None,
+    typer.Option(help="Type of the KV cache of batches: e4m3 or e5m2.", show_default="that of --dtype"),
+]
 FamilyOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...", help="Families or names of batches, with commas.", show_default="all batches"),

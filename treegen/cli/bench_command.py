@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from treegen.cli.arguments import DataOption, FamilyOption, HtmlOption, SeedOption, print_table, shapes_from
+from treegen.cli.arguments import (
+    DataOption,
+    FamilyOption,
+    HtmlOption,
+    KvDtypeOption,
+    SeedOption,
+    print_table,
+    shapes_from,
+)
 from treegen.cli.bench_options import (
     DtypesOption,
     FasttreeOption,
@@ -16,7 +24,6 @@ from treegen.cli.bench_options import (
     HeadDimsOption,
     HeadPairsOption,
     JsonOption,
-    KvDtypeOption,
     LayersOption,
     PagesOption,
     PlotOption,

@@ -43,10 +43,6 @@ DtypesOption = Annotated[
     list[str] | None,
     typer.Option(help="fp16, bf16 or fp32; can be repeated.", show_default="fp16; bf16 with --table batches"),
 ]
-KvDtypeOption = Annotated[
-    str | None,
-    typer.Option(help="Type of the KV cache of batches: e4m3 or e5m2.", show_default="that of --dtype"),
-]
 PagesOption = Annotated[int, typer.Option(min=1, help="Tokens per page of the KV cache.")]
 ShuffledOption = Annotated[
     int | None,

@@ -20,6 +20,7 @@ class SuiteOptions:
     heads: str | None
     head_dim: int | None
     dtype: str | None
+    kv_dtype: str | None
     family: str | None
     data: Path | None
     seeds: Sequence[int]
@@ -47,7 +48,9 @@ def tune_suite(options: SuiteOptions) -> None:
 
     heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
     for text in heads:
-        shape_from(text, options.head_dim, options.dtype, None)  # checks the heads
+        shape = shape_from(text, options.head_dim, options.dtype, None)
+        if shape is not None:  # checks the type
+            replace(shape, kv_dtype=options.kv_dtype or shape.dtype)
     suites = {seed: chosen_batches(options.data, options.family, seed) for seed in options.seeds}
     chosen = [(seed, batch) for seed, suite in suites.items() for batch in suite if batch.requests[-1].queries == 1]
     if not chosen:
@@ -69,7 +72,7 @@ def tune_suite(options: SuiteOptions) -> None:
             for seed, batch in of_heads:
                 measured = measure_suite(
                     [batch],
-                    BatchShapes(texts, options.head_dim or 128, options.dtype or "bf16"),
+                    BatchShapes(texts, options.head_dim or 128, options.dtype or "bf16", options.kv_dtype),
                     target,
                     settings,
                     default_device(),

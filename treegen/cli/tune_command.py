@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from treegen.autotune_cache.entry import policy_text
+from treegen.autotune_cache.policy_cache import CachedPolicy
 from treegen.cli.arguments import (
     DataOption,
     DtypeOption,
     FamilyOption,
     HeadDimOption,
+    KvDtypeOption,
     PageSizeOption,
     print_table,
     shape_from,
@@ -79,6 +81,7 @@ def tune(
     heads: SuiteHeadsOption = None,
     head_dim: HeadDimOption = None,
     dtype: DtypeOption = None,
+    kv_dtype: KvDtypeOption = None,
     page_size: PageSizeOption = None,
     candidates: MostOption = None,
     repeats: TimedOption = None,
@@ -100,12 +103,12 @@ def tune(
         if trees or page_size is not None or again or timeout != _TIMEOUT:
             reason = "excludes TREE, --page-size, --timeout and --again"
             raise InputError("suite", "--suite", reason, "leave these out")
-        options = SuiteOptions(heads, head_dim, dtype, family, data, seed or [0], candidates or 12, repeats or 7, json)
-        tune_suite(options)
+        shape_options = (heads, head_dim, dtype, kv_dtype)
+        tune_suite(SuiteOptions(*shape_options, family, data, seed or [0], candidates or 12, repeats or 7, json))
         return
     if not trees:
         raise InputError("trees", "none", "are named", "name trees, or give --suite")
-    for option, given in (("family", family), ("seed", seed), ("json", json)):
+    for option, given in (("kv_dtype", kv_dtype), ("family", family), ("seed", seed), ("json", json)):
         if given is not None:
             raise InputError(option, str(given), "is about batches", "give --suite as well, or leave it out")
     from treegen.backends.devices import current_target, devices_of
@@ -124,13 +127,18 @@ def tune(
             found = tuned(
                 Problem(tree, shape, target), tuning, again=again, on_candidate=lambda outcome: on_candidate()
             )
-        assert found.entry is not None
-        time = "not measured" if found.entry.measured_us is None else f"{found.entry.measured_us:.1f} us"
-        how = "measured" if found.where == "made" else f"known ({found.where})"
-        print(f"{name}: {policy_text(found.entry.policy)}, {time}, {how}")
-        if found.where == "made":
-            rows = [
-                (f"  {text}", "" if microseconds is None else f"{microseconds:.1f} us", outcome)
-                for text, microseconds, outcome in found.entry.candidates
-            ]
-            print_table(rows)
+        _print_kept(name, found)
+
+
+def _print_kept(name: str, found: CachedPolicy) -> None:
+    """Prints the policy that was kept for a tree, and the candidates if they were measured now."""
+    assert found.entry is not None
+    time = "not measured" if found.entry.measured_us is None else f"{found.entry.measured_us:.1f} us"
+    how = "measured" if found.where == "made" else f"known ({found.where})"
+    print(f"{name}: {policy_text(found.entry.policy)}, {time}, {how}")
+    if found.where == "made":
+        rows = [
+            (f"  {text}", "" if microseconds is None else f"{microseconds:.1f} us", outcome)
+            for text, microseconds, outcome in found.entry.candidates
+        ]
+        print_table(rows)
