@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +53,11 @@ class BatchShapes:
         """Returns the shapes for a batch."""
         dims = _MLA_DIMS if batch.mla else (self.head_dim, self.head_dim)
         pairs = [tuple(map(int, text.split(":"))) for text in (MLA_HEADS if batch.mla else self.heads)]
-        own: dict[str, Any] = {"dtype": self.dtype, "kv_dtype": self.kv_dtype or self.dtype}
-        return [Shape(query, kv, *dims, **own, page_size=batch.page_size, shared_kv=batch.mla) for query, kv in pairs]
+        shapes = [
+            Shape(query, kv, dims[0], dims[1], dtype=self.dtype, page_size=batch.page_size, shared_kv=batch.mla)
+            for query, kv in pairs
+        ]
+        return [replace(shape, kv_dtype=self.kv_dtype or shape.kv_dtype) for shape in shapes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,8 +66,7 @@ class BatchResult:
 
     Args:
         batch, family, seed: Which batch of the suite this is.
-        heads: "query heads:KV heads"; a head dim other than 128, a type other than bf16 and another one
-            of KV follow.
+        heads: "query heads:KV heads"; a head dim other than 128, and types of q and KV other than bf16, follow.
         page_size: Tokens of a page.
         requests: Requests at the first step.
         tokens: Tokens of all requests at the first step.
