@@ -121,7 +121,7 @@ def test_the_usual_attention_kernels_compile() -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_for_caches_in_8_bits_compile(architecture: int) -> None:
-    """With several KV heads, and with one, where tiles have more tokens; scores keep to the usual ones."""
+    """With several KV heads, and with one, where tiles have more tokens."""
     pairs = [((32, 8), "e4m3"), ((8, 1), "e5m2" if architecture == 80 else "e4m3")]
     check_attention([(architecture, attention_key(architecture, 16, -1, "NHD", *pair)) for pair in pairs])
 

@@ -22,7 +22,8 @@ from treegen.target.targets import takes_turns
 from treegen.target.tile_config import lanes_of
 
 _MERGES_AT_ONCE = 2
-"""Thread blocks that take merges, for every four warps that take items: an SM holds about eight of them."""
+"""Thread blocks that take merges, for each one of four warps or more that takes items: an SM holds about eight of them.
+"""
 
 
 class RequestProgram:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -91,9 +92,23 @@ def shapes_from(
     return list(dict.fromkeys(shape_from(*parts) or DEFAULT_SHAPE for parts in every))
 
 
+def pairs_in(text: str) -> list[str]:
+    """Returns the pairs of heads in a text that has commas between them, each as "query heads:KV heads"."""
+    return [pair.strip().replace("/", ":") for pair in text.split(",")]
+
+
 def each_pair(texts: list[str] | None) -> list[str] | None:
     """Returns each pair of heads of an option that can be repeated, and whose texts may hold several, with commas."""
-    return texts and [pair.strip() for text in texts for pair in text.split(",")]
+    return texts and [pair for text in texts for pair in pairs_in(text)]
+
+
+def check_shapes_of_batches(
+    heads: Sequence[str], head_dim: int | None, dtype: str | None, kv_dtype: str | None
+) -> None:
+    """Raises ShapeError for options that make no shape; None stands for defaults."""
+    for text in heads:
+        shape = shape_from(text, head_dim, dtype, None) or DEFAULT_SHAPE
+        replace(shape, kv_dtype=kv_dtype or shape.dtype)
 
 
 def _heads(text: str) -> tuple[int, int]:

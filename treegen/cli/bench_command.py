@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ from treegen.cli.arguments import (
     HtmlOption,
     KvDtypeOption,
     SeedOption,
+    check_shapes_of_batches,
     print_table,
     shapes_from,
 )
@@ -233,8 +234,8 @@ def _measured_batches(
 
     chosen = chosen_batches(options.data, options.family, options.seed)
     providers = batch_runs.batch_providers_from(options.providers)
-    for shape in shapes_from(options.heads or ("1:1",), (options.head_dim,), (options.dtype,), (1,)):  # checks them
-        replace(shape, kv_dtype=options.kv_dtype or shape.dtype)
+    heads = options.heads or list(BATCH_HEADS)
+    check_shapes_of_batches(heads, options.head_dim, options.dtype, options.kv_dtype)
     if options.data is None and (place is None or place.rank == 0):
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
@@ -242,7 +243,6 @@ def _measured_batches(
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
     settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
-    heads = [text.replace("/", ":") for text in options.heads or BATCH_HEADS]
     shapes = BatchShapes(heads, options.head_dim, options.dtype, options.kv_dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 

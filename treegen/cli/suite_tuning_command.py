@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from treegen.cli.arguments import print_table, shape_from
+from treegen.cli.arguments import check_shapes_of_batches, pairs_in, print_table
 from treegen.cli.progress_bars import progress_bar
 from treegen.ir.errors import BackendError, InputError
 
@@ -46,11 +46,8 @@ def tune_suite(options: SuiteOptions) -> None:
     from treegen.tuning.timing import copy_gbps
     from treegen.workloads.batches import chosen_batches
 
-    heads = [text.strip().replace("/", ":") for text in (options.heads or _DEFAULT_HEADS).split(",")]
-    for text in heads:
-        shape = shape_from(text, options.head_dim, options.dtype, None)
-        if shape is not None:  # checks the type
-            replace(shape, kv_dtype=options.kv_dtype or shape.dtype)
+    heads = pairs_in(options.heads or _DEFAULT_HEADS)
+    check_shapes_of_batches(heads, options.head_dim, options.dtype, options.kv_dtype)
     suites = {seed: chosen_batches(options.data, options.family, seed) for seed in options.seeds}
     chosen = [(seed, batch) for seed, suite in suites.items() for batch in suite if batch.requests[-1].queries == 1]
     if not chosen:

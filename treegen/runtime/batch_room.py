@@ -48,7 +48,10 @@ On an H200, which holds two blocks of most kernels per SM, the number makes no d
 of 300 items take a fifth longer.
 """
 _LEAST_PER_SM = 2
-"""Thread blocks that an SM holds at least, for these sizes: more items than there are blocks do no harm."""
+"""Thread blocks that an SM is taken to hold at least.
+
+One with a large latent tile takes a whole SM; room for two does no harm, and is what their times were measured with.
+"""
 _PARTS_PER_ROW = 3
 """The most partial results of a row on average, besides those of the items that fill the GPU."""
 _TOKENS_OF_ONE_HEAD = 64

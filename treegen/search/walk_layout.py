@@ -129,7 +129,7 @@ def layout_of(shape: Shape, target: Target, num_rows: int, cuts: int, only: Kern
     """
     tallest = (only or kernel_config(shape, target, SMALL_ROWS + 1)).rows
     fields = walk_fields(shape, target, min(num_rows, tallest), tallest, cuts, only)
-    rows_of = np.array(fields[1])
+    rows_of = np.array(fields[1])  # rows of a cohort, by walk
     counts = -(-num_rows // rows_of)
     walk, step = ragged(counts)
     height = rows_of.take(walk)
