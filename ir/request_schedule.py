@@ -30,22 +30,22 @@ An `end` of 0 or less counts from the request's present length, so that 0 stands
 """
 CLAIM_FIELDS = ("owner", "first_page", "end_page")
 """Columns of `RequestSchedule.claims`: pages that a request has in common with the request in the seat `owner`."""
-SEAT_FIELDS = ("epoch", "most", "row", "merge", "owner", "first_page", "end_page", "claim0", "claim1")
+SEAT_FIELDS = ("epoch", "most", "least", "row", "merge", "owner", "first_page", "end_page", "claim0", "claim1")
 """What a step kernel reads for each seat.
 
-epoch: the epoch that the plan was made for. most: the tokens up to which the items have room. row, merge: the request's
-places in the row table and among merged rows, -1 for none. owner, first_page, end_page: its first claim, with owner -1
-for none. claim0, claim1: its other claims, `claims[claim0:claim1]`.
+epoch: the epoch that the plan was made for. most: the tokens up to which the items have room. least: the request's
+least tokens for which the plan is right. row, merge: its places in the row table and among merged rows, -1 for none.
+owner, first_page, end_page: its first claim, with owner -1 for none. claim0, claim1: its other claims,
+`claims[claim0:claim1]`.
 """
-QUERY_FIELDS = ("rows", "least", "merges")
+QUERY_FIELDS = ("rows", "merges")
 """What a step kernel also reads for each seat where requests may have several query rows.
 
-rows: the request's rows. least: its least tokens for which the plan is right. merges: its rows that the plan merges,
-which are neighbours among the merged rows.
+rows: the request's rows. merges: its rows that the plan merges, which are neighbours among the merged rows.
 """
 NO_EPOCH = -1
 """The epoch of a seat that the plan does not know."""
-UNKNOWN = frozen(np.array([NO_EPOCH, 0, -1, -1, -1, 0, 0, 0, 0]))
+UNKNOWN = frozen(np.array([NO_EPOCH, 0, 0, -1, -1, -1, 0, 0, 0, 0]))
 """The SEAT_FIELDS of a seat that the plan does not know."""
 
 
@@ -54,14 +54,12 @@ class Queries(NamedTuple):
 
     Attributes:
         rows: `[seats]`; the number of rows.
-        least: `[seats]`; the least tokens of the request for which the plan is right.
         row_number: For each entry of `rows`, which of its request's rows it is. A request's entries are neighbours, in
             order.
         merge_number: The same for each entry of `merge_rows`.
     """
 
     rows: Ints
-    least: Ints
     row_number: Ints
     merge_number: Ints
 
@@ -127,6 +125,12 @@ class RequestSchedule:
         column: Ints = self.seats[1]
         return column
 
+    @property
+    def least(self) -> Ints:
+        """The least tokens for which the plan is right, by seat."""
+        column: Ints = self.seats[2]
+        return column
+
     def claims_of(self, seat: int) -> Ints:
         """Returns the claims of a seat."""
         numbers = self.claim_numbers(seat)
@@ -135,5 +139,5 @@ class RequestSchedule:
 
     def claim_numbers(self, seat: int) -> range:
         """Returns the numbers of the claims of a seat."""
-        owner, _, _, further, end = self.seats[4:, seat].tolist()
+        owner, _, _, further, end = self.seats[5:, seat].tolist()
         return range(further - 1, end) if owner >= 0 else range(0)

@@ -247,11 +247,11 @@ class RequestTables(NamedTuple):
         schedule, seats = made.schedule, len(made.epoch)
         lines = head[self.queries :][: room.seats * len(QUERY_FIELDS)]
         lines = lines.reshape(room.seats, len(QUERY_FIELDS))
-        lines[:] = 1, 0, 0
-        lines[:seats, 2] = np.bincount(schedule.merge_rows, minlength=seats)
+        lines[:] = 1, 0
+        lines[:seats, 1] = np.bincount(schedule.merge_rows, minlength=seats)
         numbers = [np.zeros_like(schedule.rows), np.zeros_like(schedule.merge_rows)]
         if made.queries is not None:
-            lines[:seats, 0], lines[:seats, 1], *numbers = made.queries
+            lines[:seats, 0], *numbers = made.queries
         for place, table in zip((self.row_number, self.merge_number), numbers, strict=True):
             head[place : place + len(table)] = table
 

@@ -40,12 +40,15 @@ class RequestKV:
         of_requests: `[5, requests]`; seat, epoch, above, shared_tokens and length, which are properties as well.
         queries: `[requests]`; its rows, which are its last tokens; each sees itself and all tokens before it. None
             where each request has one row, and row i is request i.
+        least: `[requests]`; the fewest tokens of each request for which the nodes have all that its rows see. None
+            where they have all tokens.
     """
 
     page_size: int
     of_nodes: Ints
     of_requests: Ints
     queries: Ints | None = None
+    least: Ints | None = None
 
     @property
     def seat(self) -> Ints:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp, stacked
 from treegen.ir.tree.preorder import doubled_parents, last_below, path_sum, preorder_of, subtree_sizes
 from treegen.ir.tree.spans import Spans, cut_spans, whole_spans
 from treegen.ir.unchecked import unchecked
@@ -207,3 +207,12 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
     """
     spans = topology.spans
     return replace(topology, tokens=frozen(topology.tokens + more), spans=spans.until(spans.stop + more[spans.node]))
+
+
+def shortened(topology: Topology, left: npt.NDArray[Any]) -> Topology:
+    """Returns the topology in which each node lacks its first `left` tokens. A row still sees its last token."""
+    spans = topology.spans
+    gone = left.take(spans.node)
+    table = stacked(spans.node, np.maximum(spans.start - gone, 0), spans.stop - gone, spans.lo, spans.hi)
+    seen = table[2] > table[1]
+    return replace(topology, tokens=frozen(topology.tokens - left), spans=Spans(frozen(table.compress(seen, axis=1))))

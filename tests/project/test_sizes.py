@@ -47,7 +47,7 @@ MANY_PARAMETERS = {
     "treegen/backends/claim_checks.py:settle_seat": DEVICE,
     "treegen/backends/page_expansion.py:entries_of": DEVICE,
     "treegen/backends/page_expansion.py:expand": DEVICE,
-    "treegen/backends/page_expansion.py:least_length": DEVICE,
+    "treegen/backends/page_expansion.py:row_lengths": DEVICE,
     "treegen/backends/page_expansion.py:write_lone_item": DEVICE,
     "treegen/backends/sharing_kernels.py:find_shared": DEVICE,
     "treegen/backends/sharing_kernels.py:hash_pages": DEVICE,

@@ -12,29 +12,29 @@ OUTGROWN = tl.constexpr(3)
 REFUTED = tl.constexpr(4)
 INVALID = tl.constexpr(5)
 SURPLUS = tl.constexpr(-(2**31))
-SEAT_WORDS = tl.constexpr(9)
-QUERY_WORDS = tl.constexpr(3)
+SEAT_WORDS = tl.constexpr(10)
+QUERY_WORDS = tl.constexpr(2)
 
 
 @triton.jit
 def check(
     seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
-    possible, as_planned, least,
+    possible, as_planned,
     num_seats, batch_rows, table_stride, width, num_pages, max_tokens,
     P: tl.constexpr, BLOCK: tl.constexpr, NAMED: tl.constexpr, RAGGED: tl.constexpr, QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Returns the state of the request in a seat, whose row of the batch is `row`, and its length.
 
     known [seats, SEAT_WORDS]: the plan's columns of seats. possible, with QUERIES: whether the offsets of its query
-    rows are possible. as_planned: whether their number is the planned one. least: the least length for which the plan
-    is right.
+    rows are possible. as_planned: whether their number is the planned one.
     """
     present_epoch = tl.load(seats + num_seats + seat)
-    owner = tl.load(known + seat * SEAT_WORDS + 4)
-    first = tl.load(known + seat * SEAT_WORDS + 5)
-    end = tl.load(known + seat * SEAT_WORDS + 6)
-    claim0 = tl.load(known + seat * SEAT_WORDS + 7)
-    claim1 = tl.load(known + seat * SEAT_WORDS + 8)
+    least = tl.load(known + seat * SEAT_WORDS + 2)
+    owner = tl.load(known + seat * SEAT_WORDS + 5)
+    first = tl.load(known + seat * SEAT_WORDS + 6)
+    end = tl.load(known + seat * SEAT_WORDS + 7)
+    claim0 = tl.load(known + seat * SEAT_WORDS + 8)
+    claim1 = tl.load(known + seat * SEAT_WORDS + 9)
     there = row >= 0
     length = tl.load(seq_lens + row, mask=there, other=0)
     begin, room = entries_of(table_rows, indptr, row, there, table_stride, width, NAMED, RAGGED)
@@ -51,8 +51,7 @@ def check(
     if QUERIES:
         fits &= possible
     holds = fits & ((owner < 0) | ((length >= end * P) & (owner_length >= end * P) & (end <= owner_room)))
-    if QUERIES:
-        holds &= length >= least
+    holds &= length >= least
     pages = tl.where(fits, (length + P - 1) // P, 0)
     end = tl.where(shares & holds, end, first)
     page = tl.arange(0, BLOCK)
@@ -97,23 +96,21 @@ def settle_seat(
     row = row_of(seats, seat, True, batch_rows)
     planned_epoch = tl.load(known + seat * SEAT_WORDS)
     most_tokens = tl.load(known + seat * SEAT_WORDS + 1)
-    place = tl.load(known + seat * SEAT_WORDS + 2)
-    merge_place = tl.load(known + seat * SEAT_WORDS + 3)
+    place = tl.load(known + seat * SEAT_WORDS + 3)
+    merge_place = tl.load(known + seat * SEAT_WORDS + 4)
     present_step = tl.load(counters).to(tl.int32) + 1
     possible = True
     as_planned = True
-    least = 0
     if QUERIES:
         planned_count = tl.load(queries + seat * QUERY_WORDS)
-        least = tl.load(queries + seat * QUERY_WORDS + 1)
-        seat_merges = tl.load(queries + seat * QUERY_WORDS + 2)
+        seat_merges = tl.load(queries + seat * QUERY_WORDS + 1)
         query, count = queries_of(qo_indptr, row, row >= 0)
         possible = (query >= 0) & (count >= 0) & (query <= num_rows) & (count <= num_rows - query)
         count = tl.where(possible, count, 0)
         as_planned = count == planned_count
     state, length = check(
         seats, seq_lens, table_rows, table, indptr, known, claims, seat, row, planned_epoch, most_tokens,
-        possible, as_planned, least,
+        possible, as_planned,
         num_seats, batch_rows, table_stride, width, num_pages, max_tokens, P, BLOCK, NAMED, RAGGED, QUERIES,
     )  # fmt: skip
     tl.store(states + seat, state)

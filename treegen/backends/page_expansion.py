@@ -47,10 +47,11 @@ def queries_of(qo_indptr, row, there):
 
 
 @triton.jit
-def least_length(
+def row_lengths(
     seats, seq_lens, qo_indptr, read_rows, row_number, row_count, batch_rows, R: tl.constexpr, QUERIES: tl.constexpr
 ):  # fmt: skip
-    """Returns the fewest tokens that a row of an item sees. read_rows: the seats of its rows."""
+    """Returns the tokens that each row of an item sees, 2^31 - 1 where there is none. read_rows: the seats of its rows.
+    """
     r = tl.arange(0, R)
     seat_r = tl.load(read_rows + r, mask=r < row_count, other=0)
     row_r = row_of(seats, seat_r, r < row_count, batch_rows)
@@ -59,7 +60,15 @@ def least_length(
         number_r = tl.load(row_number + r, mask=r < row_count, other=0)
         _, count_r = queries_of(qo_indptr, row_r, row_r >= 0)
         length_r -= tl.where(row_r >= 0, count_r - number_r - 1, 0)
-    return tl.min(length_r, 0)
+    return length_r
+
+
+@triton.jit
+def begin_of_windows(length_r, lo, hi, window_left, R: tl.constexpr):
+    """Returns where the windows of the rows `lo:hi` [E] begin, the first of them. length_r: see row_lengths."""
+    r = tl.arange(0, R)[None, :]
+    of_rows = tl.where((r >= lo[:, None]) & (r < hi[:, None]), length_r[None, :], 2**31 - 1)
+    return tl.maximum(tl.min(of_rows, 1) - 1 - window_left, 0)
 
 
 @triton.jit

@@ -18,12 +18,13 @@ import triton.language as tl
 
 from treegen.backends.claim_checks import INVALID, NEW, PLANNED, SEAT_WORDS, SURPLUS, settle_seat
 from treegen.backends.page_expansion import (
+    begin_of_windows,
     deal,
     entries_of,
     expand,
     fill_up,
-    least_length,
     queries_of,
+    row_lengths,
     row_of,
     write_lone_item,
 )
@@ -114,12 +115,10 @@ def read_requests(
     entry1 = tl.load(entry_indptr + program // PARTS + 1)
     if row_count == 0:
         return
-    window_begin = 0
     if WINDOWED:
-        least = least_length(
+        length_r = row_lengths(
             seats, seq_lens, qo_indptr, read_rows + row0, row_number + row0, row_count, batch_rows, R, QUERIES
         )  # fmt: skip
-        window_begin = tl.maximum(least - 1 - window_left, 0)
     num_tiles = 0
     num_runs = 0
     for e0 in range(entry0, entry1, E):
@@ -130,6 +129,7 @@ def read_requests(
             table_stride, width, P, NAMED, RAGGED, QUERIES,
         )  # fmt: skip
         if WINDOWED:  # by whole tiles and pages, so that the rest still fits its room
+            window_begin = begin_of_windows(length_r, lo, hi, window_left, R)
             first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
         new_tiles, new_runs = expand(
             table, tiles, packed_runs, tile0 + num_tiles, run0 + num_runs,

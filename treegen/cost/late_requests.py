@@ -63,20 +63,29 @@ class Served(NamedTuple):
 
 
 class TokenRates(NamedTuple):
-    """Microseconds per token of a kernel for running batches.
+    """Microseconds per token that a kernel for running batches reads.
 
     token_us: to read its keys and values, where all SMs read. lone_token_us: of a thread block that is alone on its SM.
+    window_left: the tokens before its own that a row reads, -1 for all.
     """
 
     token_us: float
     lone_token_us: float
+    window_left: int = -1
+
+    def read(self, tokens: Ints, shared: Ints) -> tuple[Ints, Ints]:
+        """Returns how many of its tokens, and of those that it shares, each request reads: those in its window."""
+        if self.window_left < 0:
+            return tokens, shared
+        before = np.maximum(tokens - (1 + self.window_left), 0)
+        return tokens - before, np.maximum(shared - before, 0)
 
     @classmethod
-    def of(cls, tile: KernelConfig, shape: Shape, target: Target) -> TokenRates:
+    def of(cls, tile: KernelConfig, shape: Shape, target: Target, window_left: int = -1) -> TokenRates:
         """Returns the rates of launches in one kernel config."""
         facts, (flops, _) = facts_of(target), tile_work(tile, shape)
         lone_tile_us = float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts)))
-        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / tile.tokens)
+        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / tile.tokens, window_left)
 
 
 class PlannedRequests:
@@ -144,13 +153,13 @@ class PlannedRequests:
         if claims:
             for seat in self._failing(batch, np.array(claims)).tolist():
                 self._newcomers[seat] = self._newcomers[seat]._replace(fits=False)
-        most, queries = made.most, made.queries
+        most, least = made.most, made.least
         return [
             seat
             for seat in seats
             if self._newcomers[seat].fits
             and (tokens := batch.tokens.item(seat)) <= most.item(seat)
-            and (queries is None or tokens >= queries.least.item(seat))
+            and tokens >= least.item(seat)
         ]
 
     def _is_faster_alone(self, seat: int, tokens: int, shared: int) -> bool:
@@ -160,8 +169,10 @@ class PlannedRequests:
         """
         if self._tokens is None or self._rates is None:
             return False
-        longer_us = (tokens - self._tokens.item(seat)) * self._rates.lone_token_us
-        return longer_us > ALONE_US + shared * self._rates.token_us
+        then = self._tokens.item(seat)
+        read, again = self._rates.read(np.array([tokens, then]), np.array([shared, 0]))
+        longer_us = (read.item(0) - read.item(1)) * self._rates.lone_token_us
+        return longer_us > ALONE_US + again.item(0) * self._rates.token_us
 
     def begun(self, seat: int) -> int:
         """Returns the tokens that another request in this seat had when it was first looked at."""
@@ -186,7 +197,7 @@ def _table_of_claims(made: RequestSchedule) -> Longs:
     """Lists a plan's claims, `[3, claims]`: the seat, the owner's seat, and the number of pages of each."""
     table = np.empty((3, len(made.claims)), np.int64)
     if len(made.claims):
-        owner, _, _, further, end = made.seats[4:]
+        owner, _, _, further, end = made.seats[5:]
         seats = (owner >= 0).nonzero()[0]
         count = end.take(seats) - further.take(seats) + 1
         table[0, ragged_ranges(further.take(seats) - 1, count)] = seats.repeat(count)
@@ -231,16 +242,18 @@ class LatePlan:
         """
         planned, others = served or self.requests.served(batch)
         both = min(len(planned), len(self._shared))
-        unused = (batch.shared_tokens[:both] - self._shared[:both]) * planned[:both]
+        read, shared = self._rates.read(batch.tokens, batch.shared_tokens)
+        _, used = self._rates.read(batch.tokens[:both], self._shared[:both])
+        unused = (shared[:both] - used) * planned[:both]
         again, longer_us = int(np.maximum(unused, 0).sum()), 0.0
         if others:
-            longer = max(batch.tokens.item(seat) - self._tokens.item(seat) for seat in others)
-            longer_us = max(longer, 0) * self._rates.lone_token_us
+            then, _ = self._rates.read(self._tokens.take(others), self._shared.take(others))
+            longer_us = max(largest(read.take(others) - then), 0) * self._rates.lone_token_us
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
             return LateCost(again * self._rates.token_us + longer_us, self._layer_us, False)
-        tokens, rows = batch.tokens.take(alone), batch.rows.take(alone)
-        again += int(np.add.reduce(batch.shared_tokens.take(alone), dtype=np.int64))
+        tokens, rows = read.take(alone), batch.rows.take(alone)
+        again += int(np.add.reduce(shared.take(alone), dtype=np.int64))
         queries = len(rows)
         if largest(rows) > 1:
             again += int(np.dot(rows - np.int64(1), tokens))

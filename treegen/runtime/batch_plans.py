@@ -15,6 +15,7 @@ from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import shallow
+from treegen.ir.tree.request_windows import within_windows
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
 from treegen.schedule.by_request import ItemRoom
@@ -83,6 +84,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         StrategyError: The strategy makes plans that need launches of their own.
         PlanError: No plan has room.
     """
+    problem = _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
     for choice in choices.choosing(problem) if wanted.automatic else (wanted.choose(problem),):
@@ -107,3 +109,13 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
             yield from planning(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
             return
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
+
+
+def _within_windows(problem: Problem, form: BatchForm) -> Problem:
+    """Leaves out tokens that no row's window reaches. Batch-invariant mode does so by itself, by chunks."""
+    tree, requests = problem.tree, problem.tree.requests
+    if form.window_left < 0 or form.room.chunk or requests is None:
+        return problem
+    unit = max(form.tile.tokens, form.shape.page_size)
+    made = within_windows(tree.row_node, tree.row_sees, tree.topology, requests, form.window_left, unit)
+    return problem if made is None else problem.with_tree(Tree(*made[0], *made[1:]))

@@ -221,8 +221,10 @@ def of_seats(requests: RequestKV, reserve: int, listed: Ints | Longs, merged: In
     gaps = rows and (largest(seat) >= rows or np.count_nonzero(seat != int32_ramp(rows)) > 0)
     width = rows + 1 if gaps else rows  # the last column is for seats without a request
     known = UNKNOWN.repeat(width).reshape(len(UNKNOWN), width)
-    epoch, most, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
+    epoch, most, least, place, merge, owner, first_page, end_page, claim0, claim1 = known[:, :rows]
     epoch[:], most[:] = requests.epoch, requests.length + number(reserve)
+    if requests.least is not None:
+        least[:] = requests.least
     place[listed[::-1]], merge[merged[::-1]] = int32_ramp(len(listed))[::-1], int32_ramp(len(merged))[::-1]
     if ranges.size:
         claiming, first = ranges[0].astype(np.int64), int32_ramp(ranges.shape[1])

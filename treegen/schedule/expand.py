@@ -93,9 +93,8 @@ def states_of(made: RequestSchedule, requests: RunningRequests) -> Ints:
 
 
 def _is_long_enough(made: RequestSchedule, seat: int, requests: RunningRequests) -> bool:
-    """Says whether a request of several query rows has the least length for which the plan is right."""
-    length = int(requests.length[requests.seats[0, seat]])
-    return made.queries is None or length >= made.queries.least[seat]
+    """Says whether a request has the least length for which the plan is right."""
+    return bool(requests.length[requests.seats[0, seat]] >= made.least[seat])
 
 
 def _claims(made: RequestSchedule, seat: int) -> list[list[int]]:
@@ -133,9 +132,8 @@ def _planned_work(made: RequestSchedule, states: Ints, requests: RunningRequests
         entries = made.entries[made.entry_indptr[number] : made.entry_indptr[number + 1]].tolist()
         seats = enumerate(plan.rows[row0 : row0 + count].tolist())
         live = [(i, int(rows[seat]), made.row_number(row0 + i)) for i, seat in seats if states[seat] == PLANNED]
-        least = min((requests.seen(row, query) for _, row, query in live), default=0)
-        begin = _window(least, window_left, requests.page_size)
         for index, row, query in live:
+            begin = _window(requests.seen(row, query), window_left, requests.page_size)
             read = [_clamped(entry, requests, begin) for entry in entries if entry[3] <= index < entry[4]]
             found.append(_RowWork(requests.query_rows(row)[query], partial0 + index if partial0 >= 0 else -1, read))
     return found

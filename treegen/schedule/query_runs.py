@@ -16,6 +16,7 @@ request's present length, so that they stay right while the request grows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,8 +60,9 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     request = ramp(len(requests.seat)).repeat(requests.queries)
     listed, merged = request.take(made.rows), request.take(made.merge_rows)
     of_rows = made.changed(rows=frozen(requests.seat.take(listed)), merge_rows=frozen(requests.seat.take(merged)))
-    by_seat = of_seats(requests, room.reserve, listed, merged)
-    queries = queries_of(made, requests, least, by_seat[0].shape[1])
+    least = least if requests.least is None else np.maximum(least, requests.least)
+    by_seat = of_seats(replace(requests, least=frozen(least)), room.reserve, listed, merged)
+    queries = queries_of(made, requests, by_seat[0].shape[1])
     return RequestSchedule(of_rows, entries, frozen(arranged.runs.indptr), tile_room, run_room, *by_seat, queries)
 
 
@@ -173,11 +175,10 @@ def _entries(
     return frozen(entries), most_tokens, least_tokens(entries, own, tokens, tree, requests)
 
 
-def queries_of(made: Schedule, requests: RequestKV, least: Longs, seats: int) -> Queries:
-    """Makes the columns of query rows. made: a schedule with rows of the tree. least: the least length of requests."""
+def queries_of(made: Schedule, requests: RequestKV, seats: int) -> Queries:
+    """Makes the columns of query rows. made: a schedule with rows of the tree."""
     assert requests.queries is not None
     number = positions(offsets(requests.queries), requests.queries)
-    of_each = np.zeros((2, seats), np.int32)
-    of_each[0] = 1
-    of_each[:, requests.seat] = requests.queries, least
-    return Queries(*map(frozen, (*of_each, number[made.rows], number[made.merge_rows])))
+    rows = np.ones(seats, np.int32)
+    rows[requests.seat] = requests.queries
+    return Queries(*map(frozen, (rows, number[made.rows], number[made.merge_rows])))
