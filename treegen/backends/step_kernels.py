@@ -104,7 +104,6 @@ def read_requests(
         )  # fmt: skip
         return
     PACKED: tl.constexpr = N // B
-    UNIT: tl.constexpr = max(N, P)
     item = items + program // PARTS * 8
     part = program % PARTS
     row0 = tl.load(item)
@@ -128,9 +127,9 @@ def read_requests(
             entries + e * 5, there, read_rows + row0, seats, seq_lens, table_rows, indptr, known, num_seats, batch_rows,
             table_stride, width, P, NAMED, RAGGED, QUERIES,
         )  # fmt: skip
-        if WINDOWED:  # by whole tiles and pages, so that the rest still fits its room
+        if WINDOWED:
             window_begin = begin_of_windows(length_r, lo, hi, window_left, R)
-            first += tl.maximum(window_begin - first, 0) // UNIT * UNIT
+            first += tl.maximum(window_begin - first, 0) // P * P
         new_tiles, new_runs = expand(
             table, tiles, packed_runs, tile0 + num_tiles, run0 + num_runs,
             begin, first, tl.maximum(end - first, 0), lo, hi, part, num_pages,
@@ -196,12 +195,14 @@ def deal_alone(
 
 @triton.jit
 def tokens_of_part(
-    length, part, parts, window_left, UNIT: tl.constexpr, LONE_ROWS: tl.constexpr, WINDOWED: tl.constexpr
+    length, part, parts, window_left, N: tl.constexpr, P: tl.constexpr, LONE_ROWS: tl.constexpr,
+    WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """Cuts rows of these lengths into parts of whole tiles and pages; returns a part's first token and its tokens."""
     first = tl.zeros([LONE_ROWS], tl.int32)
     if WINDOWED:
-        first = tl.maximum(length - 1 - window_left, 0) // UNIT * UNIT
+        first = tl.maximum(length - 1 - window_left, 0) // P * P
+    UNIT: tl.constexpr = max(N, P)
     share = tl.maximum(tl.cdiv(length - first, parts * UNIT) * UNIT, LEAST_PART)
     share = tl.where(parts > 1, share, length - first)
     first = tl.minimum(first + part * share, length)
@@ -288,7 +289,7 @@ def settle_requests(
         if QUERIES:
             length = tl.where(valid & (row >= 0), tl.maximum(length - count + number_r + 1, 0), 0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-        first, tokens = tokens_of_part(length, part, parts, window_left, max(N, P), R, WINDOWED)
+        first, tokens = tokens_of_part(length, part, parts, window_left, N, P, R, WINDOWED)
         write_lone_item(
             table, item, rows, tiles, packed_runs, program, row0, tl.where(divided, lone_partial0 + program, -1),
             written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_runs, lone_runs,
