@@ -258,7 +258,7 @@ def test_lengths_of_a_request_of_several_query_rows(
     kernel.update(server.batch)
     assert kernel.planned is not None
     assert kernel.planned.schedule.queries is not None
-    least = int(kernel.planned.schedule.queries.least[1])
+    least = int(kernel.planned.schedule.least[1])
     assert (least == 128 + 40) == (strategy == cohort(32))
     for length in (301, 364, least, least - 1, 20, 0):
         server.length[1] = length

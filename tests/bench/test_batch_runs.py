@@ -268,6 +268,7 @@ def test_bad_arguments_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["--table", "batches", "--kv-dtype", "fp8"], "kv_dtype = fp8"),
         (["--table", "batches", "--kv-dtype", "e4m3", "--dtype", "fp32"], "kv_dtype = e4m3"),
         (["--kv-dtype", "e4m3"], "kv_dtype = e4m3: is about batches"),
+        (["--window-left", "127"], "window_left = 127: is about batches"),
         (["--table", "batches", "--family", "unshared-long-8"], "cpu"),
     ):
         assert cli.main(["bench", *arguments]) == 2

@@ -29,7 +29,7 @@ class StandInPaged:
     """Requests of several queries over paged caches, in the mode for CUDA graphs: sizes are fixed by the first plan."""
 
     def __init__(self, batch_size: int | None, cells: int | None) -> None:
-        self.batch_size, self.cells, self.rows = batch_size, cells, None
+        self.batch_size, self.cells, self.rows, self.window_left = batch_size, cells, None, -1
 
     def take(
         self,
@@ -75,6 +75,8 @@ class StandInPaged:
                 read += seen.numel()
             elif self.causal:
                 seen = seen.tril(tokens - (end - first))
+            if self.window_left >= 0:
+                seen = seen.triu(tokens - (end - first) - self.window_left)
             scores = scores.masked_fill(~seen[:, None], -torch.inf)
             lse[first:end] = scores.logsumexp(-1)
             weights = (scores - lse[first:end].nan_to_num(neginf=0.0)[..., None]).exp()
@@ -96,11 +98,11 @@ class StandInDecodeGraph(StandInPaged):
     def plan(
         self, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor, num_qo_heads: int,
         num_kv_heads: int, head_dim: int, page_size: int, *, q_data_type: torch.dtype, kv_data_type: torch.dtype,
-        sm_scale: float,
+        sm_scale: float, window_left: int,
     ) -> None:  # fmt: skip
         self.take(torch.arange(len(indptr), dtype=torch.int32), indptr, indices, last_page_len)
         assert (last_page_len > 0).all()
-        self.scale = sm_scale
+        self.scale, self.window_left = sm_scale, window_left
 
     def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor], *, out: torch.Tensor) -> None:
         out.copy_(self.attend(q, caches, self.scale)[0])
@@ -147,7 +149,7 @@ class StandInPrefillGraph(StandInPaged):
 
     def plan(
         self, qo_indptr: torch.Tensor, indptr: torch.Tensor, indices: torch.Tensor, last_page_len: torch.Tensor,
-        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, *, causal: bool,
+        num_qo_heads: int, num_kv_heads: int, head_dim: int, page_size: int, *, causal: bool, window_left: int,
         custom_mask: torch.Tensor | None, sm_scale: float, q_data_type: torch.dtype, kv_data_type: torch.dtype,
     ) -> None:  # fmt: skip
         assert (custom_mask is None) == (self.room is None)
@@ -155,7 +157,7 @@ class StandInPrefillGraph(StandInPaged):
             assert self.room is not None
             assert len(custom_mask) // 8 + len(last_page_len) <= self.room
         self.take(qo_indptr, indptr, indices, last_page_len, custom_mask, causal)
-        self.scale = sm_scale
+        self.scale, self.window_left = sm_scale, window_left
 
     def run(self, q: torch.Tensor, caches: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return self.attend(q, caches, self.scale)[0].to(q.dtype)
@@ -227,6 +229,17 @@ def test_wrappers_serve_batches(provider: BatchProvider, batch: ServedBatch, sha
 
 
 @pytest.mark.usefixtures("flashinfer")
+@pytest.mark.parametrize(
+    ("provider", "batch"),
+    [(FlashInferBatchDecode(True), BATCH), (FlashInferBatchPrefill(), CHUNKS)],
+    ids=lambda one: one.name,
+)
+def test_wrappers_serve_windows(provider: BatchProvider, batch: ServedBatch) -> None:
+    outcome = measure_batch(provider, case_of(batch, SHAPE, 12, window_left=5), settings(12))
+    assert (outcome.status, outcome.detail) == ("right", "")
+
+
+@pytest.mark.usefixtures("flashinfer")
 def test_wrappers_are_kept_to_what_they_serve() -> None:
     for provider, batch, shape in (
         (FlashInferBatchDecode(True), DRAFTS, SHAPE),
@@ -236,3 +249,7 @@ def test_wrappers_are_kept_to_what_they_serve() -> None:
         (FlashInferBatchDecode(True), BATCH, replace(SHAPE, head_dim=80, head_dim_v=80)),
     ):
         assert measure_batch(provider, case_of(batch, shape), settings()).status == "unavailable"
+    for provider, batch, shape in SERVED[3:6] + SERVED[7:]:  # cascades, drafts and MLA
+        outcome = measure_batch(provider, case_of(batch, shape, window_left=5), settings())
+        assert outcome.status == "unavailable"
+        assert "windows" in outcome.detail

@@ -130,7 +130,7 @@ def lengths_of(plan: Plan, source: random.Random) -> dict[int, int]:
             least[seat], least[owner] = max(least[seat], end), max(least[owner], end)
     for seat in seats:
         low, most = least[seat], int(made.most[seat])
-        low = low if made.queries is None else max(low, int(made.least[seat]))
+        low = max(low, int(made.least[seat]))
         tile = min(most, low + plan.tokens * source.randint(0, 6))
         near = min(max(low, tile + source.choice([-1, 0, 1])), most)
         found[seat] = source.choice([low, most, near, source.randint(low, most)])

@@ -63,5 +63,5 @@ def settings(steps: int = 5) -> BatchSettings:
     return BatchSettings(steps, 2, 3, replayed, lambda call, repeats: 10.0)
 
 
-def case_of(batch: ServedBatch, shape: Shape = TINY, steps: int = 5) -> BatchCase:
-    return BatchCase(BatchStart.of(batch, steps), shape, 2, CPU)
+def case_of(batch: ServedBatch, shape: Shape = TINY, steps: int = 5, window_left: int = -1) -> BatchCase:
+    return BatchCase(BatchStart.of(batch, steps), shape, 2, CPU, window_left)

@@ -50,8 +50,7 @@ def queries_of(qo_indptr, row, there):
 def row_lengths(
     seats, seq_lens, qo_indptr, read_rows, row_number, row_count, batch_rows, R: tl.constexpr, QUERIES: tl.constexpr
 ):  # fmt: skip
-    """Returns the tokens that each row of an item sees, 2^31 - 1 where there is none. read_rows: the seats of its rows.
-    """
+    """Returns the tokens that each row of an item sees, 2^31 - 1 for no row. read_rows: the seats of its rows."""
     r = tl.arange(0, R)
     seat_r = tl.load(read_rows + r, mask=r < row_count, other=0)
     row_r = row_of(seats, seat_r, r < row_count, batch_rows)

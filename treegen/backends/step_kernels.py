@@ -194,15 +194,8 @@ def deal_alone(
 
 
 @triton.jit
-def tokens_of_part(
-    length, part, parts, window_left, N: tl.constexpr, P: tl.constexpr, LONE_ROWS: tl.constexpr,
-    WINDOWED: tl.constexpr,
-):  # fmt: skip
-    """Cuts rows of these lengths into parts of whole tiles and pages; returns a part's first token and its tokens."""
-    first = tl.zeros([LONE_ROWS], tl.int32)
-    if WINDOWED:
-        first = tl.maximum(length - 1 - window_left, 0) // P * P
-    UNIT: tl.constexpr = max(N, P)
+def tokens_of_part(first, length, part, parts, UNIT: tl.constexpr):
+    """Cuts tokens `first:length` of rows into parts of whole units; returns a part's first token and its tokens."""
     share = tl.maximum(tl.cdiv(length - first, parts * UNIT) * UNIT, LEAST_PART)
     share = tl.where(parts > 1, share, length - first)
     first = tl.minimum(first + part * share, length)
@@ -289,7 +282,10 @@ def settle_requests(
         if QUERIES:
             length = tl.where(valid & (row >= 0), tl.maximum(length - count + number_r + 1, 0), 0)
         begin, _ = entries_of(table_rows, indptr, row, row >= 0, table_stride, width, NAMED, RAGGED)
-        first, tokens = tokens_of_part(length, part, parts, window_left, N, P, R, WINDOWED)
+        first = 0 * length
+        if WINDOWED:
+            first = tl.maximum(length - 1 - window_left, 0) // P * P
+        first, tokens = tokens_of_part(first, length, part, parts, max(N, P))
         write_lone_item(
             table, item, rows, tiles, packed_runs, program, row0, tl.where(divided, lone_partial0 + program, -1),
             written, seat_r >= 0, begin, first, tokens, num_pages, room_tiles, lone_tiles, room_runs, lone_runs,

@@ -102,10 +102,15 @@ class BatchCase:
         page_table [rows, width], seq_lens [rows]    int32, of the latest `upload`
         qo_indptr [rows + 1]                         int32, of the latest `upload`: offsets of each row's query rows;
                                                      None where every request has one query row
+
+    A row sees `window_left` tokens before its own, or all of them where that is -1.
     """
 
-    def __init__(self, start: BatchStart, shape: Shape, layers: int, device: torch.device) -> None:
+    def __init__(
+        self, start: BatchStart, shape: Shape, layers: int, device: torch.device, window_left: int = -1
+    ) -> None:
         self.start, self.shape, self.layers, self.device = start, shape, layers, device
+        self.window_left = window_left
         sizes = start.sizes
         self.draft = start.batch.draft
         self.many_queries = any(request.queries > 1 for request in start.batch.requests)
@@ -177,14 +182,14 @@ class BatchCase:
     def _reference(self, pages: BatchPages, layer: int, row: int, query: int, place: int) -> torch.Tensor:
         """Computes one query row in float64, `[num_qo_heads, head_dim_v]`."""
         shape = self.shape
-        slots = self._seen(pages, row, query)
+        slots = self.slots(pages, row, query)
         index = torch.from_numpy(slots).to(self.device)
         keys, values = (tokens_at(cache, index).double() for cache in self.cache(layer))
         q = self.q[place].double().view(shape.num_kv_heads, shape.group, shape.head_dim)
         weights, _ = softmax(torch.einsum("hgd,thd->hgt", q, keys) * shape.head_dim**-0.5, -1)
         return torch.einsum("hgt,thd->hgd", weights, values).flatten(0, 1)
 
-    def _seen(self, pages: BatchPages, row: int, query: int) -> npt.NDArray[np.int64]:
+    def slots(self, pages: BatchPages, row: int, query: int) -> npt.NDArray[np.int64]:
         """Returns the KV slots that a query row sees."""
         length, queries, page = int(pages.lengths[row]), int(pages.queries[row]), pages.page_size
         tokens = np.arange(length - queries + query + 1)
@@ -193,5 +198,7 @@ class BatchCase:
             while self.draft[path[-1]] >= 0:
                 path.append(self.draft[path[-1]])
             tokens = np.concatenate([np.arange(length - queries), length - queries + np.array(path[::-1])])
+        if self.window_left >= 0:
+            tokens = tokens[-1 - self.window_left :]
         slots: npt.NDArray[np.int64] = pages.table[row, tokens // page].astype(np.int64) * page + tokens % page
         return slots

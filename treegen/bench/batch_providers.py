@@ -87,6 +87,8 @@ class TreegenBatches:
         """Makes the kernel for the case's page table."""
         if self.batch_invariant and case.many_queries:
             raise UnavailableError("batch-invariant mode takes one query row per request")
+        if case.draft and case.window_left >= 0:
+            raise UnavailableError("windows of drafts go by positions, which a batch's draft mask does not have")
         return LiveServer(case, self.batch_invariant)
 
 
@@ -111,6 +113,7 @@ class LiveServer:
             max_rows=most_rows,
             batch_invariant=batch_invariant,
             mask_mod=None if self._mask is None else self._mask.mask_mod,
+            window_left=case.window_left,
         )
 
     def plan(self, pages: BatchPages) -> None:
@@ -179,7 +182,9 @@ class _ExactServer(PlansAhead):
         elif self._case.many_queries:
             tree = tree.with_causal_queries(pages.queries[rows])
         self._rows = tree.num_rows
-        self._kernel = compile_tree(tree, strategy=self._strategy, shape=self._case.shape)
+        self._kernel = compile_tree(
+            tree, strategy=self._strategy, shape=self._case.shape, window_left=self._case.window_left
+        )
 
     def begin(self) -> None:
         """Does nothing: `plan` has done all work."""

@@ -21,9 +21,10 @@ from treegen.bench.providers import UnavailableError
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.errors import InputError
 from treegen.ir.shape import Shape
+from treegen.ir.tree.request_windows import within_windows
 from treegen.tuning.timing import graph_of, median_us
 from treegen.tuning.worker import problem_of
-from treegen.workloads.batch_pages import BatchPages
+from treegen.workloads.batch_pages import BatchPages, live_batch_of
 from treegen.workloads.served_batch import ServedBatch
 
 _PROVIDERS: tuple[BatchProvider, ...] = (
@@ -53,6 +54,7 @@ class BatchSettings:
         repeats: Timed replays of a layer.
         capture: Captures a call; returns a replay, and the tensor that the replay fills.
         timer: Returns the microseconds of a call, from this number of repeats.
+        window_left: Tokens before its own that a row sees, -1 for all.
     """
 
     steps: int = 200
@@ -60,6 +62,7 @@ class BatchSettings:
     repeats: int = 20
     capture: Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], None], torch.Tensor]] = graph_of
     timer: Callable[[Callable[[], object], int], float] = median_us
+    window_left: int = -1
 
 
 def batch_providers_from(names: str | None) -> tuple[BatchProvider, ...]:
@@ -97,7 +100,7 @@ def run_batch(
     gbps: float,
 ) -> BatchResult:
     """Measures all providers on a batch with one shape. gbps: the device's copy rate in GB/s, for the floor."""
-    case = BatchCase(start, shape, settings.layers, device)
+    case = BatchCase(start, shape, settings.layers, device, settings.window_left)
     outcomes = tuple(measure_batch(provider, case, settings) for provider in providers)
     return batch_result(start.batch, shape, settings, gbps, outcomes)
 
@@ -110,24 +113,25 @@ def batch_result(
         batch.name,
         batch.family,
         batch.seed,
-        _heads_text(shape, batch.mla),
+        _heads_text(shape, batch.mla, settings.window_left),
         shape.page_size,
         len(batch.requests),
         batch.tokens,
         batch.unique_tokens,
         settings.steps,
         settings.layers,
-        _floor_us(batch, shape, gbps),
+        _floor_us(batch, shape, gbps, settings.window_left),
         tuple(outcomes),
     )
 
 
-def _heads_text(shape: Shape, mla: bool) -> str:
+def _heads_text(shape: Shape, mla: bool, window_left: int) -> str:
     """Returns heads as tables show them; MLA has head dims of its own."""
     texts = [f"{shape.num_qo_heads}:{shape.num_kv_heads}"]
     texts += [f"x{shape.head_dim}"] if shape.head_dim != 128 and not mla else []
     texts += [shape.dtype] if shape.dtype != "bf16" else []
     texts += [f"KV {shape.kv_dtype}"] if shape.kv_dtype != shape.dtype else []
+    texts += [f"window_left {window_left}"] if window_left >= 0 else []
     return " ".join(texts)
 
 
@@ -236,9 +240,19 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _floor_us(batch: ServedBatch, shape: Shape, gbps: float) -> float:
-    """Returns the microseconds to move a layer's unique KV, q and out once."""
-    moved = batch.unique_tokens * shape.kv_token_bytes
+def _floor_us(batch: ServedBatch, shape: Shape, gbps: float, window_left: int) -> float:
+    """Returns the microseconds to move a layer's unique KV that rows see, q and out once."""
+    moved = _seen_tokens(batch, window_left) * shape.kv_token_bytes
     rows = sum(request.queries for request in batch.requests)
     moved += rows * shape.num_qo_heads * (shape.head_dim + shape.head_dim_v) * shape.dtype_bytes
     return moved / (gbps * 1e3)
+
+
+def _seen_tokens(batch: ServedBatch, window_left: int) -> int:
+    """Returns the tokens that some row sees at the first step, each counted once."""
+    if window_left < 0:
+        return batch.unique_tokens
+    tree = live_batch_of(batch).tree()
+    assert tree.requests is not None
+    made = within_windows(tree.row_node, tree.row_sees, tree.topology, tree.requests, window_left, 1)
+    return tree.unique_tokens if made is None else made[1].unique_tokens

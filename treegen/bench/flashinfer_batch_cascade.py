@@ -42,6 +42,8 @@ class FlashInferBatchCascade:
         check_served(case.shape)
         if not case.start.batch.grouped or case.many_queries or case.shape.shared_kv:
             raise UnavailableError("a cascade needs groups of requests that share their first tokens")
+        if case.window_left >= 0:
+            raise UnavailableError("a cascade has no windows")
         return _CascadeServer(case, self.backend)
 
 

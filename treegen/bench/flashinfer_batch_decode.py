@@ -81,6 +81,7 @@ class _DecodeServer(PlansAhead):
             q_data_type=self._case.q.dtype,
             kv_data_type=self._case.caches[0][0].dtype,
             sm_scale=shape.head_dim**-0.5,
+            window_left=self._case.window_left,
         )
 
     def begin(self) -> None:
@@ -102,6 +103,8 @@ class FlashInferBatchMla:
         """See BatchProvider."""
         if not case.shape.shared_kv:
             raise UnavailableError("MLA needs K and V in one cache")
+        if case.window_left >= 0:
+            raise UnavailableError("MLA has no windows")
         return _MlaServer(case)
 
 

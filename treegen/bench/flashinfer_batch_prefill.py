@@ -29,6 +29,8 @@ class FlashInferBatchPrefill:
         check_served(case.shape)
         if not case.many_queries:
             raise UnavailableError("requests of one query row are for decode wrappers")
+        if case.draft and case.window_left >= 0:
+            raise UnavailableError("windows of drafts go by positions, which the mask does not have")
         return _PrefillServer(case)
 
 
@@ -76,6 +78,7 @@ class _PrefillServer(PlansAhead):
             shape.head_dim,
             shape.page_size,
             causal=not case.draft,
+            window_left=case.window_left,
             custom_mask=self._mask(queries, lengths) if case.draft else None,
             sm_scale=shape.head_dim**-0.5,
             q_data_type=case.q.dtype,

@@ -36,6 +36,7 @@ from treegen.cli.bench_options import (
     StepsOption,
     StrideOption,
     TableOption,
+    WindowLeftOption,
 )
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.rank_commands import bench_on_ranks, place_of_rank
@@ -74,6 +75,7 @@ def bench(
     family: FamilyOption = None,
     steps: StepsOption = None,
     layers: LayersOption = None,
+    window_left: WindowLeftOption = None,
     seed: SeedOption = 0,
     data: DataOption = None,
     json: JsonOption = None,
@@ -102,12 +104,11 @@ def bench(
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         shape = _shape_of_batches(head_dim or [128], dtype or ["bf16"], page_size)
-        chosen = _BatchOptions(
-            family, heads, *shape, kv_dtype, providers, steps or 200, layers or 32, repeats, seed, data
-        )
+        settings = steps or 200, layers or 32, repeats, -1 if window_left is None else window_left
+        chosen = _BatchOptions(family, heads, *shape, kv_dtype, providers, settings, seed, data)
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
-    of_batches = {"family": family, "kv_dtype": kv_dtype, "steps": steps, "layers": layers, "seed": seed or None}
-    for name, given in of_batches.items():
+    of_batches = {"family": family, "kv_dtype": kv_dtype, "steps": steps, "layers": layers, "window_left": window_left}
+    for name, given in {**of_batches, "seed": seed or None}.items():
         if given is not None:
             raise InputError(name, given, "is about batches", "give --table batches as well, or leave it out")
     place = None if results is not None else place_of_rank()
@@ -161,7 +162,7 @@ def _shape_of_batches(head_dims: list[int], dtypes: list[str], page_size: int) -
 
 @dataclass(frozen=True, slots=True)
 class _BatchOptions:
-    """The options of `--table batches`; None for defaults."""
+    """The options of `--table batches`; None for defaults. settings: steps, layers, repeats and window_left."""
 
     family: str | None
     heads: list[str] | None
@@ -169,9 +170,7 @@ class _BatchOptions:
     dtype: str
     kv_dtype: str | None
     providers: str | None
-    steps: int
-    layers: int
-    repeats: int
+    settings: tuple[int, int, int, int]
     seed: int
     data: Path | None
 
@@ -242,7 +241,8 @@ def _measured_batches(
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
-    settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats)
+    *counts, window_left = options.settings
+    settings = batch_runs.BatchSettings(*counts, window_left=window_left)
     shapes = BatchShapes(heads, options.head_dim, options.dtype, options.kv_dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 

@@ -71,9 +71,10 @@ class BatchKernel(ExplainedKernel):
         self._shape, self._target, self._options = shape, target, options
         self._backend = backend_for(pages.table.device, options.backend)
         self.form = form_for(shape, pages, target, options, most_tokens, most_rows)
-        tile, room = self.form.tile, self.form.room
-        self.choices = BatchChoices(tile, room.items)
-        self.replanning = Replanning(room, TokenRates.of(tile, shape, target, self.form.window_left))
+        self.choices = BatchChoices(self.form.tile, self.form.room.items)
+        self.replanning = Replanning(
+            self.form.room, TokenRates.of(self.form.tile, shape, target, self.form.window_left)
+        )
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
