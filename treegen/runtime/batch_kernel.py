@@ -70,11 +70,9 @@ class BatchKernel(ExplainedKernel):
     ) -> None:  # fmt: skip
         self._shape, self._target, self._options = shape, target, options
         self._backend = backend_for(pages.table.device, options.backend)
-        self.form = form_for(shape, pages, target, options, most_tokens, most_rows)
-        self.choices = BatchChoices(self.form.tile, self.form.room.items)
-        self.replanning = Replanning(
-            self.form.room, TokenRates.of(self.form.tile, shape, target, self.form.window_left)
-        )
+        self.form = form = form_for(shape, pages, target, options, most_tokens, most_rows)
+        self.choices = BatchChoices(form.tile, form.room.items)
+        self.replanning = Replanning(form.room, TokenRates.of(form.tile, shape, target, form.window_left))
         self._calls: KeptCalls[Call] = KeptCalls()
         self._program: Program | None = None
         self._planned: BatchPlan | None = None
