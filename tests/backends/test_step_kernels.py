@@ -232,15 +232,19 @@ def test_few_requests_that_are_alone_are_divided(page_size: int, window: int) ->
 
 
 @pytest.mark.parametrize(
-    ("strategy", "page_size", "window"),
-    [(cohort(32), 1, 37), (cohort(40, split=100), 16, -1)],
+    ("strategy", "page_size", "window", "cut"),
+    [(cohort(32), 1, -1, 128), (cohort(32), 1, 37, 192 + 37), (cohort(40, split=100), 16, -1, 224)],
     ids=str,
 )
 @pytest.mark.full
 def test_lengths_of_a_request_of_several_query_rows(
-    strategy: Strategy, page_size: int, window: int, monkeypatch: pytest.MonkeyPatch
+    strategy: Strategy, page_size: int, window: int, cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It grows by accepted tokens, and is rolled back: alone below what its plan cuts at a page, and right always."""
+    """It grows by accepted tokens, and is rolled back: alone below what its plan cuts, and right always.
+
+    cut: where its first row is at least: behind shared tokens, behind a page that ends an item, or so far that its
+    window begins in a tile that the plan has.
+    """
     monkeypatch.setattr("treegen.backends.step_launches.CHECKED", 16)  # rows that are listed at a time
     monkeypatch.setattr("treegen.backends.step_launches.SCANNED", 16)
     case = Case(
@@ -259,7 +263,7 @@ def test_lengths_of_a_request_of_several_query_rows(
     assert kernel.planned is not None
     assert kernel.planned.schedule.queries is not None
     least = int(kernel.planned.schedule.least[1])
-    assert (least == 128 + 40) == (strategy == cohort(32))
+    assert least == cut + 40
     for length in (301, 364, least, least - 1, 20, 0):
         server.length[1] = length
         lengths = server.write()
