@@ -23,19 +23,23 @@ SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
 TARGET = target_from("h200")
 
 
-def kernel_for(rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: int | None = None) -> BatchKernel:
+def kernel_for(
+    rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: int | None = None, window_left: int = -1
+) -> BatchKernel:
     """A kernel whose page table nobody reads."""
     table, lengths = torch.zeros(rows, tokens // 16, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
     queries = None if max_rows is None else torch.zeros(rows + 1, dtype=torch.int32)
     pages = PageTable(table, lengths, 4096, qo_indptr=queries)
-    return treegen.compile_batch(shape, pages, max_tokens=tokens, max_rows=max_rows, target=TARGET)
+    return treegen.compile_batch(
+        shape, pages, max_tokens=tokens, max_rows=max_rows, target=TARGET, window_left=window_left
+    )
 
 
 def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
     assert kernel.planned is not None
     (tree, shape, target), _, _, schedule = kernel.planned
-    rates = TokenRates.of(kernel.form.tile, shape, target)
+    rates = TokenRates.of(kernel.form.tile, shape, target, kernel.form.window_left)
     assert tree.requests is not None
     shared = np.zeros(len(schedule.epoch), np.int32)
     shared[tree.requests.seat] = tree.requests.shared_tokens
@@ -340,6 +344,32 @@ def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
     batch.finish(apart[7])
     batch.add(30000)
     assert alone(kernel, batch) == [shared[4], apart[7]]  # too long for the room of its items
+
+
+def test_requests_with_windows_cost_what_windows_reach() -> None:
+    """Newcomers read again what they share within their windows, and are longer by tokens in windows alone."""
+    kernel, batch = kernel_for(24, window_left=1023), LiveBatch(page_size=16)
+    rates = TokenRates.of(kernel.form.tile, SHAPE, TARGET)
+    prompt = batch.add(8000)
+    shared = [batch.add(8100, prompt, 7984) for _ in range(4)]
+    apart = [batch.add(500) for _ in range(16)]
+    long = batch.add(5000)
+    kernel.prepare(batch)
+    new = batch.add(8200, prompt, 7984)  # its window begins at token 7176
+    assert alone(kernel, batch) == [new]
+    assert late(kernel, batch) == pytest.approx((7984 - 7176) * rates.token_us)
+    batch.finish(new)
+    batch.finish(shared[0])
+    assert batch.add(8900, prompt, 7984) == shared[0]  # 800 tokens more, but its window is as long as before
+    assert alone(kernel, batch) == []
+    assert late(kernel, batch) == 0
+    batch.finish(apart[2])
+    assert batch.add(700) == apart[2]
+    assert alone(kernel, batch) == []
+    assert late(kernel, batch) == pytest.approx(200 * rates.lone_token_us)
+    batch.finish(long)
+    assert batch.add(4900) == long  # its window begins before the tokens that the plan has
+    assert alone(kernel, batch) == [long]
 
 
 def test_sharing_that_is_told_late_gets_a_plan() -> None:

@@ -275,8 +275,8 @@ class BatchKernel(ExplainedKernel):
         - steps: calls of `step`, and replays of graphs that captured one.
         - planned, new, refuted, outgrown, invalid: requests, summed over all steps. The plan served the planned ones.
           The others were walked alone: the plan did not know the new ones, a claim about the pages of the refuted ones
-          failed, and the outgrown ones had more tokens than the plan has room for. The invalid ones had an impossible
-          length, page id or number of query rows.
+          failed or they were too short, and the outgrown ones had more tokens than the plan has room for. The invalid
+          ones had an impossible length, page id or number of query rows.
         - plans: calls of `update`, also those by `prepare` and `refresh`. plan_age: steps since the last one.
         - saved_bytes: bytes of K and V of a layer that the plan saves, compared with each request reading its own.
         """
