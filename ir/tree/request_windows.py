@@ -27,8 +27,8 @@ def within_windows(
 ) -> Made | None:
     """Returns the tree without tokens that no row's window reaches; None where windows reach all of them.
 
-    A node loses tokens at its beginning, in whole units, or all of them. Windows of longer requests reach no token that
-    is lost. `RequestKV.least` says how much shorter a request may get.
+    A node loses tokens at its beginning, in whole units, or all of them, and then it is left out. Windows of longer
+    requests reach no token that is lost. `RequestKV.least` says how much shorter a request may get.
 
     Args:
         row_node: `[rows]`; the node of each row.
@@ -46,11 +46,12 @@ def within_windows(
     left = np.where(left < tokens, left - left % unit, left)
     if not np.count_nonzero(left):
         return None
-    kept, sees = frozen(tokens - left), frozen(row_sees - left.take(row_node))
-    of_nodes = stacked(requests.owner, first + left, requests.of_nodes[2])
+    made, kept = shortened(topology, left), left < tokens
+    node, sees = frozen((kept.cumsum() - 1).take(row_node)), frozen(row_sees - left.take(row_node))
+    of_nodes = stacked(requests.owner, first + left, requests.of_nodes[2]).compress(kept, axis=1)
     least = _least_tokens(np.where(left > 0, first + left, 0), row_node, topology.parent, requests, window_left)
-    parts = TreeParts(topology.parent, kept, row_node, sees, _stored_in_order(kept))
-    return parts, shortened(topology, left), replace(requests, of_nodes=of_nodes, least=least)
+    parts = TreeParts(made.parent, made.tokens, node, sees, _stored_in_order(made.tokens))
+    return parts, made, replace(requests, of_nodes=frozen(of_nodes), least=least)
 
 
 def _least(values: Longs, topology: Topology) -> Longs:

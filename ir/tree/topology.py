@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets, ramp, stacked
+from treegen.ir.arrays import Ints, Longs, frozen, int32_ramp, offsets, ramp, stacked
 from treegen.ir.tree.preorder import doubled_parents, last_below, path_sum, preorder_of, subtree_sizes
 from treegen.ir.tree.spans import Spans, cut_spans, whole_spans
 from treegen.ir.unchecked import unchecked
@@ -210,9 +210,27 @@ def with_longer_leaves(topology: Topology, more: npt.NDArray[Any]) -> Topology:
 
 
 def shortened(topology: Topology, left: npt.NDArray[Any]) -> Topology:
-    """Returns the topology in which each node lacks its first `left` tokens. A row still sees its last token."""
-    spans = topology.spans
+    """Returns the topology in which each node lacks its first `left` tokens, without nodes that lose all of them.
+
+    Nodes are numbered in depth-first order. Every row still sees the last token that it saw, so its node is left.
+    """
+    spans, parent, tokens = topology.spans, topology.parent, topology.tokens - left
     gone = left.take(spans.node)
     table = stacked(spans.node, np.maximum(spans.start - gone, 0), spans.stop - gone, spans.lo, spans.hi)
-    seen = table[2] > table[1]
-    return replace(topology, tokens=frozen(topology.tokens - left), spans=Spans(frozen(table.compress(seen, axis=1))))
+    table = table.compress(table[2] > table[1], axis=1)
+    kept = tokens > 0
+    number = np.append(kept.cumsum() - 1, -1)  # the last entry is for the parent of roots
+    lost = np.append(~kept, False)
+    while np.count_nonzero(up := lost.take(parent)):
+        parent = np.where(up, parent.take(parent), parent)
+    table[0] = number.take(table[0])
+    return Topology(
+        parent=frozen(number.take(parent.compress(kept))),
+        tokens=frozen(tokens.compress(kept)),
+        preorder=int32_ramp(int(np.count_nonzero(kept))),
+        row_of_rank=topology.row_of_rank,
+        rank_lo=frozen(topology.rank_lo.compress(kept)),
+        rank_own=frozen(topology.rank_own.compress(kept)),
+        rank_hi=frozen(topology.rank_hi.compress(kept)),
+        spans=Spans(frozen(table)),
+    )

@@ -77,17 +77,24 @@ def test_nodes_lose_whole_units_that_no_row_sees(live: LiveBatch, window_left: i
     assert requests is not None
     own = requests.first[whole.row_node] + whole.row_sees - 1
     topology = whole.topology
-    by_rank = own[topology.row_of_rank]
+    by_rank, left = own[topology.row_of_rank], []
     for node, (lo, hi) in enumerate(zip(topology.rank_lo.tolist(), topology.rank_hi.tolist(), strict=True)):
         first, tokens = int(requests.first[node]), int(whole.tokens[node])
         unseen = min(max(int(by_rank[lo:hi].min()) - window_left - first, 0), tokens)
-        left = 0 if tree is None else tokens - int(tree.tokens[node])
-        assert left == (tokens if unseen == tokens else unseen // unit * unit)
-    if tree is not None:
-        assert tree.requests is not None
-        kept = tree.requests.first - requests.first
-        assert (kept == whole.tokens - tree.tokens).all()
-        assert (tree.requests.of_nodes[[0, 2]] == requests.of_nodes[[0, 2]]).all()
+        left.append(tokens if unseen == tokens else unseen // unit * unit)
+    if tree is None:
+        assert not any(left)
+        return
+    assert tree.requests is not None
+    kept = np.flatnonzero(whole.tokens > left)
+    assert tree.tokens.tolist() == (whole.tokens - left)[kept].tolist()
+    assert tree.requests.first.tolist() == (requests.first + left)[kept].tolist()
+    assert tree.requests.of_nodes[[0, 2]].tolist() == requests.of_nodes[[0, 2]][:, kept].tolist()
+    for node, parent in zip(kept.tolist(), tree.parent.tolist(), strict=True):  # the nearest ancestor with tokens
+        up = int(whole.parent[node])
+        while up >= 0 and up not in kept:
+            up = int(whole.parent[up])
+        assert parent == (-1 if up < 0 else int(np.searchsorted(kept, up)))
 
 
 @given(batches(), st.integers(0, 50))
@@ -100,7 +107,8 @@ def test_the_topology_is_that_of_the_shorter_nodes(live: LiveBatch, window_left:
     for name in ("rank_lo", "rank_own", "rank_hi", "row_of_rank", "tokens"):
         assert getattr(tree.topology, name).tolist() == getattr(expected, name).tolist(), name
     assert tree.unique_tokens == expected.unique_tokens
-    assert tree.kv.length.sum() == tree.tokens.sum()
+    assert tree.kv.length.tolist() == tree.tokens.tolist()
+    assert (tree.tokens > 0).all()
 
 
 def test_a_batch_without_requests_and_one_within_its_windows_stay_whole() -> None:

@@ -111,11 +111,12 @@ def measure_suite(
 def _measured(
     start: BatchStart, shape: Shape, target: Target, settings: BatchSettings, device: torch.device, most: int
 ) -> MeasuredBatch:
-    case, pages = BatchCase(start, shape, 1, device), start.pages(start.batch)
+    case, pages = BatchCase(start, shape, 1, device, settings.window_left), start.pages(start.batch)
     case.upload(pages)
     server = LiveServer(case)
     server.plan(pages)
-    problem = Problem(server.live.tree(), shape, target)
+    assert server.kernel.planned is not None
+    problem = server.kernel.planned.problem._replace(target=target)
     chosen = _proposals(problem, server, most)
     server.begin()
     server.attend(0)  # compiles outside of the capture

@@ -241,8 +241,8 @@ def _measured_batches(
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
-    *counts, window_left = options.settings
-    settings = batch_runs.BatchSettings(*counts, window_left=window_left)
+    steps, layers, repeats, window_left = options.settings
+    settings = batch_runs.BatchSettings(steps, layers, repeats, window_left=window_left)
     shapes = BatchShapes(heads, options.head_dim, options.dtype, options.kv_dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 

@@ -73,7 +73,7 @@ class TokenRates(NamedTuple):
     lone_token_us: float
     window_left: int = -1
 
-    def read(self, tokens: Ints, shared: Ints) -> tuple[Ints, Ints]:
+    def read(self, tokens: Ints | Longs, shared: Ints | Longs) -> tuple[Ints | Longs, Ints | Longs]:
         """Returns how many of its tokens, and of those that it shares, each request reads: those in its window."""
         if self.window_left < 0:
             return tokens, shared

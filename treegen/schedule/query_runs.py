@@ -181,4 +181,4 @@ def queries_of(made: Schedule, requests: RequestKV, seats: int) -> Queries:
     number = positions(offsets(requests.queries), requests.queries)
     rows = np.ones(seats, np.int32)
     rows[requests.seat] = requests.queries
-    return Queries(*map(frozen, (rows, number[made.rows], number[made.merge_rows])))
+    return Queries(frozen(rows), frozen(number[made.rows]), frozen(number[made.merge_rows]))
