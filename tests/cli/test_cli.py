@@ -209,6 +209,7 @@ def test_generate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["tune", FEW_SHOT, "--json", "file"], "json = file: is about batches; give --suite as well"),
         (["tune", "--suite", "--kv-dtype", "int8"], "kv_dtype = int8: is not a supported type"),
         (["tune", FEW_SHOT, "--kv-dtype", "e4m3"], "kv_dtype = e4m3: is about batches; give --suite"),
+        (["tune", FEW_SHOT, "--window-left", "127"], "window_left = 127: is about batches; give --suite"),
         (["tune", "--suite", "--timeout", "5"], "suite = --suite: excludes TREE, --page-size, --timeout and --again"),
         (["warm", "--serving", "--dry-run", "--page-size", "3"], "shape.page_size = 3: is not a power of two"),
         (["run", FEW_SHOT, "--compare", "auto,foo"], "strategy = foo: is not registered"),

@@ -50,6 +50,10 @@ KvDtypeOption = Annotated[
     str | None,
     typer.Option(help="Type of the KV cache of batches: e4m3 or e5m2.", show_default="that of --dtype"),
 ]
+WindowLeftOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Tokens of a batch before its own that a row sees.", show_default="all"),
+]
 FamilyOption = Annotated[
     str | None,
     typer.Option(metavar="NAME,...", help="Families or names of batches, with commas.", show_default="all batches"),

@@ -14,6 +14,7 @@ from treegen.cli.arguments import (
     HtmlOption,
     KvDtypeOption,
     SeedOption,
+    WindowLeftOption,
     check_shapes_of_batches,
     print_table,
     shapes_from,
@@ -36,7 +37,6 @@ from treegen.cli.bench_options import (
     StepsOption,
     StrideOption,
     TableOption,
-    WindowLeftOption,
 )
 from treegen.cli.progress_bars import progress_bar
 from treegen.cli.rank_commands import bench_on_ranks, place_of_rank

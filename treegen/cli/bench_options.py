@@ -70,10 +70,6 @@ LayersOption = Annotated[int | None, typer.Option(min=1, help="Attention layers 
 JsonOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write all results to this file.", show_default="not written")
 ]
-WindowLeftOption = Annotated[
-    int | None,
-    typer.Option(min=0, help="Tokens of a batch before its own that a row sees.", show_default="all"),
-]
 PlotOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Draw the results to this .svg or .png file.", show_default="not drawn"),

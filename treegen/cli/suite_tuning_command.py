@@ -21,6 +21,7 @@ class SuiteOptions:
     head_dim: int | None
     dtype: str | None
     kv_dtype: str | None
+    window_left: int | None
     family: str | None
     data: Path | None
     seeds: Sequence[int]
@@ -56,8 +57,10 @@ def tune_suite(options: SuiteOptions) -> None:
         print("batches of traces are left out: name the folder of recorded traces with --data")
     if not torch.cuda.is_available():
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU")
-    target, settings = current_target(), BatchSettings(repeats=options.repeats)
+    window_left = -1 if options.window_left is None else options.window_left
+    target, settings = current_target(), BatchSettings(repeats=options.repeats, window_left=window_left)
     source = f"medians of {options.repeats} launches on a cold L2, {target.name}"
+    source += f", window_left {window_left}" if window_left >= 0 else ""
     found: list[MeasuredBatch] = []
     latent = [(seed, batch) for seed, batch in chosen if batch.mla]
     settings_of_heads = [([text], [(seed, batch) for seed, batch in chosen if not batch.mla]) for text in heads]

@@ -16,6 +16,7 @@ from treegen.cli.arguments import (
     HeadDimOption,
     KvDtypeOption,
     PageSizeOption,
+    WindowLeftOption,
     print_table,
     shape_from,
 )
@@ -88,6 +89,7 @@ def tune(
     timeout: TimeoutOption = _TIMEOUT,
     again: AgainOption = False,
     suite: SuiteOption = False,
+    window_left: WindowLeftOption = None,
     family: FamilyOption = None,
     seed: SeedsOption = None,
     data: DataOption = None,
@@ -103,12 +105,13 @@ def tune(
         if trees or page_size is not None or again or timeout != _TIMEOUT:
             reason = "excludes TREE, --page-size, --timeout and --again"
             raise InputError("suite", "--suite", reason, "leave these out")
-        shape_options = (heads, head_dim, dtype, kv_dtype)
+        shape_options = (heads, head_dim, dtype, kv_dtype, window_left)
         tune_suite(SuiteOptions(*shape_options, family, data, seed or [0], candidates or 12, repeats or 7, json))
         return
     if not trees:
         raise InputError("trees", "none", "are named", "name trees, or give --suite")
-    for option, given in (("kv_dtype", kv_dtype), ("family", family), ("seed", seed), ("json", json)):
+    of_suite = {"kv_dtype": kv_dtype, "window_left": window_left, "family": family, "seed": seed, "json": json}
+    for option, given in of_suite.items():
         if given is not None:
             raise InputError(option, str(given), "is about batches", "give --suite as well, or leave it out")
     from treegen.backends.devices import current_target, devices_of
