@@ -18,10 +18,11 @@ MOST_CALLS = 30
 """More calls of `refresh` than a plan has parts."""
 
 
-def kernel_for(tokens: int = 4096, strategy: str = "auto") -> BatchKernel:
+def kernel_for(tokens: int = 4096, strategy: str = "auto", window_left: int = -1) -> BatchKernel:
     """Makes a kernel for 16 requests. Its page table stays empty, because nothing is computed."""
     pages = PageTable(torch.zeros(ROWS, tokens // 16, dtype=torch.int32), torch.zeros(ROWS, dtype=torch.int32), 1)
-    return treegen.compile_batch(SHAPE, pages, max_tokens=tokens, strategy=strategy, target="h200", backend="torch")
+    options = {"strategy": strategy, "target": "h200", "backend": "torch", "window_left": window_left}
+    return treegen.compile_batch(SHAPE, pages, max_tokens=tokens, **options)  # type: ignore[arg-type]
 
 
 def planned_batch(kernel: BatchKernel, tokens: int = 200) -> LiveBatch:
@@ -61,6 +62,25 @@ def test_behind_long_layers_one_call_makes_a_plan() -> None:
     batch = planned_batch(kernel, 400_000)
     batch.grow(700)
     assert kernel.refresh(batch)
+
+
+def test_a_plan_is_renewed_for_a_request_that_is_too_short_for_its_window() -> None:
+    """Not for one that soon has as many tokens as the plan asks for, and not without windows."""
+    kernel = kernel_for(window_left=99)
+    batch = planned_batch(kernel, 2000)
+    assert kernel.planned is not None
+    least = int(kernel.planned.schedule.least[3])
+    assert 2000 - 64 <= least <= 2000
+    for tokens in (least, least - 15):
+        batch.set_tokens(3, tokens)
+        assert not kernel.refresh(batch)
+    batch.set_tokens(3, least - 16)
+    calls_until_planned(kernel, batch)
+    assert kernel.planned.schedule.least[3] <= least - 16
+    whole = kernel_for()
+    batch = planned_batch(whole, 2000)
+    batch.set_tokens(3, 100)
+    assert not whole.refresh(batch)
 
 
 def test_a_strategy_that_is_given_takes_fewer_calls() -> None:

@@ -208,7 +208,7 @@ def _table_of_claims(made: RequestSchedule) -> Longs:
 class LatePlan:
     """A plan that still serves a batch some steps after it was made.
 
-    requests: those that it serves.
+    requests: those that it serves. least: by seat, the tokens that a request has to have for it.
 
     Args:
         made: The plan's schedule.
@@ -220,7 +220,7 @@ class LatePlan:
     """
 
     def __init__(self, made: RequestSchedule, tree: Tree, shared: Ints, room: RequestRoom, rates: TokenRates) -> None:
-        self._layer_us = tree.unique_tokens * rates.token_us
+        self._layer_us, self.least = tree.unique_tokens * rates.token_us, made.least
         self._tokens, self._shared = np.zeros(len(made.epoch), np.int64), shared
         if tree.requests is not None:
             self._tokens[tree.requests.seat] = tree.requests.length

@@ -161,10 +161,10 @@ class BatchKernel(ExplainedKernel):
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
 
         A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
-        they share with no other one (at least 16), or where one grew by 128 tokens. Where requests are walked alone, or
-        share more than at the plan, it pays as soon as the present plan has cost more, over all steps since it was
-        made, than 0.3 ms, or less behind long layers. A plan is made in parts. A call makes those for which the
-        layers of a step leave time, so that steps do not wait for plans.
+        they share with no other one (at least 16), or where one grew by 128 tokens, or is 16 too short. Where requests
+        are walked alone, or share more than at the plan, it pays as soon as the present plan has cost more, over all
+        steps since it was made, than 0.3 ms, or less behind long layers. A plan is made in parts. A call makes those
+        for which the layers of a step leave time, so that steps do not wait for plans.
 
         Args:
             batch: The running requests.

@@ -30,6 +30,9 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 """
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
+_LEAST_SHORT = 16
+"""Tokens that a request lacks at least before a plan that it became too short for is renewed: it grows by so many soon.
+"""
 _PLAN_US = 2000.0
 """Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
 _PART_US = 400.0
@@ -149,13 +152,16 @@ class Replanning:
         return Tree(*parts, topology, requests)
 
     def _outgrows(self, batch: LiveBatch, seen: _PlannedBatch) -> bool:
-        """Says whether requests have outgrown the plan. Plans of chunks stay good however much requests grow."""
+        """Says whether requests are too long or too short for the plan. Plans of chunks stay good for any lengths."""
         if self._room.chunk:
             return False
+        assert self._late_plan is not None
         planned, others = self._served_by_plan(batch)
+        short = batch.tokens[: len(least := self._late_plan.least)] + _LEAST_SHORT <= least
+        if np.count_nonzero(short & planned[: len(least)]):
+            return True
         grown = (batch.tokens - seen.tokens) * planned
         if others:
-            assert self._late_plan is not None
             begun = np.array([self._late_plan.requests.begun(seat) for seat in others])
             grown[others] = batch.tokens.take(others) - np.maximum(begun, seen.tokens.take(others))
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
