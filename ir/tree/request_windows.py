@@ -36,7 +36,7 @@ def within_windows(
         topology: The tree's topology.
         requests: The places of its tokens.
         window_left: Tokens before its own that a row sees.
-        unit: Tokens, a multiple of the page size.
+        unit: Tokens that nodes lose at a time; for kernels, a multiple of the page size.
     """
     first, tokens = requests.first, topology.tokens
     if not len(row_node):

@@ -31,8 +31,8 @@ from treegen.target.targets import Target
 class BatchPlan(NamedTuple):
     """A plan of a running batch.
 
-    problem: the batch's tree by request, the attention shape and the target. choice: the strategy, and the reason for
-    it. schedule: the plan's schedule by request, which the kernel's tables hold.
+    problem: the batch's tree by request, without what no window reaches, the attention shape and the target. choice:
+    the strategy, and the reason for it. schedule: the plan's schedule by request, which the kernel's tables hold.
     """
 
     problem: Problem
