@@ -19,7 +19,7 @@ from treegen.ir.plan import Merge, Plan
 from treegen.ir.scalars import is_one_of
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.strategies.context_cuts import cut_context, cut_every, cut_in_tiles, even_share
+from treegen.strategies.context_cuts import cut_context, cut_evenly, cut_every, cut_in_tiles
 from treegen.strategies.forest import Forest, ForestPlan
 from treegen.strategies.groupings import by_cohort, cohorts_of_spans, fragments_of
 from treegen.strategies.strategy import OnPass, Strategy, Traffic
@@ -173,10 +173,7 @@ class Cohort(Strategy):
             if on_pass:
                 on_pass("split-context", plan)
         elif self.shares is not None:
-            tokens = plan.group_tokens
-            share = int(even_share(float(tokens.sum(dtype=np.int64)), self.shares))
-            if share < tokens.max(initial=0):
-                plan = cut_every(plan, share)
+            plan = cut_evenly(plan, self.shares)
             if on_pass:
                 on_pass("even-shares", plan)
         return plan

@@ -14,6 +14,7 @@ from treegen.ir.arrays import (
     check_made,
     frozen,
     int32_ramp,
+    largest,
     number,
     offsets,
     ragged,
@@ -31,16 +32,16 @@ _ROOM = 1.04
 """A share over the mean: with this room the parts that are left fit into the thread blocks. With shares of 0.9 times
 the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
+MOST_PARTS = 5
+"""The most parts that a thread block takes where even shares cut the last ones further."""
+_LATE, _LATE_TOKENS = 8, 256
+"""The fraction of a share, and the tokens, by which parts may end later, rather than be cut further and merged."""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
 
 
 def even_share(tokens: T, blocks: T) -> T:
-    """Returns the tokens of an item if thread blocks share all tokens evenly.
-
-    Groups are cut into shares. The parts that are left of them follow in the blocks that end first, as thread blocks
-    are launched by falling length.
-    """
+    """Returns the tokens of an item if thread blocks share all tokens evenly."""
     share: T = -(-tokens * _ROOM // (blocks * SPLIT_STEP)) * SPLIT_STEP
     return share
 
@@ -48,7 +49,44 @@ def even_share(tokens: T, blocks: T) -> T:
 def cut_every(plan: Plan, length: int | Longs) -> Plan:
     """Returns the plan with the read tokens of group g cut every `length[g]`."""
     ends = offsets(plan.stop - plan.start)
+    return _cut_at(plan, ends, *_parts_of(ends.take(plan.segment_indptr), length))
+
+
+def cut_evenly(plan: Plan, blocks: float) -> Plan:
+    """Returns the plan with read tokens cut so that a number of thread blocks share them evenly.
+
+    Groups are cut into even shares. The parts that are left of them follow in the blocks that end first. Where these do
+    not end early enough for a whole part, it is cut further, into pieces that fill several blocks:
+
+        block 0   [ 1088              ]
+        block 1   [ 1088              ]
+        block 2   [ 960          ][128]     of two parts of 960 tokens
+        block 3   [ 960          ][128]     that would follow whole
+
+    Args:
+        plan: A plan of groups.
+        blocks: The number of thread blocks; it need not be whole.
+    """
+    ends = offsets(plan.stop - plan.start)
     of_groups = ends.take(plan.segment_indptr)
+    share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
+    group, begin, end = _parts_of(of_groups, share)
+    part, at = _further_cuts(end - begin, share, int(blocks))
+    if len(part):
+        order = np.append(ramp(len(group)), part).argsort(kind="stable")
+        cuts = begin.take(part) + at
+        group = np.append(group, group.take(part)).take(order)
+        begin = np.append(begin, cuts).take(order)
+        end = np.append(begin[1:], end.item(-1))
+        end = np.where(np.append(group[1:] == group[:-1], False), end, of_groups[1:].take(group))
+    return plan if len(group) == len(plan) else _cut_at(plan, ends, group, begin, end)
+
+
+def _parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
+    """Cuts groups every `length` tokens: returns the group of each part, its begin and its end.
+
+    of_groups: offsets of the groups' tokens. Begins and ends count the tokens of all groups.
+    """
     parts = (of_groups[1:] - of_groups[:-1] + (length - 1)) // length
     places = offsets(parts)
     _check_parts(places.item(-1), length)
@@ -56,7 +94,41 @@ def cut_every(plan: Plan, length: int | Longs) -> Plan:
     step = ramp(len(group)) - places.take(group)
     of_part = length if isinstance(length, int) else length.take(group)
     begin = of_groups.take(group) + step * of_part
-    return _cut_at(plan, ends, group, begin, np.minimum(begin + of_part, of_groups[1:].take(group)))
+    return group, begin, np.minimum(begin + of_part, of_groups[1:].take(group))
+
+
+def _further_cuts(lengths: Longs, share: int, blocks: int) -> tuple[Longs, Longs]:
+    """Finds where to cut the parts that follow others, so that they end with a share: the parts, and the tokens before
+    each cut.
+
+    Nothing is cut where parts fit in whole behind others, or where blocks take more than MOST_PARTS, as the last ones
+    are then short beside the others.
+    """
+    none = ramp(0)
+    if not blocks < len(lengths) <= MOST_PARTS * blocks:
+        return none, none
+    order = (-lengths).argsort(kind="stable")
+    falling, limit = lengths.take(order), share + max(share // _LATE, _LATE_TOKENS)
+    loads, place = falling[:blocks][::-1].copy(), blocks  # loads are ascending
+    while place < len(order):
+        behind = falling[place : place + blocks]
+        if largest(behind + loads[: len(behind)]) > limit:
+            break
+        loads[: len(behind)] += behind
+        loads.sort()
+        place += blocks
+    else:
+        return none, none
+    after, behind, most = order[place:], falling[place:], share
+    ends = behind.cumsum()
+    while int((rooms := np.maximum(most - loads, 0) // SPLIT_STEP * SPLIT_STEP).sum()) < ends.item(-1):
+        most += SPLIT_STEP
+    cuts = rooms.cumsum()
+    cuts = cuts.compress((rooms > 0) & (cuts < ends.item(-1)))
+    part = ends.searchsorted(cuts, "right")
+    at = cuts - (ends - behind).take(part)
+    kept = (at >= SPLIT_STEP) & (behind.take(part) - at >= SPLIT_STEP)
+    return after.take(part.compress(kept)), at.compress(kept)
 
 
 def _check_parts(parts: int, length: int | Longs) -> None:
