@@ -34,8 +34,10 @@ the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
 MOST_PARTS = 5
 """The most parts that a thread block takes where even shares cut the last ones further."""
-_LATE, _LATE_TOKENS = 8, 256
-"""The fraction of a share, and the tokens, by which parts may end later, rather than be cut further and merged."""
+_LATE, _LATE_TOKENS = 8, (256, 128)
+"""The fraction of a share, and the tokens, by which parts may end later, rather than be cut further. Tokens are more
+where nothing else is merged.
+"""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
 
@@ -71,7 +73,8 @@ def cut_evenly(plan: Plan, blocks: float) -> Plan:
     of_groups = ends.take(plan.segment_indptr)
     share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
     group, begin, end = _parts_of(of_groups, share)
-    part, at = _further_cuts(end - begin, share, int(blocks))
+    late = _LATE_TOKENS[len(group) > len(plan)]
+    part, at = _further_cuts(end - begin, share, max(share // _LATE, late), int(blocks))
     if len(part):
         order = np.append(ramp(len(group)), part).argsort(kind="stable")
         cuts = begin.take(part) + at
@@ -97,9 +100,9 @@ def _parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Long
     return group, begin, np.minimum(begin + of_part, of_groups[1:].take(group))
 
 
-def _further_cuts(lengths: Longs, share: int, blocks: int) -> tuple[Longs, Longs]:
-    """Finds where to cut the parts that follow others, so that they end with a share: the parts, and the tokens before
-    each cut.
+def _further_cuts(lengths: Longs, share: int, late: int, blocks: int) -> tuple[Longs, Longs]:
+    """Finds where to cut the parts that follow others and would end more than `late` tokens after a share, so that they
+    end with it: the parts, and the tokens before each cut.
 
     Nothing is cut where parts fit in whole behind others, or where blocks take more than MOST_PARTS, as the last ones
     are then short beside the others.
@@ -108,11 +111,11 @@ def _further_cuts(lengths: Longs, share: int, blocks: int) -> tuple[Longs, Longs
     if not blocks < len(lengths) <= MOST_PARTS * blocks:
         return none, none
     order = (-lengths).argsort(kind="stable")
-    falling, limit = lengths.take(order), share + max(share // _LATE, _LATE_TOKENS)
+    falling = lengths.take(order)
     loads, place = falling[:blocks][::-1].copy(), blocks  # loads are ascending
     while place < len(order):
         behind = falling[place : place + blocks]
-        if largest(behind + loads[: len(behind)]) > limit:
+        if largest(behind + loads[: len(behind)]) > share + late:
             break
         loads[: len(behind)] += behind
         loads.sort()
