@@ -143,6 +143,17 @@ def test_large_batches() -> None:
     assert not any(batch.family == "large" for batch in batches(None))
 
 
+def test_equal_batches() -> None:
+    """A few requests more than the 33 thread blocks of a KV head with 8 of them, or half or all of 264 with one."""
+    made = chosen_batches(None, "equal")
+    for batch in made:
+        requests, tokens = map(int, batch.name.split("x"))
+        assert [request.tokens for request in batch.requests] == [tokens] * requests
+        assert min(requests % blocks for blocks in (33, 132, 264)) < 20
+        assert not batch.grouped
+    assert not any(batch.family == "equal" for batch in batches(None))
+
+
 def test_trees_as_batches() -> None:
     """Each row has the tokens of its path; rows beside one another share the whole pages that their nodes fill."""
     for batch, text in zip(fasttree_batches(0), FASTTREE_TREES, strict=True):

@@ -1,6 +1,6 @@
 """The suite of batches: 16 batches in four families (traces, groups, agents, unshared) and five special ones.
 
-The families `trees`, `small` and `large` are beside the suite: they have to be named.
+The families `trees`, `small`, `large` and `equal` are beside the suite: they have to be named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treegen.workloads.small_batches import small_batches
 from treegen.workloads.special_batches import special_batches
 from treegen.workloads.trace_batches import trace_batches
 from treegen.workloads.tree_batches import fasttree_batches
-from treegen.workloads.unshared_batches import unshared_batches
+from treegen.workloads.unshared_batches import equal_batches, unshared_batches
 
 FAMILIES = ("traces", "groups", "agents", "unshared", "special")
 """Families of the suite, in its order."""
@@ -57,7 +57,7 @@ def chosen_batches(data: Path | None, names: str | None, seed: int = 0) -> tuple
     suite = batches(data, seed)
     if names is None:
         return suite
-    made = (*suite, *fasttree_batches(seed), *small_batches(seed), *large_batches(seed))
+    made = (*suite, *fasttree_batches(seed), *small_batches(seed), *large_batches(seed), *equal_batches(seed))
     wanted = [name.strip() for name in names.split(",")]
     known = {key for batch in made for key in (batch.name, batch.family)}
     for name in wanted:

@@ -19,6 +19,16 @@ def unshared_batches(seed: int) -> tuple[ServedBatch, ...]:
     )
 
 
+def equal_batches(seed: int) -> tuple[ServedBatch, ...]:
+    """Makes the family `equal`: requests of one length, a few more than fill the thread blocks of an H200 or H100 once
+    or twice.
+
+    Work items that follow these alone make a layer longer; these are the numbers of requests where that costs most.
+    """
+    sizes = ((34, 8192), (40, 2048), (67, 4096), (133, 2048), (150, 2048), (265, 1024))
+    return tuple(apart(f"{width}x{tokens}", width, (tokens, tokens), 300, seed, "equal") for width, tokens in sizes)
+
+
 def apart(
     name: str,
     width: int,
