@@ -75,7 +75,7 @@ def test_a_request_that_lost_more_tokens_than_its_plan_allows_is_alone(backend: 
 
 
 def test_a_plan_is_made_for_what_windows_reach() -> None:
-    """So work items are as many as for short requests, and the saved bytes are those of tokens in windows."""
+    """There are no more work items than for short requests, and saved bytes are counted within windows."""
     case = Case(SHAPE, "block", WINDOW, "auto", 6, 4096, sms=8)
     _, kernel = served(case, [4000, 3000, 50, 2500], "torch")
     _, short = served(case, [WINDOW + 1 + case.most_tokens % PAGE] * 4, "torch")

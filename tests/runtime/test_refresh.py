@@ -65,7 +65,7 @@ def test_behind_long_layers_one_call_makes_a_plan() -> None:
 
 
 def test_a_plan_is_renewed_for_a_request_that_is_too_short_for_its_window() -> None:
-    """Not for one that soon has as many tokens as the plan asks for, and not without windows."""
+    """It is kept for a request that soon has the tokens it asks for. Without windows it asks for none."""
     kernel = kernel_for(window_left=99)
     batch = planned_batch(kernel, 2000)
     assert kernel.planned is not None

@@ -31,7 +31,8 @@ On an H200, 64 requests of 4,096 tokens take 1.04 times as long with a plan made
 _LEAST_GROWN = 16
 """Tokens that requests gain at least before they are long for a plan that was made when they had few of their own."""
 _LEAST_SHORT = 16
-"""Tokens that a request lacks at least before a plan that it became too short for is renewed: it grows by so many soon.
+"""`refresh` plans anew where a request lacks this many tokens of what the plan asks for; one that lacks fewer soon has
+them.
 """
 _PLAN_US = 2000.0
 """Microseconds that the host takes to plan, roughly: between other work 1 to 2.5 ms beside an H200."""
