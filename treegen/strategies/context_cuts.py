@@ -34,10 +34,10 @@ the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
 MOST_PARTS = 5
 """The most parts that a thread block takes where even shares cut the last ones further."""
-_LATE, _LATE_TOKENS = 8, (256, 128)
-"""The fraction of a share, and the tokens, by which parts may end later, rather than be cut further. Tokens are more
-where nothing else is merged.
-"""
+_LATE = 8
+"""The fraction of a share by which parts may end later, rather than be cut further."""
+_LATE_TOKENS, _LATE_TOKENS_MERGED = 256, 128
+"""The tokens by which they always may: where nothing else is merged, and where merges are needed anyway."""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
 
@@ -73,8 +73,8 @@ def cut_evenly(plan: Plan, blocks: float) -> Plan:
     of_groups = ends.take(plan.segment_indptr)
     share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
     group, begin, end = _parts_of(of_groups, share)
-    late = _LATE_TOKENS[len(group) > len(plan)]
-    part, at = _further_cuts(end - begin, share, max(share // _LATE, late), int(blocks))
+    late = max(share // _LATE, _LATE_TOKENS_MERGED if len(group) > len(plan) else _LATE_TOKENS)
+    part, at = _further_cuts(end - begin, share, late, int(blocks))
     if len(part):
         order = np.append(ramp(len(group)), part).argsort(kind="stable")
         cuts = begin.take(part) + at
