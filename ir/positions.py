@@ -1,14 +1,16 @@
-"""Positions of rows and tokens along their paths, and sliding windows, which are counted in positions."""
+"""Positions of rows and tokens along their paths, and trees and plans without what no sliding window reaches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, Longs, frozen, offsets
-from treegen.ir.tree.topology import derive
+from treegen.ir.arrays import Ints, Longs, frozen, offsets, stacked
+from treegen.ir.tree.kv import KVRuns
+from treegen.ir.tree.request_kv import RequestKV
+from treegen.ir.tree.topology import derive, shortened
 
 if TYPE_CHECKING:
     from treegen.ir.plan import Plan
@@ -49,6 +51,57 @@ def windowed(tree: Tree, window_left: int) -> tuple[Tree, Positions]:
     return made, Positions(before.node + left, before.row)
 
 
+def windowed_requests(tree: Tree, window_left: int, unit: int) -> Tree:
+    """Returns the tree by request without tokens that no row's window reaches.
+
+    A node loses tokens at its beginning, in whole units, or all of them, and then it is left out. Windows of longer
+    requests reach no token that is lost. `RequestKV.least` says how much shorter a request may get. With a window of
+    128 tokens and units of 16:
+
+        before      request 0   [ 0 ............... 8000 | 8000 ......... 8192 >
+                    request 1                            | [ 8000 .... 8160 >
+        afterwards  request 0                            |     [ 8064 ... 8192 >
+                    request 1                            |   [ 8032 .. 8160 >
+
+    Args:
+        tree: A tree by request.
+        window_left: Tokens before its own that a row sees.
+        unit: Tokens that nodes lose at a time; for kernels, a multiple of the page size.
+    """
+    topology, tokens, requests = tree.topology, tree.tokens, tree.requests
+    assert requests is not None
+    own = (requests.first.take(tree.row_node) + tree.row_sees).astype(np.int64) - 1
+    least = _least(own.take(topology.row_of_rank), topology.rank_lo, topology.rank_hi)
+    left = np.clip(least - window_left - requests.first, 0, tokens)
+    left = np.where(left < tokens, left - left % unit, left)
+    if not np.count_nonzero(left):
+        return tree
+    begin, kept = requests.first + left, left < tokens
+    least_tokens = _least_tokens(np.where(left > 0, begin, 0), tree, requests, window_left)
+    of_nodes = frozen(stacked(requests.owner, begin, requests.of_nodes[2]).compress(kept, axis=1))
+    row_node, sees = frozen((kept.cumsum() - 1).take(tree.row_node)), frozen(tree.row_sees - left.take(tree.row_node))
+    made = shortened(topology, left)
+    kv = KVRuns.contiguous(made.tokens)  # made-up places, which plans only compare
+    requests = replace(requests, of_nodes=of_nodes, least=least_tokens)
+    return type(tree)(made.parent, made.tokens, row_node, sees, kv, made, requests)
+
+
+def _least_tokens(begin: Longs, tree: Tree, requests: RequestKV, window_left: int) -> Ints:
+    """Returns the fewest tokens of each request with which its windows reach no token that is lost.
+
+    begin: the position of each node's first token where it has lost tokens, else 0.
+    """
+    queries: Longs | int = 1
+    node = tree.row_node
+    if requests.queries is not None:
+        queries, node = requests.queries.astype(np.int64), node.take(offsets(requests.queries)[:-1])
+    reached = begin.take(node)
+    while np.count_nonzero(up := (reached == 0) & (node >= 0)):
+        node = np.where(up, tree.parent.take(node), -1)
+        reached = np.where(node >= 0, begin.take(node), reached)
+    return frozen(np.where(reached > 0, reached + (window_left + queries), 0))
+
+
 def clipped(plan: Plan, tree: Tree, positions: Positions, window_left: int) -> Plan:
     """Returns the plan without tokens at the beginning of segments that no row of a group sees through its window.
 
@@ -69,7 +122,7 @@ def clipped(plan: Plan, tree: Tree, positions: Positions, window_left: int) -> P
     return plan.with_segments(offsets(np.bincount(group[kept], minlength=len(plan))), segments)
 
 
-def _least(values: Ints, lo: Ints | Longs, hi: Ints | Longs) -> Longs:
+def _least(values: Ints | Longs, lo: Ints | Longs, hi: Ints | Longs) -> Longs:
     """Returns the smallest of `values[lo:hi]` for each pair; for an empty interval a number beyond all positions."""
     least = np.full(len(lo), np.iinfo(np.int64).max // 2)
     some = np.flatnonzero(hi > lo)

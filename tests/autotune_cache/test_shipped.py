@@ -18,7 +18,7 @@ from treegen.autotune_cache.key import shape_text, target_text
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
 from treegen.autotune_cache.policy_file import file_text
 from treegen.autotune_cache.shipped_policies import ShippedPolicies
-from treegen.ir.tree.request_windows import within_windows
+from treegen.ir.positions import windowed_requests
 from treegen.search.batch_choices import accepts_for_batches
 from treegen.search.bucket import batch_bucket, policy_bucket
 from treegen.search.policies import accepts
@@ -122,15 +122,9 @@ def test_batches_of_the_suite_take_them(shipped: list[Entry], data_dir: Path) ->
     for seed in (0, 1):
         for batch in batches(data_dir, seed):
             buckets.add(f"batch of {batch_bucket(live_batch_of(batch).tree())}")
-    reached = {f"batch of {batch_bucket(windowed(live_batch_of(batch).tree()))}" for batch in batches(data_dir)}
+    # Kernels of head dim 64 have tiles of 128 tokens.
+    trees = [windowed_requests(live_batch_of(batch).tree(), 127, 128) for batch in batches(data_dir)]
+    reached = {f"batch of {batch_bucket(tree)}" for tree in trees}
     assert {bucket for bucket, _ in known} <= buckets | reached
     narrow = {shape for bucket, shape in known if bucket not in buckets}
     assert narrow == {f"{heads} heads, head_dim 64, bf16, page_size 16" for heads in ("8:1", "64:8")}
-
-
-def windowed(tree: Tree) -> Tree:
-    """What is left of a batch's tree with windows of 128 tokens, as kernels with tiles of 128 tokens plan it."""
-    assert tree.requests is not None
-    made = within_windows(tree.row_node, tree.row_sees, tree.topology, tree.requests, 127, 128)
-    assert made is not None
-    return Tree(*made[0], *made[1:])

@@ -7,18 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.positions import windowed_requests
 from treegen.ir.tree import Tree
-from treegen.ir.tree.request_windows import within_windows
 from treegen.ir.tree.topology import derive
 
 PAGE = 4
-
-
-def windowed(tree: Tree, window_left: int, unit: int) -> Tree | None:
-    """The tree without what windows do not reach, None where they reach everything."""
-    assert tree.requests is not None
-    made = within_windows(tree.row_node, tree.row_sees, tree.topology, tree.requests, window_left, unit)
-    return None if made is None else Tree(*made[0], *made[1:])
 
 
 @st.composite
@@ -50,8 +43,8 @@ def positions_on_path(tree: Tree, row: int) -> set[int]:
 @given(batches(), st.integers(0, 50), st.sampled_from((PAGE, 2 * PAGE, 32)))
 def test_windows_reach_nothing_that_is_lost(live: LiveBatch, window_left: int, unit: int) -> None:
     whole = live.tree()
-    tree = windowed(whole, window_left, unit)
-    if tree is None:
+    tree = windowed_requests(whole, window_left, unit)
+    if tree is whole:
         return
     assert tree.requests is not None
     assert tree.requests.least is not None
@@ -72,7 +65,7 @@ def test_windows_reach_nothing_that_is_lost(live: LiveBatch, window_left: int, u
 @given(batches(), st.integers(0, 50), st.sampled_from((PAGE, 32)))
 def test_nodes_lose_whole_units_that_no_row_sees(live: LiveBatch, window_left: int, unit: int) -> None:
     whole = live.tree()
-    tree = windowed(whole, window_left, unit)
+    tree = windowed_requests(whole, window_left, unit)
     requests = whole.requests
     assert requests is not None
     own = requests.first[whole.row_node] + whole.row_sees - 1
@@ -82,9 +75,7 @@ def test_nodes_lose_whole_units_that_no_row_sees(live: LiveBatch, window_left: i
         first, tokens = int(requests.first[node]), int(whole.tokens[node])
         unseen = min(max(int(by_rank[lo:hi].min()) - window_left - first, 0), tokens)
         left.append(tokens if unseen == tokens else unseen // unit * unit)
-    if tree is None:
-        assert not any(left)
-        return
+    assert (tree is whole) == (not any(left))
     assert tree.requests is not None
     kept = np.flatnonzero(whole.tokens > left)
     assert tree.tokens.tolist() == (whole.tokens - left)[kept].tolist()
@@ -99,21 +90,20 @@ def test_nodes_lose_whole_units_that_no_row_sees(live: LiveBatch, window_left: i
 
 @given(batches(), st.integers(0, 50))
 def test_the_topology_is_that_of_the_shorter_nodes(live: LiveBatch, window_left: int) -> None:
-    tree = windowed(live.tree(), window_left, PAGE)
-    if tree is None:
-        return
+    tree = windowed_requests(live.tree(), window_left, PAGE)
     expected = derive(tree.parent, tree.tokens, tree.row_node, tree.row_sees)
     assert tree.topology.spans.table.tolist() == expected.spans.table.tolist()
     for name in ("rank_lo", "rank_own", "rank_hi", "row_of_rank", "tokens"):
         assert getattr(tree.topology, name).tolist() == getattr(expected, name).tolist(), name
     assert tree.unique_tokens == expected.unique_tokens
     assert tree.kv.length.tolist() == tree.tokens.tolist()
-    assert (tree.tokens > 0).all()
+    assert tree.num_rows == 0 or (tree.tokens > 0).all()
 
 
 def test_a_batch_without_requests_and_one_within_its_windows_stay_whole() -> None:
     live = LiveBatch(PAGE)
-    assert windowed(live.tree(), 3, PAGE) is None
-    live.add(20)
-    assert windowed(live.tree(), 16, PAGE) is None
-    assert windowed(live.tree(), 15, PAGE) is not None
+    for tokens, window_left, whole in ((0, 3, True), (20, 16, True), (20, 15, False)):
+        if tokens and not len(live):
+            live.add(tokens)
+        tree = live.tree()
+        assert (windowed_requests(tree, window_left, PAGE) is tree) == whole

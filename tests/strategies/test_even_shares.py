@@ -53,7 +53,7 @@ def test_no_thread_block_ends_late(lengths: list[int], blocks: float) -> None:
     items, parts = planned(lengths, blocks), sum(-(-tokens // share) for tokens in lengths)
     assert sum(items) == sum(lengths)
     if parts <= MOST_PARTS * int(blocks):
-        assert busiest(items, int(blocks)) <= share + max(share // 8, 256) + 128
+        assert busiest(items, int(blocks)) <= share + max(share // 8, 128) + 128
     else:
         assert len(items) == parts
 

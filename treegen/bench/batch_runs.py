@@ -20,8 +20,8 @@ from treegen.bench.flashinfer_batch_prefill import FlashInferBatchPrefill
 from treegen.bench.providers import UnavailableError
 from treegen.codegen.compile_counter import expected_compiles
 from treegen.ir.errors import InputError
+from treegen.ir.positions import windowed_requests
 from treegen.ir.shape import Shape
-from treegen.ir.tree.request_windows import within_windows
 from treegen.tuning.timing import graph_of, median_us
 from treegen.tuning.worker import problem_of
 from treegen.workloads.batch_pages import BatchPages, live_batch_of
@@ -252,7 +252,4 @@ def _seen_tokens(batch: ServedBatch, window_left: int) -> int:
     """Returns the tokens that some row sees at the first step, each counted once."""
     if window_left < 0:
         return batch.unique_tokens
-    tree = live_batch_of(batch).tree()
-    assert tree.requests is not None
-    made = within_windows(tree.row_node, tree.row_sees, tree.topology, tree.requests, window_left, 1)
-    return tree.unique_tokens if made is None else made[1].unique_tokens
+    return windowed_requests(live_batch_of(batch).tree(), window_left, 1).unique_tokens

@@ -104,8 +104,9 @@ def bench(
         if specs or shuffled is not None or plot is not None:
             raise InputError("table", table, "excludes trees, --shuffled and --plot", "leave these out")
         shape = _shape_of_batches(head_dim or [128], dtype or ["bf16"], page_size)
-        settings = steps or 200, layers or 32, repeats, -1 if window_left is None else window_left
-        chosen = _BatchOptions(family, heads, *shape, kv_dtype, providers, settings, seed, data)
+        chosen = _BatchOptions(
+            family, heads, *shape, kv_dtype, providers, steps or 200, layers or 32, repeats, window_left, seed, data
+        )
         raise typer.Exit(_bench_batches(chosen, _Files(json, html, results)))
     of_batches = {"family": family, "kv_dtype": kv_dtype, "steps": steps, "layers": layers, "window_left": window_left}
     for name, given in {**of_batches, "seed": seed or None}.items():
@@ -162,7 +163,7 @@ def _shape_of_batches(head_dims: list[int], dtypes: list[str], page_size: int) -
 
 @dataclass(frozen=True, slots=True)
 class _BatchOptions:
-    """The options of `--table batches`; None for defaults. settings: steps, layers, repeats and window_left."""
+    """The options of `--table batches`; None for defaults."""
 
     family: str | None
     heads: list[str] | None
@@ -170,7 +171,10 @@ class _BatchOptions:
     dtype: str
     kv_dtype: str | None
     providers: str | None
-    settings: tuple[int, int, int, int]
+    steps: int
+    layers: int
+    repeats: int
+    window_left: int | None
     seed: int
     data: Path | None
 
@@ -241,8 +245,8 @@ def _measured_batches(
         raise BackendError("device", "cpu", "is not a CUDA device to measure on", "run it on a GPU, or with --from")
     gbps = copy_gbps()
     machine = bench_runs.machine(gbps)
-    steps, layers, repeats, window_left = options.settings
-    settings = batch_runs.BatchSettings(steps, layers, repeats, window_left=window_left)
+    window_left = -1 if options.window_left is None else options.window_left
+    settings = batch_runs.BatchSettings(options.steps, options.layers, options.repeats, window_left=window_left)
     shapes = BatchShapes(heads, options.head_dim, options.dtype, options.kv_dtype)
     cases = [(batch, shape) for batch in chosen for shape in shapes.of(batch)]
 

@@ -289,7 +289,7 @@ class BatchKernel(ExplainedKernel):
     def _explanation(self) -> tuple[str, Explanation]:
         if self._planned is None:
             raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
-        return "", batch_explanation(self._planned)
+        return batch_explanation(self._planned, self.form.scoring)
 
     def workspace_size(self) -> int:
         """Counts the bytes of device memory for tables and partial results.

@@ -11,11 +11,11 @@ from treegen.backends.batch_form import BatchForm
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
+from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import shallow
-from treegen.ir.tree.request_windows import within_windows
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
 from treegen.schedule.by_request import ItemRoom
@@ -113,9 +113,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
 
 def _within_windows(problem: Problem, form: BatchForm) -> Problem:
     """Leaves out tokens that no row's window reaches. Batch-invariant mode does so by itself, by chunks."""
-    tree, requests = problem.tree, problem.tree.requests
-    if form.window_left < 0 or form.room.chunk or requests is None:
+    if form.window_left < 0 or form.room.chunk:
         return problem
     unit = max(form.tile.tokens, form.shape.page_size)
-    made = within_windows(tree.row_node, tree.row_sees, tree.topology, requests, form.window_left, unit)
-    return problem if made is None else problem.with_tree(Tree(*made[0], *made[1:]))
+    return problem.with_tree(windowed_requests(problem.tree, form.window_left, unit))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from treegen.backends.triton_program import kernel_options
 from treegen.codegen.emit import emit
+from treegen.ir.positions import windowed_requests
 from treegen.report.explain import Explanation, explain
 from treegen.report.explained_plan import ExplainedPlan
 from treegen.runtime.batch_plans import BatchPlan
 from treegen.runtime.prepared_calls import PreparedCalls
 from treegen.schedule.pipeline import lowered
+from treegen.scoring.options import Scoring
 from treegen.strategies import Choice
 
 
@@ -33,18 +37,26 @@ def explanation_of(calls: PreparedCalls) -> tuple[str, Explanation]:
     beside = explain(tree, ("auto",), shape, target).entries if prepared.plan.invariant_block else ()
     best = Choice(beside[0].strategy, beside[0].reason) if beside else choice
     explanation = Explanation(tree, shape, calls.shape_is_assumed, target, (entry, *beside), best)
-    if scoring is None:
-        return "", explanation
-    return f"{scoring.options.text(prepared.tree.unique_tokens, tree.unique_tokens)}\n", explanation
+    return _heading(scoring, prepared.tree.unique_tokens, tree.unique_tokens), explanation
 
 
-def batch_explanation(planned: BatchPlan) -> Explanation:
-    """Returns the explanation of a running batch's plan."""
+def _heading(scoring: Scoring | None, tokens: int, seen: int) -> str:
+    """Returns the scores in words. tokens: tokens of the tree. seen: those that some row's window reaches."""
+    return "" if scoring is None else f"{scoring.options.text(tokens, seen)}\n"
+
+
+def batch_explanation(planned: BatchPlan, scoring: Scoring | None) -> tuple[str, Explanation]:
+    """Returns the scores of a kernel in words, and the explanation of its plan for a running batch."""
     problem, choice, plan, _ = planned
     counted = lowered(plan, problem).schedule
     entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, counted, problem, fixed=True)
     tree, shape, target = problem
-    return Explanation(tree, shape, False, target, (entry,), choice)
+    assert tree.requests is not None
+    tokens = int((tree.requests.length - tree.requests.shared_tokens).sum(dtype=np.int64))
+    seen = tokens
+    if scoring is not None and scoring.options.window_left >= 0:
+        seen = windowed_requests(tree, scoring.options.window_left, 1).unique_tokens
+    return _heading(scoring, tokens, seen), Explanation(tree, shape, False, target, (entry,), choice)
 
 
 def kernel_source(calls: PreparedCalls) -> str:

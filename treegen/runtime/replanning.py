@@ -158,7 +158,8 @@ class Replanning:
             return False
         assert self._late_plan is not None
         planned, others = self._served_by_plan(batch)
-        short = batch.tokens[: len(least := self._late_plan.least)] + _LEAST_SHORT <= least
+        least = self._late_plan.least
+        short = batch.tokens[: len(least)] + _LEAST_SHORT <= least
         if np.count_nonzero(short & planned[: len(least)]):
             return True
         grown = (batch.tokens - seen.tokens) * planned

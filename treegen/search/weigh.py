@@ -33,7 +33,6 @@ from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_ROW, outputs_of, 
 from treegen.search.walk_layout import WHOLE, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
-from treegen.strategies.context_cuts import MOST_PARTS
 from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.problem import Problem
 
@@ -152,9 +151,11 @@ class Weights(NamedTuple):
     def policy(self, place: tuple[int, int]) -> Cohort:
         """Returns the policy at a place of `times_us`."""
         walk, split, shares = self.walks[place[1]], int(self.splits[place]), self.shares.item(place[1])
+        if split == INT32_MAX:
+            return walk
         if shares and place[0] == EVEN_ROW:
             return replace(walk, shares=int(shares) if shares.is_integer() else shares)
-        return walk if split == INT32_MAX else replace(walk, split=split)
+        return replace(walk, split=split)
 
     def items(self, place: tuple[int, int]) -> int:
         """Counts the work items of this policy's plan."""
@@ -228,11 +229,6 @@ def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | Non
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
     times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else target.batch_constants)
-    shares = np.zeros(len(layout.walks))
-    if tile is not None:
-        # Batches change until they are planned again, so their even shares are those of the tree that is planned. Of
-        # whole groups they cut the last ones where these follow alone, so they come before plans without a split.
-        shares, items = shares_of(layout, target), outputs.items[EVEN_ROW]
-        follow = (splits[EVEN_ROW] == INT32_MAX) & (items > shares) & (items <= MOST_PARTS * shares)
-        times_us[EVEN_ROW] -= follow * times_us[EVEN_ROW] * 1e-9
+    # Batches change until they are planned again, so their even shares are those of the tree that is planned.
+    shares = np.zeros(len(layout.walks)) if tile is None else shares_of(layout, target)
     return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, shares, cohorts, layout, whole)

@@ -34,10 +34,8 @@ the mean, batches of the suite take up to 1.36 times as long on an H200.
 """
 MOST_PARTS = 5
 """The most parts that a thread block takes where even shares cut the last ones further."""
-_LATE = 8
-"""The fraction of a share by which parts may end later, rather than be cut further."""
-_LATE_TOKENS, _LATE_TOKENS_MERGED = 256, 128
-"""The tokens by which they always may: where nothing else is merged, and where merges are needed anyway."""
+_LATE, _LATE_TOKENS = 8, 128
+"""The fraction of a share, and the tokens, by which parts may end later, rather than be cut further."""
 SPLIT_STEP = 64
 """The tokens of an item that choices make are a multiple of this number."""
 
@@ -72,17 +70,12 @@ def cut_evenly(plan: Plan, blocks: float) -> Plan:
     ends = offsets(plan.stop - plan.start)
     of_groups = ends.take(plan.segment_indptr)
     share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
-    group, begin, end = _parts_of(of_groups, share)
-    late = max(share // _LATE, _LATE_TOKENS_MERGED if len(group) > len(plan) else _LATE_TOKENS)
-    part, at = _further_cuts(end - begin, share, late, int(blocks))
-    if len(part):
-        order = np.append(ramp(len(group)), part).argsort(kind="stable")
-        cuts = begin.take(part) + at
-        group = np.append(group, group.take(part)).take(order)
-        begin = np.append(begin, cuts).take(order)
-        end = np.append(begin[1:], end.item(-1))
-        end = np.where(np.append(group[1:] == group[:-1], False), end, of_groups[1:].take(group))
-    return plan if len(group) == len(plan) else _cut_at(plan, ends, group, begin, end)
+    _, begin, end = _parts_of(of_groups, share)
+    begin = np.sort(np.append(begin, _late_cuts(begin, end - begin, share, int(blocks))))
+    if len(begin) == len(plan):
+        return plan
+    group = of_groups.searchsorted(begin, "right") - number(1)
+    return _cut_at(plan, ends, group, begin, np.append(begin[1:], of_groups[-1]))
 
 
 def _parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
@@ -100,38 +93,43 @@ def _parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Long
     return group, begin, np.minimum(begin + of_part, of_groups[1:].take(group))
 
 
-def _further_cuts(lengths: Longs, share: int, late: int, blocks: int) -> tuple[Longs, Longs]:
-    """Finds where to cut the parts that follow others and would end more than `late` tokens after a share, so that they
-    end with it: the parts, and the tokens before each cut.
+def _late_cuts(begin: Longs, lengths: Longs, share: int, blocks: int) -> Longs:
+    """Finds where to cut the parts that would end late behind others, so that they end with a share.
 
     Nothing is cut where parts fit in whole behind others, or where blocks take more than MOST_PARTS, as the last ones
     are then short beside the others.
+
+    Args:
+        begin: Where each part begins.
+        lengths: Its tokens.
+        share: Tokens of a share.
+        blocks: The number of thread blocks.
     """
-    none = ramp(0)
     if not blocks < len(lengths) <= MOST_PARTS * blocks:
-        return none, none
-    order = (-lengths).argsort(kind="stable")
+        return begin[:0]
+    order, limit = (-lengths).argsort(kind="stable"), share + max(share // _LATE, _LATE_TOKENS)
     falling = lengths.take(order)
     loads, place = falling[:blocks][::-1].copy(), blocks  # loads are ascending
     while place < len(order):
         behind = falling[place : place + blocks]
-        if largest(behind + loads[: len(behind)]) > share + late:
+        if largest(behind + loads[: len(behind)]) > limit:
             break
         loads[: len(behind)] += behind
         loads.sort()
         place += blocks
     else:
-        return none, none
-    after, behind, most = order[place:], falling[place:], share
+        return begin[:0]
+    behind, most = falling[place:], share
     ends = behind.cumsum()
     while int((rooms := np.maximum(most - loads, 0) // SPLIT_STEP * SPLIT_STEP).sum()) < ends.item(-1):
         most += SPLIT_STEP
     cuts = rooms.cumsum()
     cuts = cuts.compress((rooms > 0) & (cuts < ends.item(-1)))
     part = ends.searchsorted(cuts, "right")
-    at = cuts - (ends - behind).take(part)
-    kept = (at >= SPLIT_STEP) & (behind.take(part) - at >= SPLIT_STEP)
-    return after.take(part.compress(kept)), at.compress(kept)
+    before = cuts - (ends - behind).take(part)
+    kept = (before >= SPLIT_STEP) & (behind.take(part) - before >= SPLIT_STEP)
+    found: Longs = (begin.take(order[place:]).take(part) + before).compress(kept)
+    return found
 
 
 def _check_parts(parts: int, length: int | Longs) -> None:

@@ -20,10 +20,10 @@ def unshared_batches(seed: int) -> tuple[ServedBatch, ...]:
 
 
 def equal_batches(seed: int) -> tuple[ServedBatch, ...]:
-    """Makes the family `equal`: requests of one length, a few more than fill the thread blocks of an H200 or H100 once
-    or twice.
+    """Makes the family `equal`: requests of one length, a few more than thread blocks that an H200 or H100 has for a KV
+    head with 32:8, 16:2 or 8:1 heads.
 
-    Work items that follow these alone make a layer longer; these are the numbers of requests where that costs most.
+    Their last requests have to be shared among thread blocks; otherwise one block reads each of them alone.
     """
     sizes = ((34, 8192), (40, 2048), (67, 4096), (133, 2048), (150, 2048), (265, 1024))
     return tuple(apart(f"{width}x{tokens}", width, (tokens, tokens), 300, seed, "equal") for width, tokens in sizes)
