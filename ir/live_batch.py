@@ -73,7 +73,7 @@ class LiveBatch:
     def _take_seats(self, seats: Ints) -> None:
         """Sets the arrays by seat: the lines of one table, so that they can be gathered in one operation."""
         self._seats = seats
-        self.row, self.epoch, self.tokens, self.shared_with, self.shared_tokens, self.rows = seats
+        self.row, self.epoch, self.shared_with, self.shared_tokens, self.tokens, self.rows = seats
 
     def __len__(self) -> int:
         return self._active
@@ -91,6 +91,11 @@ class LiveBatch:
         """The arrays `row` and `epoch` as a table `[2, seats]`."""
         return self._seats[:2]
 
+    @property
+    def epochs_and_sharing(self) -> Ints:
+        """The arrays `epoch`, `shared_with` and `shared_tokens` as a table `[3, seats]`."""
+        return self._seats[1:4]
+
     def tree(self, *, shared: bool = True) -> Tree:
         """Makes the tree by request of the running requests, with their rows in the order of the seats.
 
@@ -98,7 +103,7 @@ class LiveBatch:
             shared: Whether requests share the tokens that they are known to share, or none.
         """
         seats = self.seats
-        _, epoch, tokens, above, sharing, rows = self._seats.take(seats, 1)
+        _, epoch, above, sharing, tokens, rows = self._seats.take(seats, 1)
         if not shared:
             above, sharing = np.full(len(seats), -1, np.int32), np.zeros(len(seats), np.int32)
         elif len(seats) and seats.item(-1) >= len(seats):  # the seats have gaps
@@ -294,4 +299,4 @@ class LiveBatch:
 
 def _free_seats(seats: int) -> Ints:
     """Returns the table of this many free seats."""
-    return np.array([[-1], [0], [0], [-1], [0], [1]], np.int32).repeat(seats, 1)
+    return np.array([[-1], [0], [-1], [0], [0], [1]], np.int32).repeat(seats, 1)

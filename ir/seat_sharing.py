@@ -24,9 +24,15 @@ def owner_of(shared_with: Ints, shared_tokens: Ints, seat: int, tokens: int) -> 
     """
     if not tokens:
         return -1, 0
-    while shared_tokens[seat] >= tokens:
-        seat = int(shared_with[seat])
+    while shared_tokens.item(seat) >= tokens:
+        seat = shared_with.item(seat)
     return seat, tokens
+
+
+def begin_alike(shared_with: Ints, shared_tokens: Ints, seat: int, other: int, tokens: int) -> bool:
+    """Says whether two seats begin with the same first `tokens` tokens, at least 1, as far as is known."""
+    owner, _ = owner_of(shared_with, shared_tokens, seat, tokens)
+    return owner == owner_of(shared_with, shared_tokens, other, tokens)[0]
 
 
 def share(shared_with: Ints, shared_tokens: Ints, pairs: Longs, tokens: Longs) -> Bools:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import LatePlan, PlannedRequests, TokenRates
+from treegen.cost.late_requests import LatePlan, PlannedRequests
+from treegen.cost.token_rates import TokenRates
 from treegen.ir.request_schedule import NO_EPOCH
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.steady_sharing import SteadySharing
@@ -37,13 +38,18 @@ def kernel_for(
 
 def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     """What it costs that the kernel's plan is the one before."""
+    return late_plan(kernel).cost(batch).late_us
+
+
+def late_plan(kernel: BatchKernel) -> LatePlan:
+    """The kernel's plan, for the batches after its own."""
     assert kernel.planned is not None
     (tree, shape, target), _, _, schedule = kernel.planned
     rates = TokenRates.of(kernel.form.tile, shape, target, kernel.form.window_left)
     assert tree.requests is not None
     shared = np.zeros(len(schedule.epoch), np.int32)
     shared[tree.requests.seat] = tree.requests.shared_tokens
-    return LatePlan(schedule, tree, shared, kernel.form.room, rates).cost(batch).late_us
+    return LatePlan(schedule, tree, shared, kernel.form.room, rates)
 
 
 def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
@@ -310,7 +316,51 @@ def test_who_is_walked_alone(data: st.DataObject) -> None:
         alike = all(pages.get(owner, [])[:end] == pages[seat][:end] for owner, end in claims)
         planned = seat in fits and alike and all(len(pages[seat]) >= end for _, end in claims)
         assert bool(served.planned[seat]) == planned
-        assert (seat in served.others) == (planned and batch.epoch[seat] != before[seat])
+        if seat in served.others or planned:
+            assert (seat in served.others) == (batch.epoch[seat] != before[seat])
+        kept = [claim for claim in claims if batch.row[claim[0]] >= 0 and batch.epoch[claim[0]] == before[claim[0]]]
+        if seat in served.others:
+            assert all(pages.get(owner, [])[:end] == pages[seat][:end] for owner, end in kept)
+
+
+@pytest.mark.parametrize("window_left", [-1, 63])
+@given(st.data())
+def test_a_quick_bound_of_the_cost(window_left: int, data: st.DataObject) -> None:
+    """`prepare` leaves out the estimate where the bound already says that the batch can wait."""
+    kernel, batch = kernel_for(12, 1024, window_left=window_left), LiveBatch(page_size=16)
+
+    def events(count: int) -> None:
+        for _ in range(count):
+            seats = batch.seats.tolist()
+            kind = data.draw(st.sampled_from(["add", "fork", "finish", "moved", "grow", "share"]))
+            seat = data.draw(st.sampled_from(seats)) if seats else -1
+            if len(batch) < 12 and (kind == "add" or seat < 0):
+                batch.add(data.draw(st.integers(0, 500)))
+            elif len(batch) < 12 and kind == "fork":
+                batch.fork(seat)
+            elif kind == "finish":
+                batch.finish(seat)
+            elif kind == "moved":
+                batch.moved(seat)
+            elif kind == "grow":
+                batch.grow()
+            elif kind == "share" and len(seats) > 1 and batch.shared_with[seats[0]] < 0:
+                batch.share(seats[-1], None, 0)
+                if batch.shared_with[seats[0]] != seats[-1]:
+                    batch.share(seats[-1], seats[0], int(min(batch.tokens[[seats[0], seats[-1]]])))
+
+    events(8)
+    if not len(batch):
+        return
+    kernel.update(batch)
+    plan = late_plan(kernel)
+    for _ in range(3):
+        events(3)
+        served = plan.requests.served(batch)
+        most_us, cost = plan.most_late_us(batch, served), plan.cost(batch, served)
+        assert most_us >= cost.late_us - 1e-9
+        if not cost.alone and not len(served.others) and not (batch.shared_tokens > 0).any():
+            assert most_us == 0
 
 
 def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
@@ -414,7 +464,7 @@ def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
     planned = PlannedRequests(kernel.planned.schedule)  # type: ignore[union-attr]
     batch.finish(sharing)
     assert batch.add(4000, owner, 3200) == sharing
-    assert planned.served(batch).others == [sharing]
+    assert planned.served(batch).others.tolist() == [sharing]
     batch.finish(owner)
     assert batch.add(100) == owner
     assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
+from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Bools, Ints, Longs, largest, ragged_ranges
-from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.request_tables import RequestRoom
-from treegen.ir.seat_sharing import share
-from treegen.ir.shape import Shape
+from treegen.ir.seat_sharing import begin_alike, share
 from treegen.ir.tree import Tree
-from treegen.target.cost_terms import ITEMS, facts_of
-from treegen.target.targets import Target
-from treegen.target.tile_config import tile_work
 
-_OTHERS = 64
-"""The most requests in others' seats that are looked at; with more of them a new plan is due."""
+_LOOKED_AT = 64
+"""The most new requests in others' seats that are looked at; with more of them a new plan is due."""
 ALONE_US = 4.0
 """Microseconds that a layer takes longer while a request is walked alone.
 
@@ -41,57 +37,15 @@ class LateCost(NamedTuple):
     alone: bool
 
 
-class _Newcomer(NamedTuple):
-    """Another request in a seat that a plan knows.
-
-    at: its epoch, and what it shares with whom. tokens: its tokens when it was first looked at. fits: whether it is not
-    faster alone, and shares what the plan assumes of it and of requests that are still there.
-    """
-
-    at: tuple[int, int, int]
-    tokens: int
-    fits: bool
-
-
-class Served(NamedTuple):
-    """Which requests of a later batch a plan serves. planned: all of these, by seat. others: the seats of those of them
-    that came in place of a request that the plan knew.
-    """
-
-    planned: Bools
-    others: list[int]
-
-
-class TokenRates(NamedTuple):
-    """Microseconds per token that a kernel for running batches reads.
-
-    token_us: to read its keys and values, where all SMs read. lone_token_us: of a thread block that is alone on its SM.
-    window_left: the tokens before its own that a row reads, -1 for all.
-    """
-
-    token_us: float
-    lone_token_us: float
-    window_left: int = -1
-
-    def read(self, tokens: Ints | Longs, shared: Ints | Longs) -> tuple[Ints | Longs, Ints | Longs]:
-        """Returns how many of its tokens, and of those that it shares, each request reads: those in its window."""
-        if self.window_left < 0:
-            return tokens, shared
-        before = np.maximum(tokens - (1 + self.window_left), 0)
-        return tokens - before, np.maximum(shared - before, 0)
-
-    @classmethod
-    def of(cls, tile: KernelConfig, shape: Shape, target: Target, window_left: int = -1) -> TokenRates:
-        """Returns the rates of launches in one kernel config."""
-        facts, (flops, _) = facts_of(target), tile_work(tile, shape)
-        lone_tile_us = float(ITEMS.terms["lone_tile"](SimpleNamespace(tile_flops=flops, **facts)))
-        return cls(shape.kv_token_bytes / facts["memory_bytes_per_us"], lone_tile_us / tile.tokens, window_left)
-
-
 class PlannedRequests:
     """The requests that a plan serves together.
 
-    epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request.
+    It serves a request that it was made for. It also serves another one that took its seat, if that has the same number
+    of query rows and is not so much longer that it is faster alone. Both must share with other seats what the plan
+    assumes. The rest are walked alone.
+
+    epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request. with_queries: whether
+    requests may have several query rows.
 
     Args:
         made: The plan's schedule.
@@ -102,65 +56,89 @@ class PlannedRequests:
     def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
         self._made, self.epochs = made, made.epoch
         self._tokens, self._rates = tokens, rates
-        self._owners, self._known = made.claims[:, 0], made.epoch != NO_EPOCH
-        self._newcomers: dict[int, _Newcomer] = {}  # by seat
-        self._of_claims = _table_of_claims(made)
+        self.with_queries = made.queries is not None
+        self._known, self._of_claims = made.epoch != NO_EPOCH, _table_of_claims(made)
+        self._looked_at = np.full((3, len(made.epoch)), NO_EPOCH, np.int32)  # by seat: epoch, whom it shares with, what
+        self._begun, self._fit = np.zeros(len(made.epoch), np.int64), np.zeros(len(made.epoch), bool)
 
     def served(self, batch: LiveBatch) -> Served:
-        """Tells which requests of a later batch the plan serves.
+        """Tells which requests of a later batch the plan serves."""
+        return Served(self, batch)
 
-        It serves a request that it was made for. It also serves another one that took its seat, if that has the same
-        number of query rows and is not so much longer that it is faster alone. Both must share with other seats what
-        the plan assumes. The rest are walked alone.
-        """
-        runs: Bools = batch.row >= 0
-        both = min(len(runs), len(self.epochs))
-        same = np.zeros(max(len(runs), len(self.epochs)), bool)
-        np.equal(batch.epoch[:both], self.epochs[:both], out=same[:both])
-        same[: len(runs)] &= runs
-        changed = np.greater(runs[:both] & self._known[:both], same[:both]).nonzero()[0]
-        kept = same.take(self._owners)  # for each claim
-        others = self._others(batch, changed.tolist(), kept) if 0 < len(changed) <= _OTHERS else []
-        planned = same
-        if others:
-            planned = same.copy()
-            planned[others] = True
+    def walked_alone(self, batch: LiveBatch) -> Bools:
+        """Tells for each seat of a later batch whether its request is served alone."""
+        alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
+        return alone
+
+    def same(self, batch: LiveBatch) -> Bools:
+        """Tells for each seat, of a later batch or of the plan, whether the planned request still runs there."""
+        row, epoch = batch.row, batch.epoch
+        both = min(len(row), len(self.epochs))
+        same = np.zeros(max(len(row), len(self.epochs)), bool)
+        np.equal(epoch[:both], self.epochs[:both], out=same[:both])
+        same[: len(row)] &= row >= 0
+        return same
+
+    def others(self, batch: LiveBatch, same: Bools) -> Longs:
+        """Returns the seats in which another request than planned fits: see `_fits`. same: see above."""
+        both = min(len(batch.row), len(self.epochs))
+        there: Bools = batch.row[:both] >= 0
+        there &= self._known[:both]
+        seats = np.greater(there, same[:both]).nonzero()[0]
+        if not len(seats):
+            return seats
+        now = batch.epochs_and_sharing.take(seats, 1)
+        new = (now != self._looked_at.take(seats, 1)).any(0).nonzero()[0]
+        if len(new) > _LOOKED_AT:
+            return seats[:0]
+        for seat, epoch, _, shared in zip(seats.take(new).tolist(), *now.take(new, 1).tolist(), strict=True):
+            if epoch != self._looked_at.item(0, seat):
+                self._begun[seat] = batch.tokens[seat]
+            self._fit[seat] = self._fits(batch, seat, shared, same)
+        self._looked_at[:, seats] = now
+        return seats.compress(self._fit.take(seats))
+
+    def planned(self, batch: LiveBatch, same: Bools, others: Longs) -> Bools:
+        """Tells for each seat of a later batch whether the plan serves its request. same, others: see above."""
+        made, planned = self._made, same.copy()
+        if len(others):
+            tokens = batch.tokens.take(others)
+            planned[others] = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
+        kept = same.take(self._of_claims[1])
         if np.count_nonzero(kept) < len(kept):
-            claims = (~kept).nonzero()[0]
-            planned[self._failing(batch, claims)] = False
-        queries = self._made.queries
-        if queries is not None or largest(batch.rows) > 1:
+            planned[self._failing(batch, (~kept).nonzero()[0])] = False
+        if made.queries is not None or largest(batch.rows) > 1:
             rows = np.ones(len(planned), np.int32)
-            if queries is not None:
-                rows[: len(queries.rows)] = queries.rows
-            planned[: len(runs)] &= batch.rows == rows[: len(runs)]
-        return Served(planned[: len(runs)], [seat for seat in others if planned[seat]])
+            if made.queries is not None:
+                rows[: len(made.queries.rows)] = made.queries.rows
+            planned[: len(batch.rows)] &= batch.rows == rows[: len(batch.rows)]
+        return planned[: len(batch.row)]
 
-    def _others(self, batch: LiveBatch, seats: list[int], kept: Bools) -> list[int]:
-        """Returns those of these seats, with other requests than planned, that fit, and for which the plan has room.
+    def lost_claims(self, same: Bools) -> int:
+        """Counts the claims on seats whose requests have gone. same: see above."""
+        kept = same.take(self._of_claims[1])
+        return len(kept) - int(np.count_nonzero(kept))
 
-        kept: for each claim, whether its owner is still there.
+    def begun(self, seats: Longs) -> Longs:
+        """Returns the tokens that other requests in these seats had when they were first looked at."""
+        begun: Longs = self._begun.take(seats)
+        return begun
+
+    def _fits(self, batch: LiveBatch, seat: int, shared: int, same: Bools) -> bool:
+        """Says whether the plan has room for another request than planned, which is not faster alone and shares with
+        requests that are still there what the plan assumes. shared: the tokens that it shares.
         """
-        made, claims = self._made, []
-        for seat in seats:
-            at = batch.epoch.item(seat), batch.shared_with.item(seat), batch.shared_tokens.item(seat)
-            known = self._newcomers.get(seat)
-            if known is None or known.at != at:
-                begun = known.tokens if known is not None and known.at[0] == at[0] else batch.tokens.item(seat)
-                self._newcomers[seat] = _Newcomer(at, begun, fits := not self._is_faster_alone(seat, begun, at[2]))
-                if fits:
-                    claims += [claim for claim in made.claim_numbers(seat) if kept.item(claim)]
-        if claims:
-            for seat in self._failing(batch, np.array(claims)).tolist():
-                self._newcomers[seat] = self._newcomers[seat]._replace(fits=False)
-        most, least = made.most, made.least
-        return [
-            seat
-            for seat in seats
-            if self._newcomers[seat].fits
-            and (tokens := batch.tokens.item(seat)) <= most.item(seat)
-            and tokens >= least.item(seat)
-        ]
+        most, least, tokens = self._made.most, self._made.least, self._begun.item(seat)
+        if not least.item(seat) <= tokens <= most.item(seat) or self._is_faster_alone(seat, tokens, shared):
+            return False
+        for claim in self._made.claim_numbers(seat):
+            owner, tokens = self._of_claims.item(1, claim), self._of_claims.item(2, claim) * batch.page_size
+            if same.item(owner) and not (
+                min(batch.tokens.item(seat), batch.tokens.item(owner)) >= tokens
+                and begin_alike(batch.shared_with, batch.shared_tokens, seat, owner, tokens)
+            ):
+                return False
+        return True
 
     def _is_faster_alone(self, seat: int, tokens: int, shared: int) -> bool:
         """Says whether a request is faster alone than in the place of a shorter one.
@@ -169,14 +147,10 @@ class PlannedRequests:
         """
         if self._tokens is None or self._rates is None:
             return False
-        then = self._tokens.item(seat)
-        read, again = self._rates.read(np.array([tokens, then]), np.array([shared, 0]))
-        longer_us = (read.item(0) - read.item(1)) * self._rates.lone_token_us
-        return longer_us > ALONE_US + again.item(0) * self._rates.token_us
-
-    def begun(self, seat: int) -> int:
-        """Returns the tokens that another request in this seat had when it was first looked at."""
-        return self._newcomers[seat].tokens
+        rates, then = self._rates, self._tokens.item(seat)
+        longer_us = (rates.read_of(tokens) - rates.read_of(then)) * rates.lone_token_us
+        again = max(shared - tokens + rates.read_of(tokens), 0)
+        return longer_us > ALONE_US + again * rates.token_us
 
     def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
         """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
@@ -187,10 +161,26 @@ class PlannedRequests:
         failing: Longs = pairs[0].compress(~holds)
         return failing
 
-    def walked_alone(self, batch: LiveBatch) -> Bools:
-        """Tells for each seat of a later batch whether its request is served alone."""
-        alone: Bools = (batch.row >= 0) & ~self.served(batch).planned
-        return alone
+
+class Served:
+    """Which requests of a batch a plan serves. It is asked before the batch changes.
+
+    same: by seat, whether the request that the plan was made for still runs. others: the seats in which another one
+    fits, so that the kernel is given the plan's epoch there.
+    """
+
+    def __init__(self, requests: PlannedRequests, batch: LiveBatch) -> None:
+        self._requests, self._batch = requests, batch
+        self.same = requests.same(batch)
+        self.others = requests.others(batch, self.same)
+
+    @cached_property
+    def planned(self) -> Bools:
+        """By seat, whether the plan serves the request, as far as is known here.
+
+        Step kernels find out by themselves, so a step can begin without it.
+        """
+        return self._requests.planned(self._batch, self.same, self.others)
 
 
 def _table_of_claims(made: RequestSchedule) -> Longs:
@@ -232,6 +222,22 @@ class LatePlan:
         epochs[served.others] = self.requests.epochs.take(served.others)
         return epochs
 
+    def most_late_us(self, batch: LiveBatch, served: Served) -> float:
+        """Returns microseconds that `cost` does not exceed, in a fraction of its time; infinity where that is unknown.
+
+        Requests that have got too long or too short for another one's seat since they came are left out.
+        """
+        if self.requests.with_queries or largest(batch.rows) > 1:
+            return math.inf
+        rates, both = self._rates, min(len(batch.row), len(self._shared))
+        most = largest(batch.tokens)
+        alone = len(batch) - int(np.count_nonzero(served.same)) - len(served.others)
+        alone += self.requests.lost_claims(served.same)
+        unused = np.maximum(batch.shared_tokens[:both] - self._shared[:both], 0)
+        again = alone * most + int(np.add.reduce(unused, dtype=np.int64))
+        late_us = again * rates.token_us + self._longer_us(batch.tokens, served.others)
+        return late_us + (self._longest_alone_us(most, alone) if alone else 0.0)
+
     def cost(self, batch: LiveBatch, served: Served | None = None) -> LateCost:
         """Estimates the cost for a layer while the plan serves `batch`.
 
@@ -240,26 +246,40 @@ class LatePlan:
         depends on how many there are for each lone item. Requests that the plan serves read by themselves what they
         share since it was made, and one that is served in the place of a shorter one makes one item longer.
         """
-        planned, others = served or self.requests.served(batch)
+        served = served or self.requests.served(batch)
+        rates, planned = self._rates, served.planned
         both = min(len(planned), len(self._shared))
-        read, shared = self._rates.read(batch.tokens, batch.shared_tokens)
-        _, used = self._rates.read(batch.tokens[:both], self._shared[:both])
-        unused = (shared[:both] - used) * planned[:both]
-        again, longer_us = int(np.maximum(unused, 0).sum()), 0.0
-        if others:
-            then, _ = self._rates.read(self._tokens.take(others), self._shared.take(others))
-            longer_us = max(largest(read.take(others) - then), 0) * self._rates.lone_token_us
+        read, shared = rates.read(batch.tokens, batch.shared_tokens)
+        _, used = rates.read(batch.tokens[:both], self._shared[:both])
+        again = int(np.maximum((shared[:both] - used) * planned[:both], 0).sum())
+        longer_us = self._longer_us(read, served.others)
         alone = ((batch.row >= 0) & ~planned).nonzero()[0]
         if not len(alone):
-            return LateCost(again * self._rates.token_us + longer_us, self._layer_us, False)
+            return LateCost(again * rates.token_us + longer_us, self._layer_us, False)
         tokens, rows = read.take(alone), batch.rows.take(alone)
         again += int(np.add.reduce(shared.take(alone), dtype=np.int64))
         queries = len(rows)
         if largest(rows) > 1:
             again += int(np.dot(rows - np.int64(1), tokens))
             queries = int(np.add.reduce(rows, dtype=np.int64))
+        late_us = again * rates.token_us + longer_us + self._longest_alone_us(largest(tokens), queries)
+        return LateCost(late_us, self._layer_us, True)
+
+    def _longer_us(self, read: Ints | Longs, others: Longs) -> float:
+        """Returns how much longer an item gets by the longest request in the place of a shorter one.
+
+        read: by seat, the tokens that requests read.
+        """
+        if not len(others):
+            return 0.0
+        then, _ = self._rates.read(self._tokens.take(others), self._shared.take(others))
+        return max(largest(read.take(others) - then), 0) * self._rates.lone_token_us
+
+    def _longest_alone_us(self, tokens: int, queries: int) -> float:
+        """Returns how much longer than the rest of a layer the longest request takes alone.
+
+        tokens: those that it reads. queries: all query rows that are alone.
+        """
         share = queries / self._room.lone_items  # of a query row for each lone item
         part = math.ceil(share) if share > 0.5 else max(share, 1 / self._room.lone_parts)
-        longest_us = largest(tokens) * part * self._rates.lone_token_us
-        late_us = again * self._rates.token_us + longer_us + max(longest_us - self._layer_us, 0.0)
-        return LateCost(late_us, self._layer_us, True)
+        return max(tokens * part * self._rates.lone_token_us - self._layer_us, 0.0)

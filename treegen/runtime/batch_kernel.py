@@ -12,7 +12,7 @@ from treegen.backends.devices import backend_for
 from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram
 from treegen.backends.torch_request_program import TorchRequestProgram
-from treegen.cost.late_requests import TokenRates
+from treegen.cost.token_rates import TokenRates
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan

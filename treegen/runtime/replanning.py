@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import ALONE_US, LateCost, LatePlan, Served, TokenRates
+from treegen.cost.late_requests import ALONE_US, LateCost, LatePlan, Served
+from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_tables import RequestRoom
@@ -111,7 +112,10 @@ class Replanning:
 
     def cannot_wait(self, batch: LiveBatch) -> bool:
         """Says whether walking requests alone would cost the layers of this step more than a plan."""
-        return self._late_cost(batch).late_us * self.layers > 2 * _PLAN_US
+        most_us = 2 * _PLAN_US / self.layers
+        if self._late_plan is not None and self._late_plan.most_late_us(batch, self._served_by_plan(batch)) <= most_us:
+            return False
+        return self._late_cost(batch).late_us > most_us
 
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
@@ -157,15 +161,16 @@ class Replanning:
         if self._room.chunk:
             return False
         assert self._late_plan is not None
-        planned, others = self._served_by_plan(batch)
+        served = self._served_by_plan(batch)
+        planned, others = served.planned, served.others
         least = self._late_plan.least
         short = batch.tokens[: len(least)] + _LEAST_SHORT <= least
         if np.count_nonzero(short & planned[: len(least)]):
             return True
         grown = (batch.tokens - seen.tokens) * planned
-        if others:
-            begun = np.array([self._late_plan.requests.begun(seat) for seat in others])
-            grown[others] = batch.tokens.take(others) - np.maximum(begun, seen.tokens.take(others))
+        if len(others):
+            begun = np.maximum(self._late_plan.requests.begun(others), seen.tokens.take(others))
+            grown[others] = (batch.tokens.take(others) - begun) * planned.take(others)
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
@@ -178,7 +183,7 @@ class Replanning:
         """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the
         plan where it serves other requests than it was made for.
         """
-        if self._late_plan is None or self.is_new(batch) or not (served := self._served_by_plan(batch)).others:
+        if self._late_plan is None or self.is_new(batch) or not len((served := self._served_by_plan(batch)).others):
             return batch.rows_and_epochs
         return np.array([batch.row, self._late_plan.epochs(batch, served)])
 
