@@ -56,7 +56,7 @@ class Case(NamedTuple):
         problem = self.problem._replace(target=replace(self.problem.target, batch_constants=constants))
         weights = weights_of(problem, tile_of(*problem[1:]))
         assert weights is not None  # every batch has tokens
-        return weights.times_us[tuple(zip(*self.places, strict=True))]
+        return np.array([weights.time_us(place) for place in self.places])
 
     def residuals(self, constants: BatchConstants) -> Floats:
         """Returns what the fit makes small."""

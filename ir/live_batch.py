@@ -88,12 +88,12 @@ class LiveBatch:
 
     @property
     def rows_and_epochs(self) -> Ints:
-        """The arrays `row` and `epoch` as a table `[2, seats]`."""
+        """A table `[2, seats]`: the arrays `row` and `epoch`."""
         return self._seats[:2]
 
     @property
     def epochs_and_sharing(self) -> Ints:
-        """The arrays `epoch`, `shared_with` and `shared_tokens` as a table `[3, seats]`."""
+        """A table `[3, seats]`: the arrays `epoch`, `shared_with` and `shared_tokens`."""
         return self._seats[1:4]
 
     def tree(self, *, shared: bool = True) -> Tree:
@@ -272,9 +272,7 @@ class LiveBatch:
         self.tokens[:] = after
 
     def set_rows(self, seats: int | IntsLike, rows: int | IntsLike) -> None:
-        """Sets the number of query rows of requests in a step: the rows of their last tokens.
-
-        These are for instance draft tokens, or a chunk of a prompt.
+        """Sets the query rows of requests in a step, those of their last tokens: drafts, or a chunk of a prompt.
 
         Args:
             seats: A seat, or several.

@@ -14,7 +14,7 @@ import torch
 
 from support.h200 import H200
 from support.small_batches import BATCH, CPU
-from support.weighed_problems import problems, weights
+from support.weighed_problems import problems
 from treegen import LiveBatch, PageTable, Shape, Tree, cli, compile_batch
 from treegen.autotune_cache.entry import Entry
 from treegen.autotune_cache.policy_cache import POLICY_CACHE, PolicyCache
@@ -55,7 +55,8 @@ def kept(problem: Problem, **policy: object) -> None:
 
 def test_policies_name_their_places() -> None:
     for problem in problems(18, 3):
-        found = weights(problem._replace(shape=SHAPE))
+        found = weights_of(problem._replace(shape=SHAPE), TILE)
+        assert found is not None
         for place in found.order():
             policy = policy_at(found, place)
             assert accepts_for_batches(policy)
@@ -76,12 +77,15 @@ def test_what_is_no_policy_for_batches(policy: dict[str, object]) -> None:
 
 
 def test_policies_of_earlier_versions_are_taken() -> None:
-    policy = {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"}
-    earlier = {"strategy": "cohort", "head_rows": 32, "waves": "4"}
+    policy = {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "2"}
+    earlier = {"strategy": "cohort", "head_rows": 32, "waves": "2"}
     assert accepts_for_batches(earlier)
     found = weights_of(prefix(60, 4096, 500), TILE)
     assert found is not None
     assert place_of(found, earlier) == place_of(found, policy) is not None
+    finer = {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"}
+    assert accepts_for_batches(finer)
+    assert place_of(found, finer) is None
 
 
 def test_buckets_are_coarse() -> None:
@@ -96,14 +100,14 @@ def test_buckets_are_coarse() -> None:
 
 def test_what_was_measured_is_taken_at_any_length() -> None:
     problem, longer = prefix(60, 4096, 600), prefix(62, 4500, 900)
-    kept(problem, head_rows=32, blocks_per_sm="4")
+    kept(problem, head_rows=32, blocks_per_sm="2")
     choices = BatchChoices(TILE, 10_000)
     chosen, other = choices.choose(problem), BatchChoices(TILE, 10_000).choose(longer)
     assert chosen.reason == "measured as the fastest for such batches: a test"
     assert chosen.strategy.options["head_rows"] == other.strategy.options["head_rows"] == 32
     found = weights_of(longer, TILE)
     assert found is not None
-    place = place_of(found, {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "4"})
+    place = place_of(found, {"strategy": "cohort", "head_rows": 32, "blocks_per_sm": "2"})
     assert place is not None
     assert other.strategy.options["split"] == int(found.splits[place])
 
@@ -146,7 +150,7 @@ def test_what_a_batch_cannot_have_is_weighed(policy: dict[str, object]) -> None:
 
 def test_plans_with_too_many_items_are_not_taken() -> None:
     problem = prefix(60, 4096, 500)
-    kept(problem, head_rows=64, blocks_per_sm="4")
+    kept(problem, head_rows=64, blocks_per_sm="2")
     assert "measured" in BatchChoices(TILE, 10_000).choose(problem).reason
     assert BatchChoices(TILE, 30).choose(problem) == weighed(problem, most_items=30, tile=TILE)
 
@@ -300,8 +304,8 @@ def test_the_split_of_an_earlier_choice_follows_the_tokens() -> None:
     """So growth adds no work items beyond those that were weighed, which may just fill the GPU."""
     shape = replace(SHAPE, num_qo_heads=8, num_kv_heads=1)
     choices, items = BatchChoices(TILE, 10_000), []
-    for own in (2000, 2100, 2200, 2290):
-        problem = Problem(Tree.from_parents([-1] * 8, [own] * 8), shape, H200)
+    for own in (60, 70, 80, 95):
+        problem = Problem(Tree.from_parents([-1, *[0] * 20], [4000, *[own] * 20]), shape, H200)
         chosen = choices.choose(problem)
         assert chosen.reason == choices.choose(problem).reason
         items.append(len(chosen.strategy.plan(problem)))

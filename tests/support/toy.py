@@ -33,9 +33,7 @@ TOY = Target(
         merge_step_us=0.1,
         sharpness=2.0,
     ),
-    batch_constants=BatchConstants(
-        blocks_factor=1.2, memory_factor=1.1, chain_factor=1.2, last_part=0.1, sharpness=4.0, idle_merge_us=1.0
-    ),
+    batch_constants=BatchConstants(blocks_factor=0.8, item_tiles=2.0, merge_factor=1.5, idle_merge_us=1.0),
     constants_of="toy",
 )
 

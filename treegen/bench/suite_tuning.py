@@ -150,6 +150,7 @@ def _proposals(problem: Problem, server: LiveServer, most: int) -> dict[Cohort, 
     weights = weights_of(problem, choices.tile)
     assert weights is not None  # every batch has tokens
     found: dict[Cohort, tuple[Policy, float]] = {}
+    weights = weights.exact()
     for place in weights.order():
         strategy = weights.policy(place)
         if strategy not in found and weights.items(place) <= choices.most_items:

@@ -6,8 +6,8 @@ length:
     {"strategy": "cohort", "head_rows": 64, "cut": "highest", "blocks_per_sm": "2"}
 
 head_rows: query head rows of a cohort. cut: whether paths are cut at the lowest or at the highest threshold on rows.
-blocks_per_sm: thread blocks per SM that the split makes, or "even" for even shares (in policies measured by earlier
-versions: waves); without it nothing is split.
+blocks_per_sm: thread blocks per SM that the split makes, or "even" for even shares; without it nothing is split.
+Policies measured by earlier versions may call it waves, and have more of them than are weighed now.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
-from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_SHARES
+from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, EVEN_SHARES
 from treegen.search.weigh import Weights, as_named, least, walks_of, weights_from
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
@@ -40,7 +40,8 @@ Batches of a bucket differ: work items that just fill the GPU for one of them le
 estimates of shipped policies are at most 1.18 times the least, for the batches that they were measured with.
 """
 _CUTS = ("lowest", "highest")
-_BLOCKS = (EVEN_SHARES, *(f"{blocks:g}" for blocks in BLOCKS_PER_SM))
+_BLOCKS = (EVEN_SHARES, *(f"{blocks:g}" for blocks in BATCH_BLOCKS_PER_SM))
+_EARLIER_BLOCKS = ("4", "8")
 
 
 def batch_key(problem: Problem) -> PolicyKey:
@@ -64,7 +65,13 @@ def accepts_for_batches(policy: Mapping[str, object]) -> bool:
     rows, cut, blocks = policy.get("head_rows"), policy.get("cut", _CUTS[0]), _blocks_of(policy)
     known = set(policy) <= {"strategy", "head_rows", "cut", "blocks_per_sm", "waves"}
     known = known and policy.get("strategy") == "cohort"
-    return known and type(rows) is int and rows > 0 and cut in _CUTS and (blocks is None or blocks in _BLOCKS)
+    return (
+        known
+        and type(rows) is int
+        and rows > 0
+        and cut in _CUTS
+        and (blocks is None or blocks in _BLOCKS + _EARLIER_BLOCKS)
+    )
 
 
 def _blocks_of(policy: Mapping[str, object]) -> object:
@@ -84,12 +91,14 @@ def policy_at(weights: Weights, place: tuple[int, int]) -> Policy:
 
 
 def place_of(weights: Weights, policy: Policy) -> tuple[int, int] | None:
-    """Returns the place of a policy among those weighed for a batch; None where the batch has no such walk."""
+    """Returns the place of a policy among those weighed for a batch; None where it is not among them."""
     cut = policy.get("cut")
     walks = [walk for walk, each in enumerate(weights.walks) if (each.split_shared_rows is None) == (cut is None)]
     if cut is not None:
         walks = walks[-1:] if cut == _CUTS[1] else walks[:1]
     blocks = _blocks_of(policy)
+    if blocks in _EARLIER_BLOCKS:
+        return None
     split = 0 if blocks is None else 1 + _BLOCKS.index(str(blocks))
     return next(((split, walk) for walk in walks if weights.walks[walk].head_rows == policy["head_rows"]), None)
 
@@ -151,7 +160,7 @@ class BatchChoices:
         place = None if entry is None else place_of(weights, entry.policy)
         if entry is None or place is None or weights.items(place) > self.most_items:
             return None
-        if weights.times_us[place] > _NEAR * weights.times_us.min():
+        if weights.time_us(place) > _NEAR * weights.time_us(weights.best()):
             return None
         reason = f"measured as the fastest for such batches: {entry.source}"
         return Choice(as_named(weights.policy(place), problem.tree), reason)

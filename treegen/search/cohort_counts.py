@@ -54,11 +54,14 @@ class Cohorts(NamedTuple):
 
     def items(self, walk: int, split: float) -> int:
         """Counts the work items of a walk that is split every `split` tokens."""
-        items = 0
-        for chunk in (self.walk == walk).nonzero()[0].tolist():
-            first, count = self.first.item(chunk), self.counts.item(chunk)
-            items += int(np.ceil(self.tokens[first : first + count] / split).sum())
-        return items
+        return int(np.ceil(self.of_walk(walk) / split).sum())
+
+    def of_walk(self, walk: int) -> Longs:
+        """Returns the tokens of each cohort of a walk, without empty ones."""
+        chunks = (self.walk == walk).nonzero()[0].tolist()
+        places = [slice(self.first.item(chunk), self.first.item(chunk) + self.counts.item(chunk)) for chunk in chunks]
+        tokens = np.concatenate([self.tokens[place] for place in places]).astype(np.int64)
+        return tokens.compress(tokens > 0)
 
 
 def cohorts_of(tree: Tree, layout: WalkLayout, cuts: list[Cut]) -> Cohorts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from treegen.search.walk_layout import WalkLayout
 from treegen.strategies.context_cuts import SPLIT_STEP, even_share
 from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
-from treegen.target.targets import BatchConstants, Target
+from treegen.target.targets import Target
 from treegen.target.tile_config import is_latent
 
 BLOCKS_PER_SM = (1, 2, 4, 8)
 """Thread blocks per SM that splits of a walk make. Each walk is also weighed without a split, and in even shares."""
+BATCH_BLOCKS_PER_SM = (1, 2)
+"""The same for running batches. On an H200 more of them made the choices for 463 measured batches no faster."""
 EVEN_SHARES = "even"
 """The name of the split in even shares of all thread blocks that the GPU holds at a time."""
 EVEN_ROW = 1
@@ -28,8 +30,10 @@ EVEN_ROW = 1
 _CUT_TILES = 0.5  # tiles that a cut through the tokens of a cohort adds
 
 
-def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, shape: Shape, target: Target) -> Floats:
-    """Returns the splits of each walk [splits, walks]: none, in even shares, and one for each number of BLOCKS_PER_SM.
+def splits_of(
+    bins: Bins, whole: Tally, layout: WalkLayout, shape: Shape, target: Target, blocks_per_sm: tuple[int, ...]
+) -> Floats:
+    """Returns the splits of each walk [splits, walks]: none, in even shares, and one for each number of blocks per SM.
 
     Where there are more cohorts than that, only the longest are split: into items whose time in a thread block that is
     alone on its SM is the time of the walk on full SMs, or a fraction of it.
@@ -37,7 +41,7 @@ def splits_of(bins: Bins, whole: Tally, layout: WalkLayout, shape: Shape, target
     Latent keys, whose tiles take longer than the constants say, have even shares instead of thread blocks per SM. On an
     H200, 64 requests with 16:1 heads take 1.03 times as long with 2 thread blocks per SM, and 1.6 times with 1.
     """
-    tiles, blocks = layout.tiles, np.array(BLOCKS_PER_SM)[:, None]
+    tiles, blocks = layout.tiles, np.array(blocks_per_sm)[:, None]
     wanted = np.maximum(np.floor(blocks * target.sms / tiles.lanes), 1.0)
     divided = wanted > whole.cohorts
     throughput_us = (whole.full + whole.packed) * tiles.lanes * tiles.full_us / target.sms
@@ -103,44 +107,110 @@ def outputs_of(parts: Floats, bins: Bins, layout: WalkLayout, cuts: list[Cut], n
     return SplitOutputs(items, item_rows, written, merged, np.where(written > 0, longest, 0.0))
 
 
-def times_of(
-    splits: Floats,
-    outputs: SplitOutputs,
-    whole: Tally,
-    layout: WalkLayout,
-    problem: Problem,
-    batches: BatchConstants | None = None,
-) -> Floats:
-    """Returns microseconds of each walk with each of its splits, by the terms of the cost model: [splits, walks].
+class BatchTimes(NamedTuple):
+    """The times of policies of running batches, but for the thread block that ends last with its items.
 
-    batches: the constants of kernels for running batches; None for kernels for one tree.
+    Attributes:
+        tile_us: `[walks]`; microseconds of a tile in that thread block.
+        busy_us: `[splits, walks]`; microseconds for which all SMs, or the memory, are busy.
+        rest_us: `[splits, walks]`; microseconds besides: of launches, and of merges.
+        sharpness: The exponent of the soft maximum of the other two.
+        item_tiles: Tiles that the thread block takes besides for each item.
     """
-    tree, shape, target = problem
-    tiles, facts = layout.tiles, facts_of(target)
-    slower, longer, idle_us = 1.0, 1.0, 0.0
-    if batches is not None:
-        slower, idle_us = batches.blocks_factor, batches.idle_merge_us
-        longer = batches.chain_factor / slower
-        memory_fraction = facts["memory_fraction"] * slower / batches.memory_factor
-        facts = {**facts, "sharpness": batches.sharpness, "memory_fraction": memory_fraction}
+
+    tile_us: Floats
+    busy_us: Floats
+    rest_us: Floats
+    sharpness: float
+    item_tiles: float
+
+    def at(self, place: tuple[int, int], tiles: float) -> float:
+        """Returns the microseconds of a policy. tiles: of the thread block that ends last."""
+        last_us, busy_us = float(self.tile_us[place[1]]) * tiles, float(self.busy_us[place])
+        return float(self.rest_us[place]) + (last_us**self.sharpness + busy_us**self.sharpness) ** (1 / self.sharpness)
+
+    def all(self, tiles: Floats) -> Floats:
+        """Returns the microseconds of all policies. tiles: of the thread block that ends last, `[splits, walks]`."""
+        joined = (self.tile_us * tiles) ** self.sharpness + self.busy_us**self.sharpness
+        times_us: Floats = self.rest_us + joined ** (1 / self.sharpness)
+        return times_us
+
+
+def times_of(splits: Floats, outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem) -> Floats:
+    """Returns microseconds of each walk with each of its splits, by the terms of the cost model: [splits, walks]."""
+    facts = facts_of(problem.target)
+    counts, merges = _counts_of(outputs, whole, layout, problem)
+    longest_full, longest_packed = _longest_item(splits, whole, layout)
+    counts["even_pieces"] = even_pieces(counts["pieces"], problem.target.sms)
+    counts["longest_full"] = longest_full
+    counts["longest_packed"] = longest_packed + _cut_tiles(layout) * (splits < whole.longest)
+    items_us = ITEMS.values(SimpleNamespace(**counts, **facts))["items_us"]
+    merge_us = MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"] + facts["next_launch_us"]
+    times_us: Floats = facts["launch_us"] + items_us + np.where(outputs.merged > 0, merge_us, 0.0)
+    return times_us
+
+
+def batch_times_of(outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem) -> BatchTimes:
+    """Returns the times of policies of running batches, by the terms of the cost model and constants of their own."""
+    facts, batches = facts_of(problem.target), problem.target.batch_constants
+    counts, merges = _counts_of(outputs, whole, layout, problem)
+    terms = ITEMS.values(SimpleNamespace(**counts, **facts))
+    merge_us = batches.merge_factor * MERGES.values(SimpleNamespace(**merges, **facts))["merge_traffic"]
+    sharpness, blocks_us = facts["sharpness"], batches.blocks_factor * terms["throughput"]
+    return BatchTimes(
+        layout.tiles.lone_us,
+        (blocks_us**sharpness + terms["traffic"] ** sharpness) ** (1 / sharpness),
+        facts["launch_us"] + np.where(outputs.merged > 0, merge_us + facts["next_launch_us"], batches.idle_merge_us),
+        sharpness,
+        batches.item_tiles,
+    )
+
+
+def least_tiles(splits: Floats, outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem) -> Floats:
+    """Returns the tiles that the thread block that ends last reads at least, [splits, walks]: those of the longest
+    item, or of all items if thread blocks share them evenly.
+    """
+    target = problem.target
+    longest = np.minimum(splits, whole.longest) / layout.tiles.tokens + target.batch_constants.item_tiles
+    every = whole.tokens / layout.tiles.tokens + target.batch_constants.item_tiles * outputs.items
+    tiles: Floats = np.maximum(longest, every / shares_of(layout, target))
+    return tiles
+
+
+def tiles_of_last(parts: Floats, blocks: int) -> float:
+    """Returns the tiles that the thread block that ends last reads, if each takes the longest part that is left.
+
+    parts: `[items]`; the tiles of each item, with those that it takes besides.
+    """
+    falling = -np.sort(-parts)
+    loads = falling[:blocks]
+    for begin in range(blocks, len(falling), blocks):
+        loads.sort()
+        behind = falling[begin : begin + blocks]
+        loads[: len(behind)] += behind
+    return float(loads.max())
+
+
+def _counts_of(
+    outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the counts of launches of items, without their longest ones, and of merges: [splits, walks] each."""
+    tree, shape, _ = problem
+    tiles = layout.tiles
     items, item_rows, written, merged, longest = outputs
     q_row = shape.num_qo_heads * shape.head_dim * shape.dtype_bytes
     final_row = shape.num_qo_heads * (shape.head_dim_v * shape.dtype_bytes + FP32_BYTES)
     memory = tree.unique_tokens * shape.kv_token_bytes + item_rows * q_row
     memory += written * shape.partial_bytes + (item_rows - written) * final_row
     pieces = (items * tiles.lanes).astype(np.int64)
-    # Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
-    cut_tiles = _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
-    longest_full, longest_packed = _longest_item(splits, whole, layout)
-    longest_packed = longest_packed + cut_tiles * (splits < whole.longest)
     counts = {
         "pieces": pieces,
-        "even_pieces": even_pieces(pieces, target.sms) if batches is None else pieces,
+        "even_pieces": pieces,
         "full": whole.full * tiles.lanes,
-        "packed": (whole.packed + cut_tiles * (items - whole.cohorts)) * tiles.lanes,
-        "longest_pieces": longer,
-        "longest_full": longest_full * longer,
-        "longest_packed": longest_packed * longer,
+        "packed": (whole.packed + _cut_tiles(layout) * (items - whole.cohorts)) * tiles.lanes,
+        "longest_pieces": 1.0,
+        "longest_full": 0.0,
+        "longest_packed": 0.0,
         "longest_merges": 0.0,
         "tile_flops": tiles.flops,
         "tile_bytes": tiles.loaded,
@@ -152,17 +222,15 @@ def times_of(
         "written_bytes": merged * float(final_row),
         "longest": longest,
     }
-    terms = ITEMS.values(SimpleNamespace(**counts, **facts))
-    items_us = slower * terms["items_us"]
-    if batches is not None:
-        pieces_of_sm = pieces / target.sms
-        even = (splits * shares_of(layout, target) >= whole.tokens) & (splits < INT32_MAX)
-        follow = (pieces_of_sm > tiles.held) & ~even
-        last_us = batches.last_part * slower * np.maximum(terms["throughput"], terms["traffic"]) / pieces_of_sm
-        items_us += follow * last_us
-    merge_us = MERGES.values(SimpleNamespace(**merges, **facts))["merge_us"] + facts["next_launch_us"]
-    times_us: Floats = facts["launch_us"] + items_us + np.where(merged > 0, merge_us, idle_us)
-    return times_us
+    return counts, merges
+
+
+def _cut_tiles(layout: WalkLayout) -> Floats:
+    """Returns the tiles that a cut through the tokens of a cohort adds, for each walk.
+
+    Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
+    """
+    return _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
 
 
 def _longest_item(splits: Floats, whole: Tally, layout: WalkLayout) -> tuple[Floats, Floats]:

@@ -22,17 +22,30 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.cost.figures import time_text
-from treegen.ir.arrays import INT32_MAX, Floats
+from treegen.ir.arrays import INT32_MAX, Floats, Longs, offsets
 from treegen.ir.kernel_config import KernelConfig
 from treegen.ir.tree import Tree
 from treegen.search.cohort_counts import Cohorts, cohorts_of
 from treegen.search.cohort_sums import Tally, bins_of, tally
 from treegen.search.path_cuts import MOST_CUTS, Cut, cuts_of
 from treegen.search.size import fits_whole_paths, is_too_large
-from treegen.search.split_estimates import BLOCKS_PER_SM, EVEN_ROW, outputs_of, shares_of, splits_of, times_of
+from treegen.search.split_estimates import (
+    BATCH_BLOCKS_PER_SM,
+    BLOCKS_PER_SM,
+    EVEN_ROW,
+    BatchTimes,
+    batch_times_of,
+    least_tiles,
+    outputs_of,
+    shares_of,
+    splits_of,
+    tiles_of_last,
+    times_of,
+)
 from treegen.search.walk_layout import WHOLE, WalkLayout, layout_of
 from treegen.strategies.baselines import query
 from treegen.strategies.cohort import Cohort
+from treegen.strategies.context_cuts import even_parts, parts_of
 from treegen.strategies.strategy import Choice, Strategy
 from treegen.target.problem import Problem
 
@@ -65,7 +78,7 @@ def least(problem: Problem, weights: Weights | None, most_items: int | None = No
         return Choice(as_named(Cohort(1), problem.tree), NOTHING)
     place = weights.best_planned(problem) if most_items is None else weights.best(most_items)
     strategy = as_named(weights.policy(place), problem.tree)
-    return Choice(strategy, weights.reason(strategy, float(weights.times_us[place])))
+    return Choice(strategy, weights.reason(strategy, weights.time_us(place)))
 
 
 def candidates(problem: Problem, most: int | None = None) -> list[tuple[Strategy, float]]:
@@ -117,11 +130,14 @@ class Weights(NamedTuple):
     Attributes:
         walks: A policy without split for each walk.
         splits: `[splits, walks]`; tokens per work item, INT32_MAX where nothing is split.
-        times_us: `[splits, walks]`; microseconds.
-        shares: `[walks]`; the thread blocks that even shares are for, 0 where policies are to name tokens instead.
+        times_us: `[splits, walks]`; microseconds. Those of policies for running batches are the least that they may
+            take: see `time_us`.
+        shares: `[walks]`; the thread blocks that even shares are for.
         cohorts: The cohorts of all walks.
         layout: The layout of all walks.
         whole: The totals of all walks.
+        of_batch: The times of running batches; None for a kernel for one tree, whose policies name tokens in place of
+            even shares.
     """
 
     walks: tuple[Cohort, ...]
@@ -131,6 +147,7 @@ class Weights(NamedTuple):
     cohorts: Cohorts
     layout: WalkLayout
     whole: Tally
+    of_batch: BatchTimes | None
 
     @property
     def query_us(self) -> float:
@@ -153,7 +170,7 @@ class Weights(NamedTuple):
         walk, split, shares = self.walks[place[1]], int(self.splits[place]), self.shares.item(place[1])
         if split == INT32_MAX:
             return walk
-        if shares and place[0] == EVEN_ROW:
+        if self.of_batch is not None and place[0] == EVEN_ROW:
             return replace(walk, shares=int(shares) if shares.is_integer() else shares)
         return replace(walk, split=split)
 
@@ -161,20 +178,39 @@ class Weights(NamedTuple):
         """Counts the work items of this policy's plan."""
         return self.cohorts.items(place[1], float(self.splits[place]))
 
+    def time_us(self, place: tuple[int, int]) -> float:
+        """Returns the estimated microseconds of the policy at a place.
+
+        That of a policy for running batches follows from the tokens of each of its items.
+        """
+        if self.of_batch is None:
+            return float(self.times_us[place])
+        walk = place[1]
+        parts = self._part_tokens(place) / self.layout.tiles.tokens[walk] + self.of_batch.item_tiles
+        return self.of_batch.at(place, tiles_of_last(parts, int(self.shares[walk])))
+
+    def exact(self) -> Weights:
+        """Returns these weights with the time of every policy, as of `time_us`."""
+        times_us = [self.time_us((split, walk)) for split in range(len(self.splits)) for walk in range(len(self.walks))]
+        return self._replace(times_us=np.reshape(times_us, self.times_us.shape))
+
     def best(self, most_items: int | None = None) -> tuple[int, int]:
         """Returns the place of the policy with the least time among those with at most `most_items`.
 
         If there is none, it is the place of one with the fewest items.
         """
-        walks = len(self.walks)
-        if most_items is None:
-            return divmod(int(self.times_us.argmin()), walks)
-        places, items = self.order(), []
+        if most_items is None and self.of_batch is None:
+            return divmod(int(self.times_us.argmin()), len(self.walks))
+        places, items, best, best_us = self.order(), [], None, np.inf
         for place in places:
+            if self.times_us[place] >= best_us:
+                break
             items.append(self.items(place))
-            if items[-1] <= most_items:
-                return place
-        return places[items.index(min(items))]
+            if most_items is None or items[-1] <= most_items:
+                time_us = self.time_us(place)
+                if time_us < best_us:
+                    best, best_us = place, time_us
+        return places[items.index(min(items))] if best is None else best
 
     def best_planned(self, problem: Problem) -> tuple[int, int]:
         """Returns the place of the policy with the least time whose plan is not too large for the tree.
@@ -187,6 +223,15 @@ class Weights(NamedTuple):
         places = self.order()
         fitting = (place for place in places if not is_too_large(self.policy(place), tree, shape))
         return next(fitting, None) or min(places, key=lambda place: self.policy(place).plan_size(tree, shape))
+
+    def _part_tokens(self, place: tuple[int, int]) -> Longs:
+        """Returns the tokens of each work item of this policy's plan."""
+        of_groups = offsets(self.cohorts.of_walk(place[1]))
+        if self.of_batch is not None and place[0] == EVEN_ROW and self.splits[place] < INT32_MAX:
+            begin = even_parts(of_groups, float(self.shares[place[1]]))
+            return np.append(begin[1:], of_groups[-1]) - begin
+        _, begin, end = parts_of(of_groups, int(self.splits[place]))
+        return end - begin
 
     def order(self) -> list[tuple[int, int]]:
         """Returns all places by rising times."""
@@ -222,13 +267,17 @@ def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | Non
         return None
     (cuts, layout, cohorts), (tree, shape, target) = walks, problem
     bins, whole = bins_of(cohorts), tally(cohorts, len(layout.walks))
-    splits = splits_of(bins, whole, layout, shape, target)
+    splits = splits_of(bins, whole, layout, shape, target, BLOCKS_PER_SM if tile is None else BATCH_BLOCKS_PER_SM)
     whole_paths = len(layout.walks) - len(cuts)
     cut = [
         replace(walk, split_shared_rows=cut.rows) for walk, cut in zip(layout.walks[whole_paths:], cuts, strict=True)
     ]
     outputs = outputs_of(bins.parts(splits), bins, layout, cuts, tree.num_rows)
-    times_us = times_of(splits, outputs, whole, layout, problem, None if tile is None else target.batch_constants)
-    # Batches change until they are planned again, so their even shares are those of the tree that is planned.
-    shares = np.zeros(len(layout.walks)) if tile is None else shares_of(layout, target)
-    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, shares, cohorts, layout, whole)
+    of_batch = None if tile is None else batch_times_of(outputs, whole, layout, problem)
+    times_us = (
+        times_of(splits, outputs, whole, layout, problem)
+        if of_batch is None
+        else of_batch.all(least_tiles(splits, outputs, whole, layout, problem))
+    )
+    shares = shares_of(layout, target)
+    return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, shares, cohorts, layout, whole, of_batch)

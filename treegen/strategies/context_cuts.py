@@ -49,7 +49,7 @@ def even_share(tokens: T, blocks: T) -> T:
 def cut_every(plan: Plan, length: int | Longs) -> Plan:
     """Returns the plan with the read tokens of group g cut every `length[g]`."""
     ends = offsets(plan.stop - plan.start)
-    return _cut_at(plan, ends, *_parts_of(ends.take(plan.segment_indptr), length))
+    return _cut_at(plan, ends, *parts_of(ends.take(plan.segment_indptr), length))
 
 
 def cut_evenly(plan: Plan, blocks: float) -> Plan:
@@ -69,16 +69,21 @@ def cut_evenly(plan: Plan, blocks: float) -> Plan:
     """
     ends = offsets(plan.stop - plan.start)
     of_groups = ends.take(plan.segment_indptr)
-    share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
-    _, begin, end = _parts_of(of_groups, share)
-    begin = np.sort(np.append(begin, _late_cuts(begin, end - begin, share, int(blocks))))
+    begin = even_parts(of_groups, blocks)
     if len(begin) == len(plan):
         return plan
     group = of_groups.searchsorted(begin, "right") - number(1)
     return _cut_at(plan, ends, group, begin, np.append(begin[1:], of_groups[-1]))
 
 
-def _parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
+def even_parts(of_groups: Longs, blocks: float) -> Longs:
+    """Returns where each part of `cut_evenly` begins. of_groups: offsets of the groups' tokens."""
+    share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
+    _, begin, end = parts_of(of_groups, share)
+    return np.sort(np.append(begin, _late_cuts(begin, end - begin, share, int(blocks))))
+
+
+def parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
     """Cuts groups every `length` tokens: returns the group of each part, its begin and its end.
 
     of_groups: offsets of the groups' tokens. Begins and ends count the tokens of all groups.

@@ -43,16 +43,14 @@ class Constants:
 class BatchConstants:
     """How launches of kernels for running batches differ from the analytic model of one tree's launches.
 
-    Unevenness is left out. It makes all SMs wait for the one with most thread blocks; blocks of batches differ in
-    length, and an SM gets the next one as soon as one ends. But SMs that take more thread blocks than fit at a time do
-    not run out of them at the same time, unless these have even shares.
+    Unevenness is left out. It makes all SMs wait for the one with most thread blocks; items of batches differ in
+    length, and a thread block takes the next one as soon as one ends. Instead a launch waits for the thread block that
+    ends last with its items, for each of which it takes the time of some tiles besides.
     """
 
     blocks_factor: float  # of the times of all thread blocks
-    memory_factor: float  # of the time of memory
-    chain_factor: float  # of the time of the longest thread block
-    last_part: float  # of a thread block's time; added where an SM takes more of them than fit at a time
-    sharpness: float  # exponent of the soft maximum of a launch's terms
+    item_tiles: float  # tiles that a thread block could read in the time that it takes to begin and end an item
+    merge_factor: float  # of the traffic of merges, whose thread blocks read a row's partial results at once
     idle_merge_us: float  # microseconds; the launch of merges, where a plan merges nothing
 
 
