@@ -16,7 +16,10 @@ from treegen.target.targets import starts_launches_early
 from treegen.target.tile_config import rows_per_tile
 
 CHECKED, SCANNED = 256, 256
-"""Pages that a thread block checks, and seats that it searches, at a time."""
+"""Pages that a thread block checks, and seats that it searches, at a time.
+
+On an H200 step kernels that check 512 pages at a time take 1.04 to 1.3 times as long, and with 128 as long as with 256.
+"""
 _ENTRIES, _TILES = 8, 16
 """Entries, and tiles of entries, that a thread block expands at a time."""
 _EXPAND_PARTS, _MANY_ITEMS = 8, 1024

@@ -112,7 +112,8 @@ class PlannedRequests:
             if made.queries is not None:
                 rows[: len(made.queries.rows)] = made.queries.rows
             planned[: len(batch.rows)] &= batch.rows == rows[: len(batch.rows)]
-        return planned[: len(batch.row)]
+        of_batch: Bools = planned[: len(batch.row)]
+        return of_batch
 
     def lost_claims(self, same: Bools) -> int:
         """Counts the claims on seats whose requests have gone. same: see above."""

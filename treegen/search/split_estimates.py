@@ -124,13 +124,11 @@ class BatchTimes(NamedTuple):
     sharpness: float
     item_tiles: float
 
-    def at(self, place: tuple[int, int], tiles: float) -> float:
-        """Returns the microseconds of a policy. tiles: of the thread block that ends last."""
-        last_us, busy_us = float(self.tile_us[place[1]]) * tiles, float(self.busy_us[place])
-        return float(self.rest_us[place]) + (last_us**self.sharpness + busy_us**self.sharpness) ** (1 / self.sharpness)
+    def times_us(self, tiles: Floats | float) -> Floats:
+        """Returns the microseconds of all policies, if the thread block that ends last reads these tiles.
 
-    def all(self, tiles: Floats) -> Floats:
-        """Returns the microseconds of all policies. tiles: of the thread block that ends last, `[splits, walks]`."""
+        tiles: `[splits, walks]`, or the same number for all.
+        """
         joined = (self.tile_us * tiles) ** self.sharpness + self.busy_us**self.sharpness
         times_us: Floats = self.rest_us + joined ** (1 / self.sharpness)
         return times_us
@@ -230,7 +228,8 @@ def _cut_tiles(layout: WalkLayout) -> Floats:
 
     Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
     """
-    return _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
+    tiles: Floats = _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
+    return tiles
 
 
 def _longest_item(splits: Floats, whole: Tally, layout: WalkLayout) -> tuple[Floats, Floats]:

@@ -187,7 +187,8 @@ class Weights(NamedTuple):
             return float(self.times_us[place])
         walk = place[1]
         parts = self._part_tokens(place) / self.layout.tiles.tokens[walk] + self.of_batch.item_tiles
-        return self.of_batch.at(place, tiles_of_last(parts, int(self.shares[walk])))
+        last = tiles_of_last(parts, max(1, int(self.shares[walk])))
+        return float(self.of_batch.times_us(last)[place])
 
     def exact(self) -> Weights:
         """Returns these weights with the time of every policy, as of `time_us`."""
@@ -277,7 +278,7 @@ def weights_from(walks: Walks | None, problem: Problem, tile: KernelConfig | Non
     times_us = (
         times_of(splits, outputs, whole, layout, problem)
         if of_batch is None
-        else of_batch.all(least_tiles(splits, outputs, whole, layout, problem))
+        else of_batch.times_us(least_tiles(splits, outputs, whole, layout, problem))
     )
     shares = shares_of(layout, target)
     return Weights((*layout.walks[:whole_paths], *cut), splits, times_us, shares, cohorts, layout, whole, of_batch)
