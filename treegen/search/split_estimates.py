@@ -228,8 +228,8 @@ def _cut_tiles(layout: WalkLayout) -> Floats:
 
     Splits cut no tile where a cohort reads only one span: a row in a tree whose rows share nothing.
     """
-    tiles: Floats = _CUT_TILES * ((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)))
-    return tiles
+    cut: Floats = np.where((np.array(layout.rows) > 1) | (len(layout.part) > len(layout.walks)), _CUT_TILES, 0.0)
+    return cut
 
 
 def _longest_item(splits: Floats, whole: Tally, layout: WalkLayout) -> tuple[Floats, Floats]:
