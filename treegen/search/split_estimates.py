@@ -114,7 +114,7 @@ class BatchTimes(NamedTuple):
         tile_us: `[walks]`; microseconds of a tile in that thread block.
         busy_us: `[splits, walks]`; microseconds for which all SMs, or the memory, are busy.
         rest_us: `[splits, walks]`; microseconds besides: of launches, and of merges.
-        sharpness: The exponent of the soft maximum of the other two.
+        sharpness: The exponent of the soft maximum of that thread block's time and `busy_us`.
         item_tiles: Tiles that the thread block takes besides for each item.
     """
 
