@@ -80,7 +80,9 @@ class PlannedRequests:
         return same
 
     def others(self, batch: LiveBatch, same: Bools) -> Longs:
-        """Returns the seats in which another request than planned fits: see `_fits`. same: see above."""
+        """Returns the seats in which the plan serves another request than it was made for, unless that has got too long
+        or too short since it came. same: see above.
+        """
         both = min(len(batch.row), len(self.epochs))
         there: Bools = batch.row[:both] >= 0
         there &= self._known[:both]
@@ -96,7 +98,14 @@ class PlannedRequests:
                 self._begun[seat] = batch.tokens[seat]
             self._fit[seat] = self._fits(batch, seat, shared, same)
         self._looked_at[:, seats] = now
-        return seats.compress(self._fit.take(seats))
+        seats = seats.compress(self._fit.take(seats))
+        fits = np.zeros(len(same), bool)
+        fits[seats] = True
+        lost = np.less(same.take(self._of_claims[1]), fits.take(self._of_claims[0])).nonzero()[0]
+        if len(lost):
+            fits[self._failing(batch, lost)] = False
+            seats = seats.compress(fits.take(seats))
+        return seats
 
     def planned(self, batch: LiveBatch, same: Bools, others: Longs) -> Bools:
         """Tells for each seat of a later batch whether the plan serves its request. same, others: see above."""
@@ -166,8 +175,8 @@ class PlannedRequests:
 class Served:
     """Which requests of a batch a plan serves. It is asked before the batch changes.
 
-    same: by seat, whether the request that the plan was made for still runs. others: the seats in which another one
-    fits, so that the kernel is given the plan's epoch there.
+    same: by seat, whether the request that the plan was made for still runs. others: see PlannedRequests; the kernel is
+    given the plan's epoch there.
     """
 
     def __init__(self, requests: PlannedRequests, batch: LiveBatch) -> None:
@@ -177,10 +186,7 @@ class Served:
 
     @cached_property
     def planned(self) -> Bools:
-        """By seat, whether the plan serves the request, as far as is known here.
-
-        Step kernels find out by themselves, so a step can begin without it.
-        """
+        """By seat, whether the plan serves the request. A step can begin without it: step kernels find out."""
         return self._requests.planned(self._batch, self.same, self.others)
 
 
