@@ -100,6 +100,9 @@ def test_requests_of_other_query_rows_are_walked_alone() -> None:
     assert not alone(kernel, batch)
     assert kernel.rows == 18 + 2 + 512
     batch.set_rows(5, 1)
+    plan = late_plan(kernel)
+    served = plan.requests.served(batch)
+    assert plan.most_late_us(batch, served) >= plan.cost(batch, served).late_us > 0  # it is alone by its rows
     assert not kernel.prepare(batch)
     assert alone(kernel, batch) == [5]
     assert kernel.rows == 19 + 2
@@ -463,6 +466,7 @@ def test_whoever_shares_with_an_owner_that_goes_later_is_alone() -> None:
     batch.finish(owner)
     assert batch.add(100) == owner
     assert planned.walked_alone(batch).nonzero()[0].tolist() == [sharing]
+    assert sharing not in planned.served(batch).others
     batch.finish(sharing)
     assert batch.add(0) == sharing
     batch.set_tokens(sharing, 9000)  # it had no tokens when it was looked at

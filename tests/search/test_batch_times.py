@@ -45,6 +45,10 @@ def test_the_last_thread_block(parts: list[float], blocks: int) -> None:
         assert last == longest
 
 
+def test_the_longest_part_goes_to_the_thread_block_that_ends_first() -> None:
+    assert tiles_of_last(np.array([2.0, 3.0, 4.0, 3.0, 2.0]), 2) == 8  # 4 + 2 + 2 and 3 + 3
+
+
 def test_no_policy_is_faster_than_the_bound_by_which_they_are_searched() -> None:
     """So the search for the best one may stop early. It finds the one with the least time of all."""
     for problem in problems(18, 4):
