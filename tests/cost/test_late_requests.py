@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -101,8 +102,7 @@ def test_requests_of_other_query_rows_are_walked_alone() -> None:
     assert kernel.rows == 18 + 2 + 512
     batch.set_rows(5, 1)
     plan = late_plan(kernel)
-    served = plan.requests.served(batch)
-    assert plan.most_late_us(batch, served) >= plan.cost(batch, served).late_us > 0  # it is alone by its rows
+    assert plan.most_late_us(batch, plan.requests.served(batch)) == math.inf  # requests may be alone by their rows
     assert not kernel.prepare(batch)
     assert alone(kernel, batch) == [5]
     assert kernel.rows == 19 + 2
