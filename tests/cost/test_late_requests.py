@@ -101,11 +101,12 @@ def test_requests_of_other_query_rows_are_walked_alone() -> None:
     assert not alone(kernel, batch)
     assert kernel.rows == 18 + 2 + 512
     batch.set_rows(5, 1)
-    plan = late_plan(kernel)
-    assert plan.most_late_us(batch, plan.requests.served(batch)) == math.inf  # requests may be alone by their rows
     assert not kernel.prepare(batch)
     assert alone(kernel, batch) == [5]
     assert kernel.rows == 19 + 2
+    batch.set_rows(3, 1)
+    plan = late_plan(kernel)
+    assert plan.most_late_us(batch, plan.requests.served(batch)) == math.inf  # requests may be alone by their rows
 
 
 def test_a_plan_waits_until_it_pays() -> None:
