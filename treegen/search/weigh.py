@@ -202,7 +202,9 @@ class Weights(NamedTuple):
         """
         if most_items is None and self.of_batch is None:
             return divmod(int(self.times_us.argmin()), len(self.walks))
-        places, items, best, best_us = self.order(), [], None, np.inf
+        whole = self.splits == INT32_MAX
+        whole[0] = False  # in other rows it is the same policy as in the first one
+        places, items, best, best_us = [place for place in self.order() if not whole[place]], [], None, np.inf
         for place in places:
             if self.times_us[place] >= best_us:
                 break
