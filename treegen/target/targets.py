@@ -45,7 +45,7 @@ class BatchConstants:
 
     Unevenness is left out. It makes all SMs wait for the one with most thread blocks; items of batches differ in
     length, and a thread block takes the next one as soon as one ends. Instead a launch waits for the thread block that
-    ends last with its items, for each of which it takes the time of some tiles besides.
+    ends last. To begin and end an item takes this block as long as some tiles do.
     """
 
     blocks_factor: float  # of the times of all thread blocks
