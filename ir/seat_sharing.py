@@ -30,7 +30,10 @@ def owner_of(shared_with: Ints, shared_tokens: Ints, seat: int, tokens: int) -> 
 
 
 def begin_alike(shared_with: Ints, shared_tokens: Ints, seat: int, other: int, tokens: int) -> bool:
-    """Says whether two seats begin with the same first `tokens` tokens, at least 1, as far as is known."""
+    """Says whether two seats begin with the same first `tokens` tokens, at least 1, as far as is known.
+
+    For a pair or two this takes a fraction of the time of `share`.
+    """
     owner, _ = owner_of(shared_with, shared_tokens, seat, tokens)
     return owner == owner_of(shared_with, shared_tokens, other, tokens)[0]
 

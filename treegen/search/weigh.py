@@ -202,9 +202,9 @@ class Weights(NamedTuple):
         """
         if most_items is None and self.of_batch is None:
             return divmod(int(self.times_us.argmin()), len(self.walks))
-        whole = self.splits == INT32_MAX
-        whole[0] = False  # in other rows it is the same policy as in the first one
-        places, items, best, best_us = [place for place in self.order() if not whole[place]], [], None, np.inf
+        repeated = self.splits == INT32_MAX  # a policy without split stands in the first row as well
+        repeated[0] = False
+        places, items, best, best_us = [place for place in self.order() if not repeated[place]], [], None, np.inf
         for place in places:
             if self.times_us[place] >= best_us:
                 break
