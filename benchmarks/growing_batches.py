@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from statistics import mean, median
+from statistics import mean
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ import torch
 import treegen
 from treegen.backends.oracle import error
 from treegen.backends.softmax import softmax
+from treegen.tuning.timing import median_us
 
-PAGE = 16
+PAGE, REPEATS = 16, 15
 SHAPE = treegen.Shape(32, 8, 128, dtype="bf16", page_size=PAGE)
 
 
@@ -86,28 +87,12 @@ def captured(kernel: treegen.BatchKernel, server: Server, layers: int = 1) -> tu
     return graph, out
 
 
-def replay_us(graph: torch.cuda.CUDAGraph, flush: torch.Tensor, repeats: int = 15) -> float:
-    """Returns the median microseconds of a replay on a cold L2."""
-    times = []
-    for _ in range(repeats):
-        flush.zero_()
-        torch.cuda._sleep(200_000)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return median(times)
-
-
 def long_run(name: str, own: int, steps: int, swaps: int) -> None:
     """Replays a graph while requests grow; prints errors, counts, and its time over that of fresh plans."""
     device = torch.device("cuda")
     server = Server(64, 8, 2048, own, steps + 1, device)
     kernel = server.kernel()
     graph, out = captured(kernel, server)
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device=device)
     one = torch.ones_like(server.lengths)
     ratios, worst, plans = [], 0.0, kernel.counters()["plans"]
     allocations = 0
@@ -126,7 +111,7 @@ def long_run(name: str, own: int, steps: int, swaps: int) -> None:
             worst = max(worst, server.error_of(out))
         if step % 200 == 0:
             fresh, _ = captured(server.kernel(), server)
-            ratios.append(replay_us(graph, flush) / replay_us(fresh, flush))
+            ratios.append(median_us(graph.replay, REPEATS) / median_us(fresh.replay, REPEATS))
     counters = kernel.counters()
     print(
         f"{name}: {steps} steps, error {worst:.1e}, swaps {counters['plans'] - plans}, rows alone "
@@ -161,7 +146,6 @@ def late_steps(steps: int) -> None:
 def step_kernels() -> None:
     """Prints the time of the step kernels."""
     device = torch.device("cuda")
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device=device)
     for name, requests, group, prompt, own in (
         ("256 that share 4,096", 256, 256, 4096, 16), ("256 of 13,000", 256, 1, 0, 13_000),
         ("4,096 of 1,024", 4096, 1, 0, 1024),
@@ -188,12 +172,12 @@ def step_kernels() -> None:
             with torch.cuda.graph(graph):
                 for _ in range(count):
                     kernel.step()
-            times.append(replay_us(graph, flush) / count)
+            times.append(median_us(graph.replay, REPEATS) / count)
         empty = torch.cuda.CUDAGraph()
         with torch.cuda.graph(empty):
             lengths.zero_()
         lengths.fill_(prompt + own)
-        fill = replay_us(empty, flush)
+        fill = median_us(empty.replay, REPEATS)
         print(f"step kernels, {name}: alone {times[0]:.1f} us, each of 20 {times[1]:.1f}, a fill alone {fill:.1f}")
 
 
