@@ -52,10 +52,6 @@ class Cohorts(NamedTuple):
         column: Floats = self.columns[1]
         return column
 
-    def items(self, walk: int, split: float) -> int:
-        """Counts the work items of a walk that is split every `split` tokens."""
-        return int(np.ceil(self.of_walk(walk) / split).sum())
-
     def of_walk(self, walk: int) -> Longs:
         """Returns the tokens of each cohort of a walk, without empty ones."""
         chunks = (self.walk == walk).nonzero()[0].tolist()

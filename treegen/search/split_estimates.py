@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from treegen.target.cost_terms import ITEMS, MERGES, facts_of
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
 from treegen.target.tile_config import is_latent
+
+F = TypeVar("F", float, Floats)
 
 BLOCKS_PER_SM = (1, 2, 4, 8)
 """Thread blocks per SM that splits of a walk make. Each walk is also weighed without a split, and in even shares."""
@@ -124,14 +126,22 @@ class BatchTimes(NamedTuple):
     sharpness: float
     item_tiles: float
 
-    def times_us(self, tiles: Floats | float) -> Floats:
+    def times_us(self, tiles: Floats) -> Floats:
         """Returns the microseconds of all policies, if the thread block that ends last reads these tiles.
 
-        tiles: `[splits, walks]`, or the same number for all.
+        tiles: `[splits, walks]`.
         """
-        joined = (self.tile_us * tiles) ** self.sharpness + self.busy_us**self.sharpness
-        times_us: Floats = self.rest_us + joined ** (1 / self.sharpness)
+        times_us: Floats = self.rest_us + self._joined(self.tile_us * tiles, self.busy_us)
         return times_us
+
+    def time_us(self, place: tuple[int, int], tiles: float) -> float:
+        """Returns the microseconds of the policy at a place, if the thread block that ends last reads these tiles."""
+        chain_us = self.tile_us.item(place[1]) * tiles
+        return float(self.rest_us.item(place) + self._joined(chain_us, self.busy_us.item(place)))
+
+    def _joined(self, chain_us: F, busy_us: F) -> F:
+        joined: F = (chain_us**self.sharpness + busy_us**self.sharpness) ** (1 / self.sharpness)
+        return joined
 
 
 def times_of(splits: Floats, outputs: SplitOutputs, whole: Tally, layout: WalkLayout, problem: Problem) -> Floats:
@@ -180,13 +190,14 @@ def tiles_of_last(parts: Floats, blocks: int) -> float:
 
     parts: `[items]`; the tiles of each item, with those that it takes besides.
     """
-    falling = -np.sort(-parts)
-    loads = falling[:blocks]
-    for begin in range(blocks, len(falling), blocks):
+    rising = np.sort(parts)
+    loads, left = rising[-blocks:], len(parts) - blocks
+    while left > 0:
+        behind = rising[max(0, left - blocks) : left]
+        loads[: len(behind)] += behind[::-1]
         loads.sort()
-        behind = falling[begin : begin + blocks]
-        loads[: len(behind)] += behind
-    return float(loads.max())
+        left -= blocks
+    return float(loads[-1])
 
 
 def _counts_of(

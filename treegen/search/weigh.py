@@ -176,19 +176,14 @@ class Weights(NamedTuple):
 
     def items(self, place: tuple[int, int]) -> int:
         """Counts the work items of this policy's plan."""
-        return self.cohorts.items(place[1], float(self.splits[place]))
+        return self._items(place, self.cohorts.of_walk(place[1]))
 
     def time_us(self, place: tuple[int, int]) -> float:
         """Returns the estimated microseconds of the policy at a place.
 
         That of a policy for running batches follows from the tokens of each of its items.
         """
-        if self.of_batch is None:
-            return float(self.times_us[place])
-        walk = place[1]
-        parts = self._part_tokens(place) / self.layout.tiles.tokens[walk] + self.of_batch.item_tiles
-        last = tiles_of_last(parts, max(1, int(self.shares[walk])))
-        return float(self.of_batch.times_us(last)[place])
+        return self._time_us(place, self.cohorts.of_walk(place[1]))
 
     def exact(self) -> Weights:
         """Returns these weights with the time of every policy, as of `time_us`."""
@@ -208,9 +203,10 @@ class Weights(NamedTuple):
         for place in places:
             if self.times_us[place] >= best_us:
                 break
-            items.append(self.items(place))
+            cohorts = self.cohorts.of_walk(place[1])
+            items.append(self._items(place, cohorts))
             if most_items is None or items[-1] <= most_items:
-                time_us = self.time_us(place)
+                time_us = self._time_us(place, cohorts)
                 if time_us < best_us:
                     best, best_us = place, time_us
         return places[items.index(min(items))] if best is None else best
@@ -227,14 +223,23 @@ class Weights(NamedTuple):
         fitting = (place for place in places if not is_too_large(self.policy(place), tree, shape))
         return next(fitting, None) or min(places, key=lambda place: self.policy(place).plan_size(tree, shape))
 
-    def _part_tokens(self, place: tuple[int, int]) -> Longs:
-        """Returns the tokens of each work item of this policy's plan."""
-        of_groups = offsets(self.cohorts.of_walk(place[1]))
-        if self.of_batch is not None and place[0] == EVEN_ROW and self.splits[place] < INT32_MAX:
-            begin = even_parts(of_groups, float(self.shares[place[1]]))
-            return np.append(begin[1:], of_groups[-1]) - begin
-        _, begin, end = parts_of(of_groups, int(self.splits[place]))
-        return end - begin
+    def _items(self, place: tuple[int, int], cohorts: Longs) -> int:
+        """As `items`. cohorts: the tokens of each cohort of the policy's walk."""
+        return int(np.ceil(cohorts / self.splits[place]).sum())
+
+    def _time_us(self, place: tuple[int, int], cohorts: Longs) -> float:
+        """As `time_us`. cohorts: the tokens of each cohort of the policy's walk."""
+        if self.of_batch is None:
+            return float(self.times_us[place])
+        walk, of_groups = place[1], offsets(cohorts)
+        if place[0] == EVEN_ROW and self.splits[place] < INT32_MAX:
+            begin = even_parts(of_groups, float(self.shares[walk]))
+            tokens = np.append(begin[1:], of_groups[-1]) - begin
+        else:
+            _, begin, end = parts_of(of_groups, int(self.splits[place]))
+            tokens = end - begin
+        tiles = tokens / self.layout.tiles.tokens[walk] + self.of_batch.item_tiles
+        return self.of_batch.time_us(place, tiles_of_last(tiles, max(1, int(self.shares[walk]))))
 
     def order(self) -> list[tuple[int, int]]:
         """Returns all places by rising times."""

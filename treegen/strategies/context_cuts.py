@@ -80,7 +80,8 @@ def even_parts(of_groups: Longs, blocks: float) -> Longs:
     """Returns where each part of `cut_evenly` begins. of_groups: offsets of the groups' tokens."""
     share = max(int(even_share(float(of_groups.item(-1)), blocks)), 1)
     _, begin, end = parts_of(of_groups, share)
-    return np.sort(np.append(begin, _late_cuts(begin, end - begin, share, int(blocks))))
+    cuts = _late_cuts(begin, end - begin, share, int(blocks))
+    return np.sort(np.append(begin, cuts)) if len(cuts) else begin
 
 
 def parts_of(of_groups: Longs, length: int | Longs) -> tuple[Longs, Longs, Longs]:
