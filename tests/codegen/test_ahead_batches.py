@@ -45,10 +45,11 @@ def windowed(window: int) -> Scoring | None:
 
 
 def attention_key(
-    architecture: int, page_size: int, window: int, layout: str, heads: tuple[int, int], kv_dtype: str = "bf16"
-) -> KernelKey:
+    architecture: int, page_size: int, window: int, layout: str, heads: tuple[int, int], kv_dtype: str = "bf16",
+    head_dim: int = 128,
+) -> KernelKey:  # fmt: skip
     """The key of the one attention kernel that serves a batch's plans; HND pages are not by slot."""
-    shape = Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=page_size, kv_layout=layout)
+    shape = Shape(*heads, head_dim, dtype="bf16", kv_dtype=kv_dtype, page_size=page_size, kv_layout=layout)
     scoring = windowed(window)
     options = KernelOptions(
         request_page=page_size,
@@ -56,7 +57,8 @@ def attention_key(
         scoring=None if scoring is None else scoring.code,
         emulate_e4m3=emulates_e4m3(shape, architecture),
     )
-    return kernel_key(tile_of(shape, target_of(architecture)), shape, page_size if layout == "HND" else 1, options)
+    tile = tile_of(shape, target_of(architecture), window)
+    return kernel_key(tile, shape, page_size if layout == "HND" else 1, options)
 
 
 def compile_steps(job: StepJob) -> list[Resources]:
@@ -68,7 +70,7 @@ def compile_steps(job: StepJob) -> list[Resources]:
     architecture, page_size, window, form = job
     shape = Shape(32, 8, 128, dtype="bf16", page_size=page_size)
     target, scoring = target_of(architecture), windowed(window)
-    tile = tile_of(shape, target)
+    tile = tile_of(shape, target, window)
     most = 8 * ROWS if form == "queries" else None
     room = room_of(shape, tile, ROWS, TOKENS, 2 * target.sms, most, positions=scoring is not None)
     if form == "chunks":
@@ -124,6 +126,15 @@ def test_kernels_for_caches_in_8_bits_compile(architecture: int) -> None:
     """With several KV heads, and with one, where tiles have more tokens."""
     pairs = [((32, 8), "e4m3"), ((8, 1), "e5m2" if architecture == 80 else "e4m3")]
     check_attention([(architecture, attention_key(architecture, 16, -1, "NHD", *pair)) for pair in pairs])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_for_short_windows_compile(architecture: int) -> None:
+    """Where values have many dims, and where they have few."""
+    kinds: tuple[tuple[tuple[int, int], int], ...] = (((16, 8), 256), ((64, 8), 64))
+    check_attention(
+        [(architecture, attention_key(architecture, 16, 127, "NHD", heads, head_dim=dim)) for heads, dim in kinds]
+    )
 
 
 def test_the_usual_step_kernels_compile() -> None:

@@ -30,6 +30,30 @@ def test_caches_in_8_bits_have_a_small_tile_where_heads_fit(
     assert (tile.rows, tile.tokens, tile.num_warps) == expected
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "window_left", "expected"),
+    [
+        ((16, 8), 256, 1023, (16, 64, 4, 3)),
+        ((4, 1), 256, 511, (16, 64, 4, 3)),
+        ((16, 8), 256, 4095, (64, 32, 4, 2)),
+        ((32, 1), 256, 1023, (64, 32, 4, 2)),
+        ((64, 8), 64, 127, (64, 64, 4, 3)),
+        ((64, 8), 64, -1, (64, 128, 4, 3)),
+        ((32, 16), 128, 1023, (64, 64, 4, 3)),
+    ],
+)
+def test_short_windows_have_tiles_of_their_own(
+    heads: tuple[int, int], head_dim: int, window_left: int, expected: tuple[int, ...]
+) -> None:
+    tile = tile_of(Shape(*heads, head_dim, dtype="bf16", page_size=16), H200, window_left)
+    assert (tile.rows, tile.tokens, tile.num_warps, tile.num_stages) == expected
+
+
+def test_gpus_with_less_shared_memory_keep_the_large_tile_in_windows() -> None:
+    shape, a100 = Shape(16, 8, 256, dtype="bf16", page_size=16), target_from("a100")
+    assert tile_of(shape, a100, 1023) == tile_of(shape, a100)
+
+
 def test_thread_blocks_fill_what_the_device_holds() -> None:
     for heads, kv_dtype, per_sm in (((32, 8), "bf16", 2), ((32, 8), "e4m3", 7), ((8, 1), "e4m3", 4)):
         shape = Shape(*heads, 128, dtype="bf16", kv_dtype=kv_dtype, page_size=16)

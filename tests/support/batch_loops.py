@@ -277,5 +277,6 @@ def shaped_cases() -> dict[str, Case]:
         "unaligned pages": Case(Shape(4, 2, 16, dtype="fp32", page_size=16, kv_layout="HND"), layout="unaligned"),
         "unaligned slots": Case(Shape(4, 2, 16, dtype="fp32"), strategy=split, layout="unaligned"),
         "joined caches": Case(Shape(4, 2, 16, dtype="fp32", page_size=16), strategy=split, layout="joined"),
+        "values of 256 dims in windows": Case(Shape(4, 2, 256, dtype="bf16", page_size=16), window=37, rows=4),
         "head dim 80": Case(Shape(4, 2, 80, dtype="fp32", page_size=64), "named", strategy=split),
     }
