@@ -36,6 +36,15 @@ def shallow(requests: RequestKV, most: int) -> Made:
     return of_requests(*made) if requests.queries is None else of_queries(requests.queries, *made)
 
 
+def without_sharing(requests: RequestKV) -> Made | None:
+    """Returns the tree in which requests share nothing; None where it is the same. Each request has one row."""
+    if not np.count_nonzero(requests.shared_tokens):
+        return None
+    count = len(requests.seat)
+    alone, nothing = np.full(count, -1, np.int32), np.zeros(count, np.int32)
+    return of_requests(requests.length, alone, nothing, requests.seat, requests.epoch, requests.page_size)
+
+
 def without_small_shares(row_node: Ints, topology: Topology, requests: RequestKV, most: int) -> Made | None:
     """Returns the tree in which requests read by themselves what sharing saves least on; None where it is the same.
 

@@ -16,9 +16,11 @@ import treegen
 from treegen import LiveBatch, PageTable, Shape
 from treegen.cost.late_requests import LatePlan, PlannedRequests
 from treegen.cost.token_rates import TokenRates
+from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import NO_EPOCH
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.steady_sharing import SteadySharing
+from treegen.strategies import Strategy, cohort, query
 from treegen.target.targets import target_from
 
 SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=16)
@@ -26,14 +28,15 @@ TARGET = target_from("h200")
 
 
 def kernel_for(
-    rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: int | None = None, window_left: int = -1
-) -> BatchKernel:
+    rows: int, tokens: int = 16384, shape: Shape = SHAPE, max_rows: int | None = None, window_left: int = -1,
+    strategy: str | Strategy = "auto",
+) -> BatchKernel:  # fmt: skip
     """A kernel whose page table nobody reads."""
     table, lengths = torch.zeros(rows, tokens // 16, dtype=torch.int32), torch.zeros(rows, dtype=torch.int32)
     queries = None if max_rows is None else torch.zeros(rows + 1, dtype=torch.int32)
     pages = PageTable(table, lengths, 4096, qo_indptr=queries)
     return treegen.compile_batch(
-        shape, pages, max_tokens=tokens, max_rows=max_rows, target=TARGET, window_left=window_left
+        shape, pages, strategy=strategy, max_tokens=tokens, max_rows=max_rows, target=TARGET, window_left=window_left
     )
 
 
@@ -42,14 +45,15 @@ def late(kernel: BatchKernel, batch: LiveBatch) -> float:
     return late_plan(kernel).cost(batch).late_us
 
 
-def late_plan(kernel: BatchKernel) -> LatePlan:
-    """The kernel's plan, for the batches after its own."""
+def late_plan(kernel: BatchKernel, shared: Ints | None = None) -> LatePlan:
+    """The kernel's plan, for the batches after its own. shared: what requests shared; by default what the plan uses."""
     assert kernel.planned is not None
     (tree, shape, target), _, _, schedule = kernel.planned
     rates = TokenRates.of(kernel.form.tile, shape, target, kernel.form.window_left)
     assert tree.requests is not None
-    shared = np.zeros(len(schedule.epoch), np.int32)
-    shared[tree.requests.seat] = tree.requests.shared_tokens
+    if shared is None:
+        shared = np.zeros(len(schedule.epoch), np.int32)
+        shared[tree.requests.seat] = tree.requests.shared_tokens
     return LatePlan(schedule, tree, shared, kernel.form.room, rates)
 
 
@@ -353,7 +357,7 @@ def test_a_quick_bound_of_the_cost(window_left: int, data: st.DataObject) -> Non
     if not len(batch):
         return
     kernel.update(batch)
-    plan = late_plan(kernel)
+    plan = late_plan(kernel, batch.shared_tokens.copy())
     assert plan.most_late_us(batch, plan.requests.served(batch)) == 0
     for _ in range(3):
         events(3)
@@ -395,9 +399,26 @@ def test_a_request_in_the_seat_of_another_one_is_served_by_its_plan() -> None:
     assert alone(kernel, batch) == [shared[4], apart[7]]  # too long for the room of its items
 
 
+@pytest.mark.parametrize("window_left", [-1, 127])
+@pytest.mark.parametrize(("strategy", "claims"), [(query(split=512), False), (cohort(64), True)], ids=str)
+def test_a_plan_that_reads_requests_alone_claims_nothing(window_left: int, strategy: Strategy, claims: bool) -> None:
+    """It serves whatever comes into their seats, as long as that fits."""
+    kernel, batch = kernel_for(16, window_left=window_left, strategy=strategy), LiveBatch(page_size=16)
+    prompt = batch.add(4100)
+    shared = [batch.add(4100, prompt, 4080) for _ in range(11)]
+    kernel.prepare(batch)
+    assert kernel.planned is not None
+    assert (len(kernel.planned.schedule.claims) > 0) == (kernel.planned.saved_bytes > 0) == claims
+    for seat in shared[2:5]:
+        batch.finish(seat)
+    new = [batch.add(4200) for _ in range(3)]
+    assert new == shared[2:5]
+    assert alone(kernel, batch) == (new if claims else [])
+
+
 def test_requests_with_windows_cost_what_windows_reach() -> None:
     """Newcomers read again what they share within their windows, and are longer by tokens in windows alone."""
-    kernel, batch = kernel_for(24, window_left=1023), LiveBatch(page_size=16)
+    kernel, batch = kernel_for(24, window_left=1023, strategy=cohort(64)), LiveBatch(page_size=16)
     rates = TokenRates.of(kernel.form.tile, SHAPE, TARGET)
     prompt = batch.add(8000)
     shared = [batch.add(8100, prompt, 7984) for _ in range(4)]

@@ -383,7 +383,8 @@ def test_counters_tell_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     table = torch.arange(5 * 40, dtype=torch.int32).view(5, 40)
     table[2, :2] = table[0, :2]
     lengths = torch.tensor([64, 50, 40, 30, 20], dtype=torch.int32)
-    kernel = treegen.compile_batch(shape, PageTable(table, lengths, 200), max_tokens=640, backend="torch")
+    pages = PageTable(table, lengths, 200)
+    kernel = treegen.compile_batch(shape, pages, max_tokens=640, backend="torch", strategy=cohort(64))
     batch = LiveBatch(page_size=16)
     for tokens, sharing in ((64, ()), (50, ()), (40, (0, 32)), (30, ())):
         batch.add(tokens, *sharing)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treegen.backends.batch_form import BatchForm
+from treegen.ir.arrays import largest
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
@@ -15,7 +16,7 @@ from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.shape import Shape
 from treegen.ir.tree import Tree
-from treegen.ir.tree.less_sharing import shallow
+from treegen.ir.tree.less_sharing import shallow, without_sharing
 from treegen.ir.verify import verify
 from treegen.runtime.batch_room import CLAIMS_PER_ROW, in_fewer_parts, is_served, reserve_of
 from treegen.schedule.by_request import ItemRoom
@@ -84,7 +85,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         StrategyError: The strategy makes plans that need launches of their own.
         PlanError: No plan has room.
     """
-    problem = _within_windows(problem, form)
+    every, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
     for choice in choices.choosing(problem) if wanted.automatic else (wanted.choose(problem),):
@@ -93,6 +94,8 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     assert choice is not None
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
+        if (alone := _without_sharing(plan, every, form)) is not None:
+            plan, problem = strategy.plan(alone), alone
         if not strategy.proven:
             verify(plan, problem.tree)
         _check_served(strategy, plan)
@@ -109,6 +112,32 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
             yield from planning(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
             return
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
+
+
+def _without_sharing(plan: Plan, every: Problem, form: BatchForm) -> Problem | None:
+    """Returns the problem in which requests share nothing, if the plan reads each by itself and they share some tokens.
+
+    A plan for that claims nothing of their pages. So it also serves requests that take others' seats.
+
+    Args:
+        plan: The plan.
+        every: The problem with the tokens that no window reaches.
+        form: The sizes of the kernel's tables.
+    """
+    requests = every.tree.requests
+    if (
+        requests is None
+        or requests.queries is not None
+        or form.room.chunk
+        or not len(plan)
+        or largest(plan.group_rows) > 1
+    ):
+        return None
+    made = without_sharing(requests)
+    if made is None:
+        return None
+    parts, topology, alone = made
+    return _within_windows(every.with_tree(Tree(*parts, topology, alone)), form)
 
 
 def _within_windows(problem: Problem, form: BatchForm) -> Problem:
