@@ -74,7 +74,7 @@ def tile_of(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig
     launches are short, tiles of 64 tokens take 0.72 to 1.13 of the time of those of 32.
 
     In short windows rows share few tokens, and launches take little time. There, values of 129 to 256 dims have a small
-    tile, and no tile has more than 64 tokens. On an H200 the small tile takes 0.86 to 0.95 of the time of the large one
+    tile, and no tile has more than 64 tokens. On an H200 the small tile takes 0.85 to 0.95 of the time of the large one
     (windows of 1,024 tokens, heads 16:8 and 8:4), and without a window 0.91 to 1.22. Tiles of 64 tokens take 0.82 to
     0.93 of the time of those of 128 (windows of 128 tokens, heads 64:8 of dim 64).
     """
