@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import treegen
 from treegen import LiveBatch, PageTable, Shape
-from treegen.cost.late_requests import LatePlan, PlannedRequests
+from treegen.cost.late_requests import LatePlan
+from treegen.cost.planned_requests import PlannedRequests
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints
 from treegen.ir.request_schedule import NO_EPOCH

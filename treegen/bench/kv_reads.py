@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treegen.cost.late_requests import PlannedRequests
+from treegen.cost.planned_requests import PlannedRequests
 from treegen.engine.attention_kernels import AttentionKind, KernelMaker, StepKernel
 from treegen.engine.step import Step
 from treegen.ir.arrays import Bools, Ints, Longs, offsets, ragged_ranges

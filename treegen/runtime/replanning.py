@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from treegen.cost.late_requests import ALONE_US, LateCost, LatePlan, Served
+from treegen.cost.late_requests import LateCost, LatePlan
+from treegen.cost.planned_requests import ALONE_US, Served
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
