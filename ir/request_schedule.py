@@ -9,12 +9,12 @@ A step kernel looks up on the device, before every step, in which pages these to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from treegen.ir.arrays import Ints, frozen
+from treegen.ir.arrays import INT32_MAX, Ints, Longs, frozen, int32_ramp, ragged_ranges
 from treegen.ir.schedule import Schedule
 
 ENTRY_FIELDS = ("seat", "first", "end", "lo", "hi")
@@ -33,9 +33,9 @@ CLAIM_FIELDS = ("owner", "first_page", "end_page")
 SEAT_FIELDS = ("epoch", "most", "least", "row", "merge", "owner", "first_page", "end_page", "claim0", "claim1")
 """What a step kernel reads for each seat.
 
-epoch: the epoch that the plan was made for. most: the tokens up to which the items have room. least: the request's
-least tokens for which the plan is right. row, merge: its places in the row table and among merged rows, -1 for none.
-owner, first_page, end_page: its first claim, with owner -1 for none. claim0, claim1: its other claims,
+epoch: the epoch that the plan was made for, NO_EPOCH for none. most: the tokens up to which the items have room. least:
+the request's least tokens for which the plan is right. row, merge: its places in the row table and among merged rows,
+-1 for none. owner, first_page, end_page: its first claim, with owner -1 for none. claim0, claim1: its other claims,
 `claims[claim0:claim1]`.
 """
 QUERY_FIELDS = ("rows", "merges")
@@ -131,6 +131,43 @@ class RequestSchedule:
         column: Ints = self.seats[2]
         return column
 
+    def inherited(self, heirs: Longs, page_size: int) -> RequestSchedule:
+        """Returns the same work items for a batch in which requests have ended that others share pages with.
+
+        The first pages of an ended request that its heir has, too, are read from the heir, and claims on the former are
+        claims on the latter. A request that comes into the seat of the ended one has to share them with the heir. The
+        plan does not know the seats any more of those that shared more with the ended request than the heir.
+
+        Args:
+            heirs: `[3, heirs]`; the seats of ended requests, each one once, the seats of their heirs, and the number of
+                first pages that both have in common.
+            page_size: Tokens of a page.
+        """
+        ended, heir, pages = heirs
+        heir_of, common = int32_ramp(self.seats.shape[1]).copy(), np.full(self.seats.shape[1], INT32_MAX, np.int64)
+        heir_of[ended], common[ended] = heir, pages
+        entries, owner, end = self.entries.copy(), self.entries[:, 0], self.entries[:, 2]
+        in_common = (end > 0) & (end <= page_size * common.take(owner))
+        entries[:, 0] = np.where(in_common, heir_of.take(owner), owner)
+
+        seat, number = self.numbered_claims()
+        claims = self.claims.take(number, 0)
+        unknown = seat.compress(claims[:, 2] > common.take(claims[:, 0]))
+        claims[:, 0] = heir_of.take(claims[:, 0])
+        own = np.zeros(len(heir_of), np.int32)  # where the pages of each request begin that it does not share
+        own[seat] = claims[:, 2]  # of its last claim
+        added = np.column_stack([heir, own.take(ended), pages])
+        seats = self.seats.copy()
+        seats[0, unknown] = NO_EPOCH
+        return replace(self, entries=frozen(entries), **_claims_of_seats(seats, [seat, ended], [claims, added]))
+
+    def numbered_claims(self) -> tuple[Longs, Longs]:
+        """Returns the seat and the number of each claim, by seat."""
+        owner, _, _, further, end = self.seats[5:]
+        seats = (owner >= 0).nonzero()[0]
+        count = end.take(seats) - further.take(seats) + 1
+        return seats.repeat(count), ragged_ranges(further.take(seats) - 1, count)
+
     def claims_of(self, seat: int) -> Ints:
         """Returns the claims of a seat."""
         numbers = self.claim_numbers(seat)
@@ -141,3 +178,19 @@ class RequestSchedule:
         """Returns the numbers of the claims of a seat."""
         owner, _, _, further, end = self.seats[5:, seat].tolist()
         return range(further - 1, end) if owner >= 0 else range(0)
+
+
+def _claims_of_seats(seats: Ints, claiming: list[Longs], claims: list[Ints]) -> dict[str, Ints]:
+    """Returns the table of seats, and that of claims, for these seats and their claims; claims of a seat are in order.
+
+    seats: a table of seats, whose columns of claims are written.
+    """
+    seat = np.concatenate(claiming)
+    order = seat.argsort(kind="stable")
+    count = np.bincount(seat, minlength=seats.shape[1])
+    first, makes = count.cumsum() - count, count > 0
+    table = np.concatenate(claims).take(order, 0)
+    seats[5:] = UNKNOWN[5:, None]
+    seats[5:8, makes] = table.take(first.compress(makes), 0).T
+    seats[8, makes], seats[9, makes] = first.compress(makes) + 1, (first + count).compress(makes)
+    return {"seats": frozen(seats), "claims": frozen(table)}

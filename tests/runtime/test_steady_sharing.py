@@ -11,11 +11,11 @@ from treegen.runtime.steady_sharing import SteadySharing
 
 def test_a_plan_tries_to_share_less_and_goes_on_while_that_helps() -> None:
     sharing = SteadySharing()
-    assert sharing.allowance(8.0) == pytest.approx(2.0)
-    sharing.spared_us = 1.5
-    assert sharing.allowance(1.0) == pytest.approx(1.75)  # 2.5 in place of 8
-    sharing.spared_us = 1.75
-    assert sharing.allowance(0.0) == pytest.approx(1.75)
+    assert sharing.allowance(8.0) == pytest.approx(4.0)
+    sharing.spared_us = 3.5
+    assert sharing.allowance(1.0) == pytest.approx(4.0)  # 4.5 in place of 8
+    sharing.spared_us = 4.0
+    assert sharing.allowance(0.0) == pytest.approx(4.0)
 
 
 def test_it_waits_longer_after_each_attempt_that_does_not_help() -> None:

@@ -48,6 +48,14 @@ class LatePlan:
             self._tokens[tree.requests.seat] = tree.requests.length
         self.requests, self._room, self._rates = PlannedRequests(made, self._tokens, rates), room, rates
 
+    def inherited(self, batch: LiveBatch, served: Served) -> RequestSchedule | None:
+        """Lets heirs take over what the plan reads from ended requests; returns its schedule if that changes."""
+        heirs = self.requests.heirs(batch, served)
+        if not heirs.size:
+            return None
+        self.requests.inherit(heirs, batch.page_size)
+        return self.requests.made
+
     def epochs(self, batch: LiveBatch, served: Served) -> Ints:
         """Returns the epochs by seat of a later batch, with those of the plan where it serves other requests."""
         epochs: Ints = batch.epoch.copy()

@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.arrays import Bools, Longs, largest, ragged_ranges
+from treegen.ir.arrays import Bools, Longs, largest
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.ir.seat_sharing import begin_alike, share
@@ -20,6 +20,7 @@ ALONE_US = 4.0
 On an H200 one of 500 to 40,000 tokens adds 0 to 5 us to layers of 24 to 89 us (8:1 heads). With 1, steps of 128
 requests of a recorded server take 1.03 times as long, because plans are in use for longer.
 """
+_NO_HEIRS = np.empty((3, 0), np.int64)
 
 
 class PlannedRequests:
@@ -29,8 +30,8 @@ class PlannedRequests:
     of query rows and is not so much longer that it is faster alone. Both must share with other seats what the plan
     assumes. The rest are walked alone.
 
-    epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request. with_queries: whether
-    requests may have several query rows.
+    made: the plan's schedule. epochs: by seat, those that the plan was made for; NO_EPOCH where it knows no request.
+    with_queries: whether requests may have several query rows.
 
     Args:
         made: The plan's schedule.
@@ -39,12 +40,38 @@ class PlannedRequests:
     """
 
     def __init__(self, made: RequestSchedule, tokens: Longs | None = None, rates: TokenRates | None = None) -> None:
-        self._made, self.epochs = made, made.epoch
         self._tokens, self._rates = tokens, rates
         self.with_queries = made.queries is not None
-        self._known, self._of_claims = made.epoch != NO_EPOCH, _table_of_claims(made)
+        self._take(made)
         self._looked_at = np.full((3, len(made.epoch)), NO_EPOCH, np.int32)  # by seat: epoch, whom it shares with, what
         self._begun, self._fit = np.zeros(len(made.epoch), np.int64), np.zeros(len(made.epoch), bool)
+
+    def _take(self, made: RequestSchedule) -> None:
+        self.made, self.epochs = made, made.epoch
+        self._known, self._of_claims = made.epoch != NO_EPOCH, _table_of_claims(made)
+
+    def inherit(self, heirs: Longs, page_size: int) -> None:
+        """Lets heirs take over what the plan reads from ended requests. See RequestSchedule.inherited."""
+        self._take(self.made.inherited(heirs, page_size))
+
+    def heirs(self, batch: LiveBatch, served: Served) -> Longs:
+        """Finds heirs of ended requests whose pages others share; see RequestSchedule.inherited.
+
+        The heir is, of the requests that still run, the one that shares most with the ended one. None is needed where
+        all others, or all but one, share as much with a request that has come into the seat and is served there.
+        """
+        seats, owners, pages = self._of_claims
+        run = served.same.take(seats)
+        lost = np.greater(run, served.same.take(owners)).nonzero()[0]
+        if not len(lost) or not len(lost := self._lost(batch, lost)):
+            return _NO_HEIRS
+        losses = np.bincount(owners.take(lost), minlength=len(served.same))
+        losses[served.others] -= 1
+        left = (run & (losses.take(owners) > 0)).nonzero()[0]
+        order = left.take(((owners.take(left) << 32) + pages.take(left)).argsort(kind="stable"))
+        ended = owners.take(order)
+        most = order.compress(ended != np.append(ended[1:], -1))
+        return self._of_claims.take(most, 1)[[1, 0, 2]]
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves."""
@@ -94,7 +121,7 @@ class PlannedRequests:
 
     def planned(self, batch: LiveBatch, same: Bools, others: Longs) -> Bools:
         """Tells for each seat of a later batch whether the plan serves its request. same, others: see above."""
-        made, planned = self._made, same.copy()
+        made, planned = self.made, same.copy()
         if len(others):
             tokens = batch.tokens.take(others)
             planned[others] = (tokens <= made.most.take(others)) & (tokens >= made.least.take(others))
@@ -123,10 +150,10 @@ class PlannedRequests:
         """Says whether the plan has room for another request than planned, which is not faster alone and shares with
         requests that are still there what the plan assumes. shared: the tokens that it shares.
         """
-        most, least, tokens = self._made.most, self._made.least, self._begun.item(seat)
+        most, least, tokens = self.made.most, self.made.least, self._begun.item(seat)
         if not least.item(seat) <= tokens <= most.item(seat) or self._is_faster_alone(seat, tokens, shared):
             return False
-        for claim in self._made.claim_numbers(seat):
+        for claim in self.made.claim_numbers(seat):
             owner, tokens = self._of_claims.item(1, claim), self._of_claims.item(2, claim) * batch.page_size
             if same.item(owner) and not (
                 min(batch.tokens.item(seat), batch.tokens.item(owner)) >= tokens
@@ -149,12 +176,16 @@ class PlannedRequests:
 
     def _failing(self, batch: LiveBatch, claims: Longs) -> Longs:
         """Returns the seats of those of these claims that do not hold for the requests that are now in the seats."""
+        failing: Longs = self._of_claims[0].take(self._lost(batch, claims))
+        return failing
+
+    def _lost(self, batch: LiveBatch, claims: Longs) -> Longs:
+        """Returns those of these claims that do not hold for the requests that are now in the seats."""
         table = self._of_claims.take(claims, 1)
         pairs, tokens = table[:2], table[2] * batch.page_size
         holds = share(batch.shared_with, batch.shared_tokens, pairs, tokens)
         holds &= (batch.tokens.take(pairs) >= tokens).all(0)
-        failing: Longs = pairs[0].compress(~holds)
-        return failing
+        return claims.compress(~holds)
 
 
 class Served:
@@ -178,10 +209,6 @@ class Served:
 def _table_of_claims(made: RequestSchedule) -> Longs:
     """Lists a plan's claims, `[3, claims]`: the seat, the owner's seat, and the number of pages of each."""
     table = np.empty((3, len(made.claims)), np.int64)
-    if len(made.claims):
-        owner, _, _, further, end = made.seats[5:]
-        seats = (owner >= 0).nonzero()[0]
-        count = end.take(seats) - further.take(seats) + 1
-        table[0, ragged_ranges(further.take(seats) - 1, count)] = seats.repeat(count)
-        table[1], table[2] = made.claims[:, 0], made.claims[:, 2]
+    seats, numbers = made.numbered_claims()
+    table[0, numbers], table[1], table[2] = seats, made.claims[:, 0], made.claims[:, 2]
     return table

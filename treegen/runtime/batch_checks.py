@@ -11,8 +11,9 @@ from treegen.backends import check_inputs
 from treegen.backends.batch_form import BatchForm
 from treegen.codegen.kernel_signature import in_same_place
 from treegen.ir.arrays import largest
-from treegen.ir.errors import InputError
+from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.live_batch import LiveBatch
+from treegen.strategies import Strategy, strategy_from
 
 
 def check_tensors(
@@ -81,3 +82,15 @@ def check_batch(form: BatchForm, batch: LiveBatch) -> int:
         reason = f"have more than max_rows, {form.room.rows}, query rows: {total}"
         raise InputError("batch", f"{len(batch)} requests", reason, "make a kernel for more")
     return total
+
+
+def chosen_strategy(strategy: str | Strategy, form: BatchForm) -> Strategy:
+    """Returns the strategy that a caller names for one plan.
+
+    Raises StrategyError where bits of rows would change: the kernel is batch-invariant, or the strategy is.
+    """
+    wanted = strategy_from(strategy)
+    if wanted.batch_invariant or form.room.chunk:
+        reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
+        raise StrategyError("strategy", str(strategy), reason, fix)
+    return wanted

@@ -13,13 +13,13 @@ from treegen.backends.page_table import PageTable
 from treegen.backends.request_program import RequestProgram
 from treegen.backends.torch_request_program import TorchRequestProgram
 from treegen.cost.token_rates import TokenRates
-from treegen.ir.errors import InputError, StrategyError
+from treegen.ir.errors import InputError
 from treegen.ir.live_batch import LiveBatch
 from treegen.ir.plan import Plan
 from treegen.ir.request_tables import RequestTables
 from treegen.ir.shape import Shape
 from treegen.report.explain import Explanation
-from treegen.runtime.batch_checks import check_batch, check_tensors
+from treegen.runtime.batch_checks import check_batch, check_tensors, chosen_strategy
 from treegen.runtime.batch_plans import BatchPlan
 from treegen.runtime.batch_room import form_for
 from treegen.runtime.call_options import BatchOptions
@@ -29,7 +29,7 @@ from treegen.runtime.kernel_text import batch_explanation
 from treegen.runtime.next_plan import NextPlan
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
-from treegen.strategies import Choice, Strategy, strategy_from
+from treegen.strategies import Choice, Strategy
 from treegen.target.targets import Target
 from treegen.timed import phase
 
@@ -95,8 +95,6 @@ class BatchKernel(ExplainedKernel):
     def update(self, batch: LiveBatch, strategy: str | Strategy | None = None) -> None:
         """Plans for the requests of a batch and the pages that they share; the next `step` uses the plan.
 
-        Takes host work, and one copy to the device that is not waited for.
-
         Args:
             batch: The running requests.
             strategy: Makes this plan instead of the kernel's own strategy.
@@ -106,10 +104,7 @@ class BatchKernel(ExplainedKernel):
                 pages of another size. The kernel keeps its plan.
             StrategyError: The strategy makes plans that this kernel cannot use, or the kernel is batch-invariant.
         """
-        wanted = self._options.strategy if strategy is None else strategy_from(strategy)
-        if strategy is not None and (wanted.batch_invariant or self.form.room.chunk):
-            reason, fix = "would change what rows' bits follow from", "leave it out, or make another kernel"
-            raise StrategyError("strategy", str(strategy), reason, fix)
+        wanted = self._options.strategy if strategy is None else chosen_strategy(strategy, self.form)
         self._plan(self._begin(batch, wanted))
 
     def _begin(self, batch: LiveBatch, wanted: Strategy) -> NextPlan:
@@ -126,12 +121,11 @@ class BatchKernel(ExplainedKernel):
         self._begun = self.program.counters[:1].clone()
         try:
             self.replanning.note_plan(begun.batch, begun.then, planned)
-            self.program.load(planned.schedule, self.replanning.seats(begun.batch))
-            self.replanning.note_seats(begun.batch)
+            self._take_seats(begun.batch, planned)
         except BaseException:  # stopped in the middle: the next call plans anew
             self.replanning.forget_plan()
             raise
-        self._rows, self._planned = rows, planned
+        self._rows = rows
         return True
 
     def prepare(self, batch: LiveBatch) -> bool:
@@ -151,6 +145,8 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         new, moved = self.replanning.is_new(batch), self.replanning.has_moved(batch)
+        if moved:
+            self.replanning.inherit(batch)
         if new or (moved and self.replanning.cannot_wait(batch)):
             return self._plan(self._begin(batch, self._options.strategy))
         if moved:
@@ -170,8 +166,7 @@ class BatchKernel(ExplainedKernel):
             batch: The running requests.
 
         Returns:
-            Whether a plan was made, and is used from the next `step` on. Without one it takes the seats, if requests
-            came, ended or moved.
+            Whether a plan was made, for the next `step` on. Else it takes the seats, if requests came, ended or moved.
 
         Raises:
             InputError, StrategyError: As of `update`.
@@ -190,7 +185,7 @@ class BatchKernel(ExplainedKernel):
 
         Requests that came, moved or were forked since the last `update` are walked alone. Those in seats that the plan
         knows are served by it, if they are not much longer than planned and share what the plan assumes of the seat.
-        Takes some microseconds of host work, and one copy to the device that is not waited for.
+        Others take over what it reads from ended requests. Takes some microseconds, and a copy that nobody waits for.
 
         Args:
             batch: The running requests.
@@ -199,9 +194,19 @@ class BatchKernel(ExplainedKernel):
             InputError: As of `update`.
         """
         rows = check_batch(self.form, batch)
-        self.program.seat(self.replanning.seats(batch))
-        self.replanning.note_seats(batch)
+        self.replanning.inherit(batch)
+        self._take_seats(batch, self._planned)
         self._rows = rows
+
+    def _take_seats(self, batch: LiveBatch, planned: BatchPlan | None) -> None:
+        """Takes the seats, and the schedule of a plan if that is new or has changed."""
+        seats, changed = self.replanning.seats(batch), self.replanning.changed
+        if planned is None or changed is None:
+            self.program.seat(seats)
+        else:
+            self.program.load(changed, seats)
+            self._planned = planned._replace(schedule=changed)
+        self.replanning.note_seats(batch)
 
     def step(self) -> None:
         """Reads the page table and lengths, for all calls up to the next step."""
@@ -287,14 +292,9 @@ class BatchKernel(ExplainedKernel):
         return {**counts, "plans": self.replanning.plans, "plan_age": age, "saved_bytes": saved}
 
     def _explanation(self) -> tuple[str, Explanation]:
-        if self._planned is None:
-            raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
         return batch_explanation(self._planned, self.form.scoring)
 
     def workspace_size(self) -> int:
-        """Counts the bytes of device memory for tables and partial results.
-
-        They follow from the page table's sizes and `max_tokens` alone.
-        """
+        """Counts the bytes of device memory for tables and partial results, by sizes and `max_tokens` alone."""
         room = self.form.room
         return RequestTables.of(room).words * 4 + (room.slots + room.lone_partials) * self._shape.partial_bytes

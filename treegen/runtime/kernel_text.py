@@ -6,6 +6,7 @@ import numpy as np
 
 from treegen.backends.triton_program import kernel_options
 from treegen.codegen.emit import emit
+from treegen.ir.errors import InputError
 from treegen.ir.positions import windowed_requests
 from treegen.report.explain import Explanation, explain
 from treegen.report.explained_plan import ExplainedPlan
@@ -45,8 +46,13 @@ def _heading(scoring: Scoring | None, tokens: int, seen: int) -> str:
     return "" if scoring is None else f"{scoring.options.text(tokens, seen)}\n"
 
 
-def batch_explanation(planned: BatchPlan, scoring: Scoring | None) -> tuple[str, Explanation]:
-    """Returns the scores of a kernel in words, and the explanation of its plan for a running batch."""
+def batch_explanation(planned: BatchPlan | None, scoring: Scoring | None) -> tuple[str, Explanation]:
+    """Returns the scores of a kernel in words, and the explanation of its plan for a running batch.
+
+    Raises InputError without a plan.
+    """
+    if planned is None:
+        raise InputError("kernel", "a kernel without a plan", "has nothing to explain", "call update first")
     problem, choice, plan, _ = planned
     counted = lowered(plan, problem).schedule
     entry = ExplainedPlan.from_plan(choice.strategy, choice.reason, plan, counted, problem, fixed=True)

@@ -19,6 +19,7 @@ from treegen.cost.planned_requests import ALONE_US, Served
 from treegen.cost.token_rates import TokenRates
 from treegen.ir.arrays import Ints, largest
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.request_schedule import RequestSchedule
 from treegen.ir.request_tables import RequestRoom
 from treegen.ir.tree import Tree
 from treegen.ir.tree.less_sharing import without_small_shares
@@ -68,7 +69,7 @@ class Replanning:
     """Compares a batch with its last plan, and decides when a new plan pays.
 
     room: the room of the kernel's tables. rates: the time that tokens take. plans: plans so far. layers: calls of the
-    last step with calls. calls: calls since then.
+    last step with calls. calls: calls since then. changed: a schedule that the kernel has not loaded yet.
     """
 
     def __init__(self, room: RequestRoom, rates: TokenRates) -> None:
@@ -78,7 +79,9 @@ class Replanning:
         self._late_plan: LatePlan | None = None
         self._served: tuple[tuple[int, int], Served] | None = None  # by the plan, with counters of the batch
         self._cost: LateCost | None = None  # of that
+        self._inherited: Served | None = None  # that, once heirs have been looked for
         self.plans, self.layers, self.calls = 0, _USUAL_LAYERS, 0
+        self.changed: RequestSchedule | None = None
         self._late_us = 0.0  # how much longer one layer has taken since the last plan, summed over steps
         self._steps = 0  # these steps
         self._sharing = SteadySharing()
@@ -90,14 +93,16 @@ class Replanning:
         np.maximum.at(shared, then.shared_with.take(sharing), then.shared_tokens.take(sharing))  # also of owners
         self._late_plan = LatePlan(planned.schedule, planned.problem.tree, shared, self._room, self._rates)
         self._served, self._seen = None, _PlannedBatch(batch, then.changes, len(then), then.tokens)
+        self.changed = planned.schedule
+        self.inherit(batch)
 
     def forget_plan(self) -> None:
         """Forgets the plan that was noted last, so that the next `prepare` or `refresh` makes another."""
         self._seen = None
 
     def note_seats(self, batch: LiveBatch) -> None:
-        """Notes that the kernel knows the present seats of the batch."""
-        self._seated = batch, batch.moves
+        """Notes that the kernel knows the present seats of the batch, and the changed schedule."""
+        self._seated, self.changed = (batch, batch.moves), None
 
     def note_step(self) -> None:
         """Notes the beginning of a step, and takes the calls of the last one as its layers."""
@@ -179,6 +184,18 @@ class Replanning:
         cost = self._late_cost(batch)
         self._late_us += cost.late_us + (ALONE_US if cost.alone else 0.0)
         return self._late_us * self.layers > max(_LOST_US / self._parts(cost), _LEAST_LOST_US)
+
+    def inherit(self, batch: LiveBatch) -> None:
+        """Lets others take over what the present plan reads from requests that have ended; not if it is in chunks."""
+        if self._late_plan is None or self._room.chunk or self.is_new(batch):
+            return
+        served = self._served_by_plan(batch)
+        if served is self._inherited:
+            return
+        made = self._late_plan.inherited(batch, served)
+        if made is not None:
+            self.changed, self._served = made, None
+        self._inherited = self._served_by_plan(batch)
 
     def seats(self, batch: LiveBatch) -> Ints:
         """Returns the rows and the epochs of seats, `[2, seats]`, as the kernel is to see them: with the epochs of the

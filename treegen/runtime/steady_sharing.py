@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PART = 0.25
+_PART = 0.5
 """The part of the time lost by late plans that a plan may lose by sharing less, to find out whether that helps."""
 _BETTER = 0.75
 """Plans that share less go on if less than this part of the time is lost by them."""

@@ -1,0 +1,196 @@
+"""Requests that end while others share their pages: an heir takes over what the plan reads from them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import treegen
+from treegen import LiveBatch, PageTable, Shape
+from treegen.cost.planned_requests import PlannedRequests
+from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
+from treegen.runtime.batch_kernel import BatchKernel
+from treegen.runtime.replanning import Replanning
+from treegen.strategies import cohort
+from treegen.target.targets import target_from
+
+PAGE, SEATS = 16, 12
+SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=PAGE)
+
+
+def kernel_for(tokens: int = 16384) -> BatchKernel:
+    """A kernel whose page table nobody reads, and whose plans use all sharing."""
+    table, lengths = torch.zeros(SEATS, tokens // PAGE, dtype=torch.int32), torch.zeros(SEATS, dtype=torch.int32)
+    pages = PageTable(table, lengths, 4096)
+    return treegen.compile_batch(
+        SHAPE, pages, max_tokens=tokens, target=target_from("h200"), strategy=cohort(64, split=64)
+    )
+
+
+def schedule_of(kernel: BatchKernel) -> RequestSchedule:
+    assert kernel.planned is not None
+    return kernel.planned.schedule
+
+
+def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
+    """The seats that are walked alone."""
+    seats: list[int] = PlannedRequests(schedule_of(kernel)).walked_alone(batch).nonzero()[0].tolist()
+    return seats
+
+
+def owners(kernel: BatchKernel) -> set[int]:
+    return set(schedule_of(kernel).claims[:, 0].tolist())
+
+
+def test_who_shares_with_an_ended_request_is_served_by_the_plan() -> None:
+    """The heir is the one that shares most. When that has ended as well, the next one follows."""
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(4100)
+    sharing = [batch.add(4100, first, tokens) for tokens in (3200, 4080, 4000, 3200)]
+    kernel.prepare(batch)
+    assert owners(kernel) == {first}
+    for ended, heir in itertools.pairwise((first, sharing[1], sharing[2])):
+        batch.finish(ended)
+        assert not kernel.prepare(batch)
+        assert alone(kernel, batch) == []
+        assert owners(kernel) == {heir}
+    assert kernel.counters()["plans"] == 1
+
+
+def test_the_seat_of_an_ended_request_is_for_those_that_share_with_its_heir() -> None:
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(4100)
+    sharing = [batch.add(4100, first, 4000) for _ in range(4)]
+    kernel.prepare(batch)
+    batch.finish(first)
+    kernel.prepare(batch)
+    assert batch.add(4100) == first
+    kernel.prepare(batch)
+    assert alone(kernel, batch) == [first]
+    batch.finish(first)
+    assert batch.add(4100, sharing[2], 4000) == first
+    kernel.prepare(batch)
+    assert alone(kernel, batch) == []
+
+
+def test_the_seat_of_one_that_shared_more_than_the_heir_is_not_served() -> None:
+    """What it would read is in the pages of neither the ended request nor the heir."""
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(200)
+    more, heir = batch.add(200, first, 192), batch.add(300, first, 64)
+    kernel.update(batch)
+    batch.finish(more)
+    batch.finish(first)
+    kernel.seat(batch)
+    assert owners(kernel) == {heir}
+    assert (batch.add(200), batch.add(200, heir, 192)) == (first, more)
+    kernel.seat(batch)
+    assert alone(kernel, batch) == [first, more]
+
+
+def test_no_heir_follows_where_another_request_takes_the_seat_and_shares_as_much() -> None:
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(4100)
+    sharing = [batch.add(4100, first, 4000) for _ in range(4)]
+    kernel.prepare(batch)
+    made = schedule_of(kernel)
+    batch.finish(first)
+    assert batch.fork(sharing[0]) == first
+    kernel.prepare(batch)
+    assert alone(kernel, batch) == []
+    assert schedule_of(kernel) is made
+
+
+def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replanning, "pays", lambda *_: True)
+    monkeypatch.setattr(Replanning, "parts", lambda *_: 1)
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(4100)
+    sharing = [batch.add(4100, first, 4000) for _ in range(5)]
+    kernel.prepare(batch)
+    assert not kernel.refresh(batch)
+    batch.finish(first)
+    while not kernel.refresh(batch):
+        pass
+    assert alone(kernel, batch) == []
+    assert owners(kernel) <= {*sharing}
+
+
+@given(st.data())
+def test_requests_read_their_own_pages_whoever_has_ended(data: st.DataObject) -> None:
+    """Of all requests that the plan serves because their claims hold; by lists of their pages."""
+    kernel, batch = kernel_for(512), LiveBatch(page_size=PAGE)
+    pages: dict[int, list[int]] = {}
+    numbers = itertools.count()
+
+    def events(count: int) -> None:
+        for _ in range(count):
+            seats = batch.seats.tolist()
+            kind = data.draw(st.sampled_from(["add", "share", "share", "share", "finish", "finish", "moved"]))
+            seat = data.draw(st.sampled_from(seats)) if seats else -1
+            if kind in ("add", "share") and len(batch) < 6:
+                tokens, shared = 32 * data.draw(st.integers(1, 4)), 0
+                if seat >= 0 and kind == "share":
+                    shared = min(tokens, 32 * data.draw(st.integers(1, 4)), int(batch.tokens[seat]))
+                begin = pages[seat][: shared // PAGE] if shared else []
+                new = batch.add(tokens, seat if shared else None, shared)
+                pages[new] = [*begin, *itertools.islice(numbers, -(-tokens // PAGE) - len(begin))]
+            elif seat >= 0 and kind == "finish":
+                batch.finish(seat)
+                del pages[seat]
+            elif seat >= 0 and kind == "moved":
+                batch.moved(seat)
+                pages[seat] = [*itertools.islice(numbers, len(pages[seat]))]
+
+    events(8)
+    if not len(batch):
+        return
+    kernel.update(batch)
+    for _ in range(4):
+        events(2)
+        kernel.seat(batch)
+        check_reads(kernel, batch, pages)
+
+
+def check_reads(kernel: BatchKernel, batch: LiveBatch, pages: dict[int, list[int]]) -> None:
+    """Checks every entry of the plan for every row that a step kernel would serve by it."""
+    made, told = schedule_of(kernel), kernel.replanning.seats(batch)[1]
+
+    def is_served(seat: int) -> bool:
+        known = seat in pages and seat < len(made.epoch) and made.epoch[seat] == told[seat] != NO_EPOCH
+        return known and int(made.least[seat]) <= int(batch.tokens[seat]) <= int(made.most[seat]) and all(
+            len(pages[seat]) >= end and pages.get(owner, [])[first:end] == pages[seat][first:end]
+            for owner, first, end in made.claims_of(seat).tolist()
+        )  # fmt: skip
+
+    read: Counter[int] = Counter()
+    for item, (row0, rows) in enumerate(made.schedule.items[:, :2].tolist()):
+        seats = made.schedule.rows[row0 : row0 + rows].tolist()
+        for owner, first, end, lo, hi in made.entries[made.entry_indptr[item] : made.entry_indptr[item + 1]].tolist():
+            for seat in filter(is_served, seats[lo:hi]):
+                length = int(batch.tokens[owner]) if owner in pages else 0
+                end_of_entry = length if end == 0 else min(end, length)
+                own = slice(first // PAGE, -(-end_of_entry // PAGE))
+                assert end_of_entry <= first or pages[owner][own] == pages[seat][own]
+                read[seat] += max(end_of_entry - first, 0)
+    assert all(read[seat] == batch.tokens[seat] for seat in pages if is_served(seat))
+
+
+@pytest.mark.parametrize("seats", [1, 5])
+def test_a_schedule_without_claims_has_no_heirs(seats: int) -> None:
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    for _ in range(seats):
+        batch.add(300)
+    kernel.prepare(batch)
+    made = schedule_of(kernel)
+    batch.finish(0)
+    kernel.prepare(batch)
+    requests = PlannedRequests(made)
+    assert requests.heirs(batch, requests.served(batch)).shape == (3, 0)
+    assert np.array_equal(schedule_of(kernel).claims, made.claims)
