@@ -170,7 +170,9 @@ def _serve_samples(model: HFModel, parallel: Parallel, *variants: dict[str, Any]
 def _read_shared_tokens_once(parallel: Parallel) -> None:
     """Plans of a rank serve all its rows: chunks of prompts, and branches that share them."""
     sampler = Sample(4, SAMPLING, max_new_tokens=8)
-    engine = Engine(HFModel(tiny()), sampler, parallel=parallel, **SIZES | {"prefix_cache": False})
+    engine = Engine(
+        HFModel(tiny()), sampler, parallel=parallel, **SIZES | {"prefix_cache": False, "strategy": "cohort"}
+    )
     engine.run([[*range(1, 91)], [*range(1, 71), 5, 5]])
     for step in (engine.forward.step, engine.forward.decoding):
         for kernel in step.kernels.values():
