@@ -135,8 +135,9 @@ class RequestSchedule:
         """Returns the same work items for a batch in which requests have ended that others share pages with.
 
         The first pages of an ended request that its heir has, too, are read from the heir, and claims on the former are
-        claims on the latter. A request that comes into the seat of the ended one has to share them with the heir. The
-        plan does not know the seats any more of those that shared more with the ended request than the heir.
+        claims on the latter. The heir's own claim on them goes to the seat of the ended request, so whoever comes into
+        it has to share them with the heir. The plan does not know the seats any more of those that shared more with the
+        ended request than the heir.
 
         Args:
             heirs: `[3, heirs]`; the seats of ended requests, each one once, the seats of their heirs, and the number of
@@ -157,9 +158,12 @@ class RequestSchedule:
         own = np.zeros(len(heir_of), np.int32)  # where the pages of each request begin that it does not share
         own[seat] = claims[:, 2]  # of its last claim
         added = np.column_stack([heir, own.take(ended), pages])
+        on_others = claims[:, 0] != seat
+        claiming = np.concatenate([seat.compress(on_others), ended])
+        claims = np.concatenate([claims.compress(on_others, 0), added])
         seats = self.seats.copy()
         seats[0, unknown] = NO_EPOCH
-        return replace(self, entries=frozen(entries), **_claims_of_seats(seats, [seat, ended], [claims, added]))
+        return replace(self, entries=frozen(entries), **_claims_of_seats(seats, claiming, claims))
 
     def numbered_claims(self) -> tuple[Longs, Longs]:
         """Returns the seat and the number of each claim, by seat."""
@@ -180,16 +184,14 @@ class RequestSchedule:
         return range(further - 1, end) if owner >= 0 else range(0)
 
 
-def _claims_of_seats(seats: Ints, claiming: list[Longs], claims: list[Ints]) -> dict[str, Ints]:
-    """Returns the table of seats, and that of claims, for these seats and their claims; claims of a seat are in order.
+def _claims_of_seats(seats: Ints, claiming: Longs, claims: Ints) -> dict[str, Ints]:
+    """Returns the tables of seats and of claims, where `claims[i]` is one of the seat `claiming[i]`.
 
-    seats: a table of seats, whose columns of claims are written.
+    The claims of a seat have to be in the order of their pages. seats: a table whose columns of claims are replaced.
     """
-    seat = np.concatenate(claiming)
-    order = seat.argsort(kind="stable")
-    count = np.bincount(seat, minlength=seats.shape[1])
+    count = np.bincount(claiming, minlength=seats.shape[1])
     first, makes = count.cumsum() - count, count > 0
-    table = np.concatenate(claims).take(order, 0)
+    table = claims.take(claiming.argsort(kind="stable"), 0)
     seats[5:] = UNKNOWN[5:, None]
     seats[5:8, makes] = table.take(first.compress(makes), 0).T
     seats[8, makes], seats[9, makes] = first.compress(makes) + 1, (first + count).compress(makes)

@@ -152,10 +152,12 @@ def test_requests_read_their_own_pages_whoever_has_ended(data: st.DataObject) ->
     if not len(batch):
         return
     kernel.update(batch)
+    most_claims = len(schedule_of(kernel).claims)
     for _ in range(4):
         events(2)
         kernel.seat(batch)
         check_reads(kernel, batch, pages)
+        assert len(schedule_of(kernel).claims) <= most_claims
 
 
 def check_reads(kernel: BatchKernel, batch: LiveBatch, pages: dict[int, list[int]]) -> None:

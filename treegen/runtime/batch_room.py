@@ -76,7 +76,7 @@ def tile_of(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig
     In short windows rows share few tokens, and launches take little time. There, values of 129 to 256 dims have a small
     tile, and no tile has more than 64 tokens. On an H200 the small tile takes 0.85 to 0.95 of the time of the large one
     (windows of 1,024 tokens, heads 16:8 and 8:4), and without a window 0.91 to 1.22. Tiles of 64 tokens take 0.82 to
-    0.93 of the time of those of 128 (windows of 128 tokens, heads 64:8 of dim 64).
+    0.93 of the time of those of 128 (windows of 128 tokens, heads 64:8 of dim 64; longer ones were not measured).
     """
     in_words, short = reads_packed_fp8(SMALL_ROWS, shape), 0 <= window_left <= _SHORT_WINDOW
     wide = _small_and_wide(shape, target) if short else None

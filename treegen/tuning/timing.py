@@ -1,7 +1,7 @@
 """Timing on a CUDA device: medians on a cold L2 cache, without the host's launch time.
 
 Before each call 256 MB are read, as a model reads the weights of its other layers before attention. To overwrite memory
-instead would leave L2 full of lines that the call has to write back for others: up to 8 us of its time on an H200,
+instead would leave L2 full of lines that the call has to write back for others: up to 12 us of its time on an H200,
 which no layer of a model takes.
 """
 
