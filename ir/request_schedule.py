@@ -163,7 +163,8 @@ class RequestSchedule:
         claims = np.concatenate([claims.compress(on_others, 0), added])
         seats = self.seats.copy()
         seats[0, unknown] = NO_EPOCH
-        return replace(self, entries=frozen(entries), **_claims_of_seats(seats, claiming, claims))
+        claims = _claims_by_seat(seats, claiming, claims)
+        return replace(self, entries=frozen(entries), seats=frozen(seats), claims=frozen(claims))
 
     def numbered_claims(self) -> tuple[Longs, Longs]:
         """Returns the seat and the number of each claim, by seat."""
@@ -184,15 +185,15 @@ class RequestSchedule:
         return range(further - 1, end) if owner >= 0 else range(0)
 
 
-def _claims_of_seats(seats: Ints, claiming: Longs, claims: Ints) -> dict[str, Ints]:
-    """Returns the tables of seats and of claims, where `claims[i]` is one of the seat `claiming[i]`.
+def _claims_by_seat(seats: Ints, claiming: Longs, claims: Ints) -> Ints:
+    """Returns the claims by seat, where `claims[i]` is one of the seat `claiming[i]`; writes their columns of `seats`.
 
-    The claims of a seat have to be in the order of their pages. seats: a table whose columns of claims are replaced.
+    The claims of a seat have to be in the order of their pages.
     """
     count = np.bincount(claiming, minlength=seats.shape[1])
     first, makes = count.cumsum() - count, count > 0
-    table = claims.take(claiming.argsort(kind="stable"), 0)
+    table: Ints = claims.take(claiming.argsort(kind="stable"), 0)
     seats[5:] = UNKNOWN[5:, None]
     seats[5:8, makes] = table.take(first.compress(makes), 0).T
     seats[8, makes], seats[9, makes] = first.compress(makes) + 1, (first + count).compress(makes)
-    return {"seats": frozen(seats), "claims": frozen(table)}
+    return table

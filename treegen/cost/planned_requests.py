@@ -71,7 +71,8 @@ class PlannedRequests:
         order = left.take(((owners.take(left) << 32) + pages.take(left)).argsort(kind="stable"))
         ended = owners.take(order)
         most = order.compress(ended != np.append(ended[1:], -1))
-        return self._of_claims.take(most, 1)[[1, 0, 2]]
+        heirs: Longs = self._of_claims.take(most, 1)[[1, 0, 2]]
+        return heirs
 
     def served(self, batch: LiveBatch) -> Served:
         """Tells which requests of a later batch the plan serves."""
