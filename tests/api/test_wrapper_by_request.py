@@ -116,7 +116,7 @@ def shared(tokens: int = 40) -> Engine:
 
 
 def test_what_is_shared_is_found_and_planned_for() -> None:
-    engine, wrapper = shared(), TreeAttentionWrapper(by_request=True)
+    engine, wrapper = shared(), TreeAttentionWrapper(by_request=True, strategy="cohort")
     plan(wrapper, engine.requests, request_ids=list(engine.batch))
     check(wrapper, engine)
     assert wrapper.live_batch.shared_tokens[:4].tolist() == [0, 40, 40, 0]

@@ -183,9 +183,9 @@ def test_a_plan_reads_shared_tokens_once() -> None:
     check_account(tree, outcome)
     levels = decoding_case(ForcedDecoding("tree", tree, prompt_levels=2), VOCABULARY, 0, PAGE)
     planned = ran(levels, "deft-node")
-    # The first prompt is a step ahead. When its branches have ended, those of the second one are walked alone once.
+    # The first prompt is a step ahead. When its branches have ended, those of the second one still read together.
     together = sum(40 + 2 * 8 + 3 * step + 3 * (step + 1) for step in range(1, 5))
-    assert planned.read_bytes == (together + 3 * (48 + 5)) * OF_TOKEN
+    assert planned.read_bytes == (together + 40 + 8 + 3 * 5) * OF_TOKEN
 
 
 def test_windows_limit_what_is_read() -> None:
