@@ -7,41 +7,29 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import treegen
-from treegen import LiveBatch, PageTable, Shape
+from support import planned_batches
+from support.planned_batches import alone
+from treegen import LiveBatch
 from treegen.cost.planned_requests import PlannedRequests
 from treegen.ir.request_schedule import NO_EPOCH, RequestSchedule
 from treegen.runtime.batch_kernel import BatchKernel
 from treegen.runtime.replanning import Replanning
 from treegen.strategies import cohort
-from treegen.target.targets import target_from
 
 PAGE, SEATS = 16, 12
-SHAPE = Shape(32, 8, 128, dtype="bf16", page_size=PAGE)
 
 
 def kernel_for(tokens: int = 16384) -> BatchKernel:
-    """A kernel whose page table nobody reads, and whose plans use all sharing."""
-    table, lengths = torch.zeros(SEATS, tokens // PAGE, dtype=torch.int32), torch.zeros(SEATS, dtype=torch.int32)
-    pages = PageTable(table, lengths, 4096)
-    return treegen.compile_batch(
-        SHAPE, pages, max_tokens=tokens, target=target_from("h200"), strategy=cohort(64, split=64)
-    )
+    """A kernel whose plans use all sharing."""
+    return planned_batches.kernel_for(SEATS, tokens, strategy=cohort(64, split=64))
 
 
 def schedule_of(kernel: BatchKernel) -> RequestSchedule:
     assert kernel.planned is not None
     return kernel.planned.schedule
-
-
-def alone(kernel: BatchKernel, batch: LiveBatch) -> list[int]:
-    """The seats that are walked alone."""
-    seats: list[int] = PlannedRequests(schedule_of(kernel)).walked_alone(batch).nonzero()[0].tolist()
-    return seats
 
 
 def owners(kernel: BatchKernel) -> set[int]:
