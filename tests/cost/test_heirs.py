@@ -110,6 +110,25 @@ def test_a_plan_in_parts_knows_who_has_ended_meanwhile(monkeypatch: pytest.Monke
     assert owners(kernel) <= {*sharing}
 
 
+def test_a_plan_that_was_not_loaded_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, batch = kernel_for(), LiveBatch(page_size=PAGE)
+    first = batch.add(4100)
+    batch.add(4100, first, 4000)
+    kernel.update(batch)
+    planned = kernel.planned
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel.program, "load", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            kernel.update(batch)
+    kernel.seat(batch)
+    assert kernel.planned is planned
+    assert kernel.prepare(batch)
+
+
 @given(st.data())
 def test_requests_read_their_own_pages_whoever_has_ended(data: st.DataObject) -> None:
     """Of all requests that the plan serves because their claims hold; by lists of their pages."""

@@ -85,7 +85,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         StrategyError: The strategy makes plans that need launches of their own.
         PlanError: No plan has room.
     """
-    every, problem = problem, _within_windows(problem, form)
+    whole, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
     for choice in choices.choosing(problem) if wanted.automatic else (wanted.choose(problem),):
@@ -94,7 +94,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     assert choice is not None
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
-        if (alone := _without_sharing(plan, every, form)) is not None:
+        if (alone := _without_sharing(plan, whole, form)) is not None:
             plan, problem = strategy.plan(alone), alone
         if not strategy.proven:
             verify(plan, problem.tree)
@@ -114,17 +114,17 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
 
-def _without_sharing(plan: Plan, every: Problem, form: BatchForm) -> Problem | None:
+def _without_sharing(plan: Plan, whole: Problem, form: BatchForm) -> Problem | None:
     """Returns the problem in which requests share nothing, if the plan reads each by itself and they share some tokens.
 
     A plan for that claims nothing of their pages. So it also serves requests that take others' seats.
 
     Args:
         plan: The plan.
-        every: The problem with the tokens that no window reaches.
+        whole: The problem with the tokens that no window reaches.
         form: The sizes of the kernel's tables.
     """
-    requests = every.tree.requests
+    requests = whole.tree.requests
     if (
         requests is None
         or requests.queries is not None
@@ -137,7 +137,7 @@ def _without_sharing(plan: Plan, every: Problem, form: BatchForm) -> Problem | N
     if made is None:
         return None
     parts, topology, alone = made
-    return _within_windows(every.with_tree(Tree(*parts, topology, alone)), form)
+    return _within_windows(whole.with_tree(Tree(*parts, topology, alone)), form)
 
 
 def _within_windows(problem: Problem, form: BatchForm) -> Problem:

@@ -94,10 +94,10 @@ def tile_of(shape: Shape, target: Target, window_left: int = -1) -> KernelConfig
 def _small_and_wide(shape: Shape, target: Target) -> KernelConfig | None:
     """Returns a small tile of many tokens for values of 129 to 256 dims in 16 bits, if one fits into an SM.
 
-    A thread block with three stages of 64 tokens keeps as much of K and V on its way as two with large tiles of 32.
+    One thread block with three stages of 64 tokens takes an SM; of large tiles two, with two stages of 32, share one.
     """
-    in_bits = shape.dtype != "fp32" and shape.kv_dtype not in FP8 and not shape.shared_kv
-    if is_latent(shape) or not in_bits or padded(shape.head_dim_v) <= 128:
+    in_16_bits = shape.dtype != "fp32" and shape.kv_dtype not in FP8
+    if is_latent(shape) or shape.shared_kv or not in_16_bits or padded(shape.head_dim_v) <= 128:
         return None
     tokens, stages = _TOKENS_OF_SHORT_WINDOWS, 3
     if shared_bytes(SMALL_ROWS, tokens, stages, shape, target) > target.shared_bytes:

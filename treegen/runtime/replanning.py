@@ -98,7 +98,7 @@ class Replanning:
 
     def forget_plan(self) -> None:
         """Forgets the plan that was noted last, so that the next `prepare` or `refresh` makes another."""
-        self._seen = None
+        self._seen = self.changed = None
 
     def note_seats(self, batch: LiveBatch) -> None:
         """Notes that the kernel knows the present seats of the batch, and the changed schedule."""

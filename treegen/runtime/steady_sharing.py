@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 _PART = 0.5
-"""The part of the time lost by late plans that a plan may lose by sharing less, to find out whether that helps."""
+"""The part of the time lost by late plans that a plan may lose by sharing less, to find out whether that helps.
+
+By estimates, over 60 steps, 32 beams lose less than half of the time with a half that they lose with a quarter (8:1
+heads), and 0.96 of it with 32:8 heads; groups of 8 samples and requests on templates lose up to 1.7 times as much.
+"""
 _BETTER = 0.75
 """Plans that share less go on if less than this part of the time is lost by them."""
 _MOST_WAIT = 32
