@@ -358,7 +358,7 @@ def test_full_tiles_and_blocks_at_every_length() -> None:
 
 @pytest.mark.full
 def test_more_seats_than_a_program_lists_at_a_time() -> None:
-    case = Case(Shape(4, 2, 16, page_size=16), strategy=cohort(64, split=64), rows=300, most_tokens=100)
+    case = Case(Shape(4, 2, 16, page_size=16), strategy=cohort(64), rows=300, most_tokens=100)
     server, kernel = made(case, 1, "triton")
     for _ in range(1500):
         server.event()
