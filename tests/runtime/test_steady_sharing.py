@@ -3,32 +3,70 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 
 from treegen.runtime.steady_sharing import SteadySharing
 
+STEPS = 8
+"""Steps of each plan here."""
+LATE_US = 8.0
+"""What plans lose by being late that share all."""
 
-def test_a_plan_tries_to_share_less_and_goes_on_while_that_helps() -> None:
+
+def spared(sharing: SteadySharing, plans: int, late_us: Callable[[float], float]) -> list[float]:
+    """Makes plans that leave out as much sharing as they may. late_us: what a plan that leaves so much out loses."""
+    left_out = []
+    for _ in range(plans):
+        sharing.spared_us = sharing.allowance(late_us(sharing.spared_us), STEPS)
+        left_out.append(sharing.spared_us)
+    return left_out
+
+
+def test_plans_share_less_while_they_lose_less_so() -> None:
+    sharing, left_out = SteadySharing(), []
+    for plan in range(400):
+        sharing.spared_us = min(sharing.allowance(0.5 if sharing.spared_us else LATE_US, STEPS), 3.0)
+        assert plan or sharing.spared_us == 3.0
+        left_out.append(sharing.spared_us)
+    assert sum(us == 3.0 for us in left_out) > 390
+    assert left_out.count(0.0) > 2  # now and then one shares all, to see whether that still loses more
+
+
+def test_plans_share_all_again_once_that_loses_less() -> None:
+    """A server that begins: requests come all the time, and later hardly any."""
     sharing = SteadySharing()
-    assert sharing.allowance(8.0) == pytest.approx(4.0)
-    sharing.spared_us = 3.5
-    assert sharing.allowance(1.0) == pytest.approx(4.0)  # 4.5 in place of 8
-    sharing.spared_us = 4.0
-    assert sharing.allowance(0.0) == pytest.approx(4.0)
+    for _ in range(4):
+        sharing.spared_us = min(sharing.allowance(0.5 if sharing.spared_us else LATE_US, STEPS), 3.0)
+    assert sharing.spared_us == 3.0
+    left_out = []
+    for _ in range(100):
+        sharing.spared_us = min(sharing.allowance(0.0, STEPS), 3.0)
+        left_out.append(sharing.spared_us)
+    assert left_out.index(0.0) <= 64 // STEPS
+    assert sum(us > 0 for us in left_out[64 // STEPS :]) < 12
 
 
 def test_it_waits_longer_after_each_attempt_that_does_not_help() -> None:
-    sharing, attempts = SteadySharing(), []
-    for plan in range(200):
-        sharing.spared_us = sharing.allowance(8.0)  # others come, whatever plans share
-        attempts += [plan] if sharing.spared_us else []
+    left_out = spared(SteadySharing(), 1000, lambda _: LATE_US)  # others come, whatever plans share
+    attempts = [plan for plan, us in enumerate(left_out) if us]
     assert attempts[0] == 0
     waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
     assert waits == sorted(waits)
-    assert waits[-1] > 32
-    assert len(attempts) < 12
+    assert waits[-1] == 1024 // STEPS
+    assert len(attempts) < 16
+
+
+def test_an_attempt_that_may_leave_out_more_does_not_wait() -> None:
+    sharing = SteadySharing()
+    assert sharing.allowance(1.0, STEPS) == pytest.approx(1.0)
+    sharing.spared_us = 1.0
+    assert sharing.allowance(LATE_US, STEPS) == 0.0
+    sharing.spared_us = 0.0
+    assert sharing.allowance(2.0, STEPS) == 0.0  # 1.5 on average: less than twice as much as at the attempt
+    assert sharing.allowance(LATE_US, STEPS) == pytest.approx(4.75)
 
 
 def test_nothing_is_tried_where_no_time_is_lost() -> None:
-    assert SteadySharing().allowance(0.0) == 0.0
+    assert SteadySharing().allowance(0.0, STEPS) == 0.0

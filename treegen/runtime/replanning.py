@@ -150,7 +150,7 @@ class Replanning:
         """Returns the tree to plan for: the batch's own, or one that shares less where plans have not held."""
         seen, most = self._seen, 0
         if self._steps and seen is not None and seen.batch is batch and not self._room.chunk:
-            most = int(self._sharing.allowance(self._late_us / self._steps) / self._rates.token_us)
+            most = int(self._sharing.allowance(self._late_us / self._steps, self._steps) / self._rates.token_us)
         self._sharing.spared_us = 0.0
         if not most or tree.requests is None or tree.requests.queries is not None:
             return tree
