@@ -81,9 +81,9 @@ class RequestSchedule:
     """Work items over requests, whatever their lengths are.
 
     Attributes:
-        schedule: Items, merge lists and the row table, with seats in place of rows. It has no tiles and packed runs:
-            the columns `tile0` and `run0` say where the item's room for them begins, and `tiles` and `packed_tiles` are
-        0. entries: `[entries, ENTRY_FIELDS]`; item i reads `entries[entry_indptr[i]:entry_indptr[i + 1]]`.
+        schedule: Items, merge lists and the row table, with seats in place of rows. It has no tiles and no packed runs:
+            the columns `tile0` and `run0` say where the item's room for them begins; `tiles` and `packed_tiles` are 0.
+        entries: `[entries, ENTRY_FIELDS]`; item i reads `entries[entry_indptr[i]:entry_indptr[i + 1]]`.
         entry_indptr: `[items + 1]`; offsets of entries.
         tile_room: Entries of the table of tiles that all items together have room for.
         run_room: Entries of the table of packed runs that all items together have room for.

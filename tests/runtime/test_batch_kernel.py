@@ -376,6 +376,21 @@ def test_the_age_of_a_plan_is_in_steps() -> None:
         kernel.update(batch, "medus")
 
 
+def test_saved_bytes_are_those_of_the_plan() -> None:
+    """Two groups of four requests read the same 1,600 tokens, so these are read twice in place of eight times."""
+    shape = Shape(4, 2, 16, dtype="fp32", page_size=16)
+    pages = PageTable(torch.zeros(8, 128, dtype=torch.int32), torch.ones(8, dtype=torch.int32), 100)
+    kernel = treegen.compile_batch(shape, pages, max_tokens=2048, backend="torch", strategy=cohort(8))
+    batch = LiveBatch(page_size=16)
+    batch.add(1640)
+    for _ in range(7):
+        batch.add(1640, 0, 1600)
+    kernel.update(batch)
+    assert kernel.counters()["saved_bytes"] == 6 * 1600 * shape.kv_token_bytes
+    kernel.update(batch, "query")
+    assert kernel.counters()["saved_bytes"] == 0
+
+
 def test_counters_tell_what_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each state once: planned, new, refuted, outgrown and invalid."""
     monkeypatch.setattr("treegen.runtime.batch_room.RESERVE", 256)

@@ -61,8 +61,8 @@ def compile(
 
     Any of `max_rows`, `max_items` and `max_slots` makes a kernel of fixed capacity, for CUDA graphs. It keeps its
     launches and the addresses of its tables for all trees: a graph that was captured from a call replays the plan of
-    the latest `update`. Default headroom: each limit that is left out is twice what `tree` needs. `Kernel.capacity`
-    has the limits. `auto` chooses once, for `tree`.
+    the latest `update`. Default headroom: each limit that is left out is twice what `tree` needs, and at least 16 rows
+    and items. `Kernel.capacity` has the limits. `auto` chooses once, for `tree`.
 
     An infinity or NaN in K or V reaches every row that shares a work item with a row that sees its token, also rows of
     other requests: kernels multiply all values of a tile by the weights of all its rows, and 0 times infinity is NaN.

@@ -43,10 +43,10 @@ class BatchPlan(NamedTuple):
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of K and V of one layer that sharing saves, compared with each request reading its own."""
-        tree, spans = self.problem.tree, self.problem.tree.topology.spans
-        read = int(np.dot(spans.lengths, (spans.hi - spans.lo).astype(np.int64)))
-        return (read - tree.unique_tokens) * self.problem.shape.kv_token_bytes
+        """Bytes of K and V of one layer that the plan saves, compared with each request reading its own."""
+        spans = self.problem.tree.topology.spans
+        alone = int(np.dot(spans.lengths, (spans.hi - spans.lo).astype(np.int64)))
+        return (alone - int(self.plan.group_tokens.sum())) * self.problem.shape.kv_token_bytes
 
 
 def check_strategy(strategy: Strategy, shape: Shape, target: Target) -> None:

@@ -37,7 +37,7 @@ from treegen.target.tile_config import (
 )
 
 RESERVE = 2048
-"""Tokens that a request may gain until it is walked alone, without a new plan."""
+"""Tokens that a request may gain under one plan; a longer one is served alone until the next plan."""
 _WAVES = 1.5
 """The most times that a plan's work items fill the GPU, besides one item for each request.
 

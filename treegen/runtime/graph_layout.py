@@ -28,7 +28,7 @@ from treegen.strategies import Choice, Strategy
 from treegen.target.tile_config import lanes_of
 
 _HEADROOM = 2
-"""Default headroom: each unspecified limit is 2x what the first tree needs."""
+"""Default headroom: each unspecified limit is 2x what the first tree needs, if that is not less than `_FEWEST`."""
 _TABLE_HEADROOM = 4
 """The least room of a table of runs, as a multiple of what the first tree needs."""
 _FEWEST = 16
