@@ -156,11 +156,9 @@ class BatchKernel(ExplainedKernel):
     def refresh(self, batch: LiveBatch) -> bool:
         """Plans for later steps if that pays. Call it after the launches of a step, while the device works.
 
-        A plan pays where an eighth of the requests ended, or are longer than planned by a quarter of the tokens that
-        they share with no other one (at least 16), or where one grew by 128 tokens, or is 16 too short. Where requests
-        are walked alone, or share more than at the plan, it pays as soon as the present plan has cost more, over all
-        steps since it was made, than 0.3 ms, or less behind long layers. A plan is made in parts. A call makes those
-        for which the layers of a step leave time, so that steps do not wait for plans.
+        A plan pays where requests ended, or outgrew the present plan, or where steps have lost more time than a plan
+        takes, because requests are served alone or could share more. docs/batches.md lists the cases. A plan is made
+        in parts. A call makes those for which the layers of a step leave time, so that steps do not wait for plans.
 
         Args:
             batch: The running requests.
@@ -172,6 +170,8 @@ class BatchKernel(ExplainedKernel):
             InputError, StrategyError: As of `update`.
         """
         begun = self._next if self._next is not None and self._next.is_for(batch) else None
+        if begun is None:
+            self.replanning.note_lateness(batch)
         if begun is not None or self.replanning.pays(batch):
             begun = begun or self._begin(batch, self._options.strategy)
             if self._plan(begun, self.replanning.parts(batch)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ from treegen.backends.batch_form import BatchForm
 from treegen.ir.arrays import largest
 from treegen.ir.errors import PlanError, StrategyError
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.parts import InParts
 from treegen.ir.plan import Plan
 from treegen.ir.positions import windowed_requests
 from treegen.ir.request_schedule import RequestSchedule
@@ -70,10 +70,10 @@ def _check_served(strategy: Strategy, plan: Plan) -> None:
         raise StrategyError("strategy", str(strategy), "needs launches of its own", fix)
 
 
-def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> Iterator[BatchPlan | None]:
+def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: BatchForm) -> InParts[BatchPlan]:
     """Plans for a running batch, in fewer parts and with less sharing where tables have no room.
 
-    The plan is the last item. Each item before, a None, comes after some tenths of a millisecond.
+    Each part takes some tenths of a millisecond.
 
     Args:
         problem: The batch's tree by request, the attention shape and the target.
@@ -88,10 +88,7 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
     whole, problem = problem, _within_windows(problem, form)
     causal = form.scoring is not None and form.scoring.causal
     room = ItemRoom(form.tile, form.shape.page_size, reserve_of(form.most_tokens), causal)
-    for choice in choices.choosing(problem) if wanted.automatic else (wanted.choose(problem),):
-        if choice is None:
-            yield None
-    assert choice is not None
+    choice = (yield from choices.choosing(problem)) if wanted.automatic else wanted.choose(problem)
     for strategy in in_fewer_parts(choice.strategy):
         plan = strategy.plan(problem)
         if (alone := _without_sharing(plan, whole, form)) is not None:
@@ -99,18 +96,17 @@ def planning(problem: Problem, wanted: Strategy, choices: BatchChoices, form: Ba
         if not strategy.proven:
             verify(plan, problem.tree)
         _check_served(strategy, plan)
-        yield None
+        yield
         chunked = form.room.chunk > 0
         made = lower_chunks(plan, problem, form.tile, form.room) if chunked else lower_requests(plan, problem, room)
         if form.room.holds(made):
             reason = choice.reason if strategy is choice.strategy else f"{choice.strategy} needs more room"
-            yield None
-            yield BatchPlan(problem, Choice(strategy, reason), plan, made)
-            return
+            yield
+            return BatchPlan(problem, Choice(strategy, reason), plan, made)
         if len(made.claims) > form.room.claims and problem.tree.requests is not None:
             parts, topology, requests = shallow(problem.tree.requests, CLAIMS_PER_ROW)
-            yield from planning(problem._replace(tree=Tree(*parts, topology, requests)), wanted, choices, form)
-            return
+            tree = Tree(*parts, topology, requests)
+            return (yield from planning(problem._replace(tree=tree), wanted, choices, form))
     raise PlanError("batch", str(problem.tree), "needs more tables than there is room for", "raise max_tokens")
 
 

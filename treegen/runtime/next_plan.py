@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
-from itertools import islice
 
 from treegen.backends.batch_form import BatchForm
 from treegen.environment import shares
 from treegen.ir.live_batch import LiveBatch
+from treegen.ir.parts import InParts, go_on
 from treegen.runtime.batch_plans import BatchPlan, planning
 from treegen.runtime.replanning import Replanning
 from treegen.search.batch_choices import BatchChoices
@@ -58,11 +57,11 @@ class NextPlan:
             StrategyError, PlanError: As of treegen.runtime.batch_plans.planning.
         """
         with phase("plan"):
-            return next((made for made in islice(self._parts, parts) if made is not None), None)
+            return go_on(self._parts, parts)
 
-    def _made(self) -> Iterator[BatchPlan | None]:
+    def _made(self) -> InParts[BatchPlan]:
         tree = self.then.tree(shared=shares())
-        yield None
+        yield
         problem = Problem(self._replanning.steady(self.batch, tree), self._form.shape, self._target)
-        yield None
-        yield from planning(problem, self._wanted, self._choices, self._form)
+        yield
+        return (yield from planning(problem, self._wanted, self._choices, self._form))

@@ -123,18 +123,29 @@ class Replanning:
             return False
         return self._late_cost(batch).late_us > most_us
 
+    def note_lateness(self, batch: LiveBatch) -> None:
+        """Adds what this step loses because the present plan is late."""
+        seen = self._seen
+        self._steps += 1
+        if self._knows(batch) and seen is not None and seen.changes != batch.changes:
+            cost = self._late_cost(batch)
+            self._late_us += cost.late_us + (ALONE_US if cost.alone else 0.0)
+
     def pays(self, batch: LiveBatch) -> bool:
         """Says whether to plan now, while the device works. See BatchKernel.refresh for the conditions."""
         seen = self._seen
-        self._steps += 1
         return (
             seen is None
-            or seen.batch is not batch
+            or not self._knows(batch)
             or 8 * len(batch) < 7 * seen.requests
-            or len(batch.tokens) != len(seen.tokens)
             or self._outgrows(batch, seen)
             or (seen.changes != batch.changes and self._saves_time(batch))
         )
+
+    def _knows(self, batch: LiveBatch) -> bool:
+        """Says whether the present plan is of this batch, which has got no more seats since."""
+        seen = self._seen
+        return seen is not None and seen.batch is batch and len(batch.tokens) == len(seen.tokens)
 
     def parts(self, batch: LiveBatch) -> int | None:
         """Returns how many parts of a plan to make in a step, while the device works; None if the plan cannot wait."""
@@ -180,10 +191,9 @@ class Replanning:
         return has_outgrown(grown, seen.tokens, batch.shared_tokens, len(batch))
 
     def _saves_time(self, batch: LiveBatch) -> bool:
-        """Adds the cost of another step with the present plan; says whether a new plan takes less time."""
-        cost = self._late_cost(batch)
-        self._late_us += cost.late_us + (ALONE_US if cost.alone else 0.0)
-        return self._late_us * self.layers > max(_LOST_US / self._parts(cost), _LEAST_LOST_US)
+        """Says whether a new plan takes less time than the present one has lost."""
+        parts = self._parts(self._late_cost(batch))
+        return self._late_us * self.layers > max(_LOST_US / parts, _LEAST_LOST_US)
 
     def inherit(self, batch: LiveBatch) -> None:
         """Lets others take over what the present plan reads from requests that have ended; not if it is in chunks."""

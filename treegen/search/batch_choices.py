@@ -13,7 +13,7 @@ Policies measured by earlier versions may call it waves, and have more of them t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from treegen.autotune_cache.entry import Entry, Policy, PolicyValue
 from treegen.autotune_cache.key import PolicyKey, key_for
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.ir.kernel_config import KernelConfig
+from treegen.ir.parts import InParts, go_on
 from treegen.ir.shape import Shape
 from treegen.search.bucket import Figures, batch_bucket
 from treegen.search.split_estimates import BATCH_BLOCKS_PER_SM, EVEN_SHARES
@@ -133,25 +134,26 @@ class BatchChoices:
 
         The split of an earlier choice grows and shrinks with the tokens, so the number of work items stays the same.
         """
-        return next(choice for choice in self.choosing(problem) if choice is not None)
+        choice = go_on(self.choosing(problem))
+        assert choice is not None
+        return choice
 
-    def choosing(self, problem: Problem) -> Iterator[Choice | None]:
-        """Chooses in parts. The choice is the last item; each item before, a None, comes after about the same time."""
+    def choosing(self, problem: Problem) -> InParts[Choice]:
+        """Chooses in parts that take about the same time."""
         figures = Figures.of(problem.tree)
         bucket, tokens = figures.policy_bucket, figures.tokens
         choice, known = self._choices.get(bucket, (None, 0))
         if choice is not None and known <= _DRIFT * tokens <= _DRIFT * _DRIFT * known:
-            yield choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
-            return
+            return choice if known == tokens else Choice(scaled(choice.strategy, tokens / known), choice.reason)
         walks = walks_of(problem, self.tile)
-        yield None
+        yield
         weights = weights_from(walks, problem, self.tile)
-        yield None
+        yield
         measured = None if weights is None else self._measured(problem, figures.batch_bucket, weights)
         choice = measured or least(problem, weights, self.most_items)
         self._choices[bucket] = choice, tokens
-        yield None
-        yield choice
+        yield
+        return choice
 
     def _measured(self, problem: Problem, bucket: str, weights: Weights) -> Choice | None:
         """Returns the measured choice for a bucket of batches, if the policy cache has one that fits this batch."""
