@@ -26,7 +26,7 @@ from treegen.ir.tree.requests import from_requests, of_queries
 from treegen.runtime.batch_room import RESERVE, tile_of
 from treegen.schedule.by_request import ItemRoom, run_tokens_of
 from treegen.schedule.query_runs import lower_requests
-from treegen.strategies import Strategy, cohort, query
+from treegen.strategies import Strategy, cohort, deft_flatten, deft_node_chunk, query
 from treegen.target.problem import Problem
 from treegen.target.targets import target_from
 
@@ -34,7 +34,8 @@ TARGET = target_from("h200")
 HEADS = ((4, 2), (8, 1), (32, 8), (80, 1), (6, 2))
 STRATEGIES: tuple[Strategy, ...] = (
     cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, split_shared_rows=2), cohort(32, split=50),
-    cohort(128, split=200), query(), query(split=128),
+    cohort(128, split=200), query(), query(split=128), deft_flatten(block=32), deft_flatten(),
+    deft_node_chunk(chunk=16), deft_node_chunk(chunk=24),
 )  # fmt: skip
 
 

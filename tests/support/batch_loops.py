@@ -17,7 +17,7 @@ from support.batch_events import TORCH, Server
 from treegen import Shape
 from treegen.backends.check_inputs import KV_TORCH_DTYPES
 from treegen.runtime.batch_kernel import BatchKernel
-from treegen.strategies import Strategy, cohort, query
+from treegen.strategies import Strategy, cohort, deft_flatten, deft_node_chunk, query
 from treegen.target.targets import Target, target_from
 
 UNTOUCHED = 777.0
@@ -26,7 +26,7 @@ OUT_ERROR = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 4e-3}
 """Relative error of out, and absolute error of lse, at most."""
 STRATEGIES: tuple[str | Strategy, ...] = (
     cohort(64), cohort(16), cohort(64, split=64), cohort(64, split=100, split_shared_rows=2), cohort(32, split=50),
-    query(), query(split=128), "auto",
+    query(), query(split=128), "auto", deft_flatten(block=32), deft_node_chunk(chunk=24),
 )  # fmt: skip
 PAGE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 HEADS = ((4, 2), (8, 1), (2, 2), (4, 1))

@@ -12,6 +12,10 @@ has all three rows.
 
 An entry begins at a page, and where the plan cuts the piece it also ends at a page. All other places count from the
 request's present length, so that they stay right while the request grows.
+
+Among own tokens, a cut of the plan counts from the length if the first row's own token is not behind it. Items on both
+sides of a cut may have other first rows. Then all cuts among the request's own tokens count from its length (its piece
+is *split*), and each token behind such a cut has an entry of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ def lower_queries(plan: Plan, problem: Problem, room: ItemRoom) -> RequestSchedu
     assert requests.queries is not None
     arranged = arrange(plan, problem, Frame((room.tile,), 1))
     arranged = arranged._replace(runs=joined_runs(arranged.runs, tree, requests.queries if room.causal else None))
-    entries, most_tokens, least = _entries(plan, arranged, tree, requests, room)
+    arranged, split = split_pieces(plan, arranged, tree, requests.queries)
+    entries, most_tokens, least = _entries(plan, arranged, tree, requests, room, split)
     (tile0, run0), (tile_room, run_room) = regions(most_tokens, arranged.runs.indptr[:-1], room)
     nothing = np.zeros(len(tile0), np.int64)
     tables = PackedTables(_NO_RUNS, _NO_RUNS, (tile0, nothing, run0, nothing))
@@ -70,11 +75,21 @@ class OwnTokens(NamedTuple):
     """Two columns, with a line for each run.
 
     several: whether the run lies in the last piece of a request of several rows. token: the number, in that piece, of
-    the own token of the first row that sees the run.
+    the own token of the first row that sees the run. In split pieces, of the request's first row.
     """
 
     several: Bools
     token: Longs
+
+    def begin_among(self, first: Ints | Longs) -> Bools:
+        """Says which runs begin among own tokens, and not at the piece's first token. first: their first tokens."""
+        among: Bools = self.several & (first > 0) & (first >= self.token)
+        return among
+
+    def end_among(self, end: Ints | Longs) -> Bools:
+        """Says which runs end among own tokens. end: the tokens behind their last ones."""
+        among: Bools = self.several & (end >= self.token)
+        return among
 
 
 def several_rows(tree: Tree, queries: Ints) -> Bools:
@@ -122,6 +137,50 @@ def own_tokens(plan: Plan, tree: Tree, queries: Ints, arranged: Arranged, node: 
     return OwnTokens(several[node], tree.row_sees[rows[row]].astype(np.int64) - 1)
 
 
+def split_pieces(plan: Plan, arranged: Arranged, tree: Tree, queries: Ints) -> tuple[Arranged, Bools]:
+    """Finds split pieces: on both sides of some cut, items have other first rows, and would not agree on its place.
+
+    The groups on both sides of a cut have other rows where it lies among own tokens, or where other requests are in
+    one of them. Then items that a group is cut into by rows begin with other rows as well.
+
+    Returns:
+        The arrangement, with one run for each token of split pieces behind a cut among own tokens; and which nodes are
+        split pieces.
+    """
+    split = np.zeros(len(tree.tokens), np.bool_)
+    if not np.count_nonzero(arranged.items.begin):
+        return arranged, split
+    start, length, _, _ = arranged.runs.table.T.astype(np.int64)
+    node = tree.kv.start.searchsorted(start, "right") - 1
+    first = start - tree.kv.start.take(node)
+    end = first + length
+    own = own_tokens(plan, tree, queries, arranged, node)
+    begins, ends = (own.several & (first > 0)).nonzero()[0], (own.several & (end < tree.tokens.take(node))).nonzero()[0]
+    cut = np.append(start.take(begins), (start + length).take(ends))
+    among = np.append(own.begin_among(first).take(begins), own.end_among(end).take(ends))
+    order = cut.argsort(kind="stable")
+    cut, among = cut.take(order), among.take(order)
+    unlike = (cut[1:] == cut[:-1]) & (among[1:] != among[:-1])
+    if not np.count_nonzero(unlike):
+        return arranged, split
+    split[tree.kv.start.searchsorted(cut[1:][unlike] - 1, "right") - 1] = True
+    apart = split.take(node) & (first > 0) & (first >= _of_first_row(tree, queries).take(node))
+    pieces = np.where(apart, length, 1)
+    at = positions(offsets(pieces), pieces)
+    table = arranged.runs.table.repeat(pieces, 0)
+    table[:, 0] += at
+    table[apart.repeat(pieces), 1] = 1
+    indptr = offsets(pieces)[arranged.runs.indptr]
+    return arranged._replace(runs=Runs.of_table(indptr, table)), split
+
+
+def _of_first_row(tree: Tree, queries: Ints) -> Longs:
+    """Returns, for the last pieces of requests, the number of the first row's own token."""
+    own = tree.tokens.astype(np.int64)
+    own[tree.row_node[offsets(queries)[:-1]]] -= queries
+    return own
+
+
 def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, requests: RequestKV) -> Longs:
     """Finds the least length of each request for which its entries are right.
 
@@ -143,13 +202,15 @@ def least_tokens(entries: Ints, own: OwnTokens, tokens: Ints, tree: Tree, reques
     at_page = own.several & (entries[:, 1] >= 0) & (entries[:, 2] > entries[:, 1])
     behind = tokens[at_page] - own.token[at_page]
     np.maximum.at(least, request[entries[at_page, 0]], entries[at_page, 2] + behind)
+    to_own = own.several & (entries[:, 1] > 0) & (entries[:, 2] <= 0)
+    np.maximum.at(least, request[entries[to_own, 0]], entries[to_own, 1] - entries[to_own, 2])
     return least
 
 
 def _entries(
-    plan: Plan, arranged: Arranged, tree: Tree, requests: RequestKV, room: ItemRoom
+    plan: Plan, arranged: Arranged, tree: Tree, requests: RequestKV, room: ItemRoom, split: Bools
 ) -> tuple[Ints, Longs, Longs]:
-    """Makes an entry of each run.
+    """Makes an entry of each run. split: see split_pieces.
 
     Returns:
         The entries, the most tokens that each can have until the next plan, and for each request the least length for
@@ -162,8 +223,10 @@ def _entries(
     end, tokens, base = first + runs[:, 1], tree.tokens.take(node), requests.first.take(node)
     to_end = end == tokens
     own = own_tokens(plan, tree, requests.queries, arranged, node)
-    opened = (to_end & requests.open.take(node)) | (own.several & (end >= own.token))
-    first -= np.where(own.several & (first > 0) & (first >= own.token), tokens, first % unit)
+    if np.count_nonzero(split):
+        own = own._replace(token=np.where(split[node], _of_first_row(tree, requests.queries)[node], own.token))
+    opened = (to_end & requests.open.take(node)) | own.end_among(end)
+    first -= np.where(own.begin_among(first), tokens, first % unit)
     entries = np.empty((len(runs), len(ENTRY_FIELDS)), np.int32)
     entries[:, 0] = requests.owner.take(node)
     entries[:, 1] = np.where(first < 0, first, base + first)
