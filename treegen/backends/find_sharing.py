@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from treegen.backends.devices import backend_for, on_device
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.page_table import PageTable
 from treegen.ir.arrays import INT32_MAX, Ints
 
@@ -49,6 +50,7 @@ class SharingReader:
         backend: "triton" or "torch"; by default what the page table's device can run.
     """
 
+    @for_kept_tensors()
     def __init__(
         self, pages: PageTable, page_size: int, most_tokens: int = INT32_MAX, backend: str | None = None
     ) -> None:

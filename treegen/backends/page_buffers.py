@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from treegen.backends.devices import on_device
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.staging import staging_for
 from treegen.ir.arrays import int32_array
 from treegen.ir.errors import InputError
@@ -33,6 +34,7 @@ class PageBuffers(NamedTuple):
         return len(self.indices)
 
     @classmethod
+    @for_kept_tensors()
     def of_tensors(cls, given: tuple[torch.Tensor | None, ...]) -> PageBuffers | None:
         """Takes the caller's indptr, indices and last_page_len as buffers.
 
@@ -45,6 +47,7 @@ class PageBuffers(NamedTuple):
         return cls(*tensors, torch.zeros_like(last_page_len)) if fits else None
 
     @classmethod
+    @for_kept_tensors()
     def of(cls, rows: int, pages: int, device: torch.device) -> PageBuffers:
         """Allocates buffers for `rows` requests of `pages` pages in all."""
         return cls(*(torch.zeros(count, dtype=torch.int32, device=device) for count in (rows + 1, pages, rows, rows)))

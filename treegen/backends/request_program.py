@@ -8,6 +8,7 @@ import torch
 
 from treegen.backends.batch_form import NO_REQUESTS, BatchForm, empty_schedule, no_plan
 from treegen.backends.devices import kernel_capability, on_device
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.launch_tables import LaunchTables, Turns
 from treegen.backends.staging import staging_for, taken_at_once
 from treegen.backends.step_launches import counters_of, step_launches
@@ -37,6 +38,7 @@ class RequestProgram:
     RequestTables. seats: int32 `[2, seats]` on the device, the row of the batch in each seat and its epoch.
     """
 
+    @for_kept_tensors()
     def __init__(self, form: BatchForm) -> None:
         room, shape = form.room, form.shape
         self.form, self._places = form, RequestTables.of(room)

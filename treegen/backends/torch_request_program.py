@@ -7,6 +7,7 @@ import torch
 
 from treegen.backends.batch_form import BatchForm, no_plan
 from treegen.backends.bound_call import Call, unbound
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.torch_program import TorchProgram
 from treegen.ir.arrays import Ints
 from treegen.ir.errors import InputError
@@ -17,6 +18,7 @@ from treegen.schedule.expand import RunningRequests, expanded
 class TorchRequestProgram:
     """RequestProgram on the torch backend: each step makes the schedule of the batch (treegen.schedule.expand)."""
 
+    @for_kept_tensors()
     def __init__(self, form: BatchForm) -> None:
         self._form = form
         self._made, self.seats = no_plan(form.room), np.full((2, form.room.seats), -1, np.int32)
@@ -36,6 +38,7 @@ class TorchRequestProgram:
         taken[:, :count] = requests[:, :count]
         self.seats = taken
 
+    @for_kept_tensors()
     def step(self) -> None:
         """Reads the page table and lengths, and makes the schedule of this step."""
         form = self._form

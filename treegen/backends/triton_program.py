@@ -15,6 +15,7 @@ from treegen.backends.alignment import warn_unaligned
 from treegen.backends.bound_call import BoundCall, BoundLaunch, Call, unbound
 from treegen.backends.check_inputs import TORCH_DTYPES
 from treegen.backends.devices import kernel_capability, on_device
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.kernel_launch import KernelLaunch
 from treegen.backends.kv_scales import Scales, placed
 from treegen.backends.kv_views import in_words
@@ -95,6 +96,7 @@ class TritonProgram:
         tables: Tables on the device that others fill; by default the program makes them of the schedule.
     """
 
+    @for_kept_tensors()
     def __init__(
         self,
         schedule: Schedule,

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch.nn.functional import pad
 
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.engine.argument_checks import check_model
 from treegen.engine.branch import Branch
 from treegen.engine.draft_steps import DraftSteps
@@ -189,6 +190,7 @@ class DraftModel:
         TreegenError: As of `Engine`.
     """
 
+    @for_kept_tensors()
     def __init__(
         self, model: Model, widths: Sequence[int] = (1, 1, 1, 1), *, num_pages: int, page_size: int = 16,
         max_texts: int = 64,

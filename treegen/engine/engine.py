@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.distributed.parallel import Parallel
 from treegen.engine.accounting import Accounting
 from treegen.engine.ahead import AroundSteps, ahead_of, run_ahead
@@ -83,6 +84,7 @@ class Engine:
         RankError: Ranks have other arguments or other models; all ranks raise it.
     """
 
+    @for_kept_tensors()
     def __init__(
         self,
         model: Model,
@@ -137,6 +139,7 @@ class Engine:
         self._undecided = WaitingBranches(self.sequences)
         self._results: list[list[Continuation]] = []
 
+    @for_kept_tensors()
     def run(self, prompts: Sequence[Sequence[int]]) -> list[list[Continuation]]:
         """Decodes prompts until all their branches have ended.
 
@@ -226,6 +229,7 @@ class Engine:
                 self._undecided.rest_after(frontier, growth)
                 self._grow(frontier.branches, growth)
 
+    @for_kept_tensors()
     def warm_up(self) -> None:
         """Captures the graphs of all numbers of rows, also those of a draft model, so that no step does.
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from treegen.backends.check_inputs import TORCH_DTYPES
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.backends.page_table import PAGE_SIZES
 from treegen.ir.arrays import Longs, positive_int
 from treegen.ir.errors import PoolError
@@ -53,6 +54,7 @@ class KVPool:
         PoolError: A number is out of range, or the shape's layout or types are not the pool's.
     """
 
+    @for_kept_tensors()
     def __init__(
         self, shape: Shape, layers: int, num_pages: int, device: torch.device | str = "cpu", shard: Shard | None = None
     ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from treegen.backends.kept_tensors import for_kept_tensors
 from treegen.engine import Engine, NGrams
 from treegen.integrations.hf_beams import LockstepBeams
 from treegen.integrations.hf_engines import engine_for
@@ -27,6 +28,7 @@ MOST_PROMPT_ROWS = 2048
 """Tokens of prompts in a step, where the caller does not say."""
 
 
+@for_kept_tensors()
 def generate(
     model: Any,
     input_ids: torch.Tensor,
