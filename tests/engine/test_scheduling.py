@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from support.tiny_models import PROMPTS, tiny
-from treegen.engine import Beam, Engine, KVPool, SequenceTree
+from treegen.engine import Beam, Engine, KVPool, Sample, SequenceTree, Speculate
+from treegen.engine.control import Controller
 from treegen.engine.scheduling import schedule
 from treegen.integrations import HFModel
 from treegen.ir.errors import PoolError
@@ -73,3 +76,18 @@ def test_beams_need_the_pages_of_one_prompt_at_a_time(pages: int) -> None:
     (expected, none), (found, some) = beams(60), beams(pages)
     assert found == expected
     assert some > none == 0
+
+
+@pytest.mark.parametrize(
+    ("controller", "options"),
+    [
+        (Speculate(max_draft=40, max_new_tokens=3), {}),
+        (Speculate(max_draft=8, max_new_tokens=3), {"deterministic": True}),
+        (Sample(max_new_tokens=3), {"max_branches": 600, "deterministic": True}),
+    ],
+    ids=["drafts", "drafts-apart", "branches-apart"],
+)
+def test_by_default_steps_hold_all_branches_with_their_drafts(controller: Controller, options: dict[str, Any]) -> None:
+    """More than the default tokens of a step, which the caller has not given."""
+    ((made,),) = Engine(HFModel(tiny()), controller, num_pages=20, **options).run(PROMPTS[:1])
+    assert len(made.tokens) == 3

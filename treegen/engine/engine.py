@@ -26,7 +26,7 @@ from treegen.engine.attention_kernels import KernelMaker, tree_kernels
 from treegen.engine.branch import Branch
 from treegen.engine.context_kernels import context_kernels
 from treegen.engine.control import BeginsRuns, Continuation, Controller, Drafting, Growth, warm_up
-from treegen.engine.engine_checks import check_deterministic, check_resting, check_sizes, checked_prompts
+from treegen.engine.engine_checks import check_deterministic, check_resting, checked_prompts, checked_rows
 from treegen.engine.forward import Forward, Model, StepSizes
 from treegen.engine.growth_checks import check_form, check_growth
 from treegen.engine.invariant_kernels import invariant_kernels
@@ -63,7 +63,7 @@ class Engine:
         page_size: Tokens of a page, a power of two up to 128; of each rank, where ranks divide tokens.
         max_branches: The most branches that run at a time.
         max_rows: The most tokens of a step; by default CHUNK_ROWS, and CHUNK_ROWS_APART if deterministic or if ranks
-            divide tokens.
+            divide tokens, and at least those of all branches with their drafts.
         strategy: Who reads which KV together, as in `treegen.compile_batch`.
         deterministic: Whether the bits of attention depend on a branch's own tokens alone, by the batch-invariant mode
             of kernels, whatever other branches, pages, chunks of prompts and preemptions there are. Partial results
@@ -105,9 +105,6 @@ class Engine:
         check_parallel(parallel, model)
         check_controller(controller)
         check_options(model.device.type, {"prefix_cache": prefix_cache, "cuda_graphs": cuda_graphs}, make_kernel)
-        if max_rows is None:
-            apart = deterministic or (parallel is not None and parallel.shard.size > 1)
-            max_rows = CHUNK_ROWS_APART if apart else CHUNK_ROWS
         options = {
             "num_pages": num_pages, "page_size": page_size, "max_branches": max_branches, "max_rows": max_rows,
             "strategy": strategy, "deterministic": deterministic, "prefix_cache": prefix_cache,
@@ -117,7 +114,9 @@ class Engine:
         drafts, trees = 0, False
         if isinstance(controller, Drafting):
             drafts, trees = controller.max_draft, controller.draft_trees
-        check_sizes(controller, drafts, max_branches, max_rows)
+        apart = deterministic or (parallel is not None and parallel.shard.size > 1)
+        chunk = CHUNK_ROWS_APART if apart else CHUNK_ROWS
+        max_rows = checked_rows(controller, drafts, max_branches, max_rows, chunk)
         check_deterministic(deterministic, strategy, make_kernel)
         check_context(parallel, trees, deterministic, make_kernel)
         self.model, self.controller, self.parallel = model, controller, parallel

@@ -19,23 +19,31 @@ if TYPE_CHECKING:
     from treegen.engine.forward import Model
 
 
-def check_sizes(controller: Controller, drafts: int, max_branches: int, max_rows: int) -> None:
-    """Raises BranchError unless a step holds the branches of a prompt, and all branches that run with their drafts.
+def checked_rows(controller: Controller, drafts: int, max_branches: int, max_rows: int | None, chunk: int) -> int:
+    """Returns the most tokens of a step.
+
+    Raises BranchError unless it holds the branches of a prompt, and all branches that run with their drafts.
 
     Args:
         controller: Decides how branches grow.
         drafts: The most drafts of a branch.
         max_branches: The most branches that run at a time.
-        max_rows: The most tokens of a step.
+        max_rows: The most tokens of a step, None where the caller does not say.
+        chunk: The tokens of a step then, if they are enough.
     """
     positive_int("max_branches", max_branches, BranchError)
-    positive_int("max_rows", max_rows, BranchError)
+    if max_rows is not None:
+        positive_int("max_rows", max_rows, BranchError)
     if controller.width > max_branches:
         reason = f"of a prompt is more than max_branches = {max_branches}"
         raise BranchError("controller.width", controller.width, reason, "raise max_branches")
-    if max_rows < max_branches * (1 + drafts):
+    least = max_branches * (1 + drafts)
+    if max_rows is None:
+        return max(chunk, least)
+    if max_rows < least:
         reason = f"is less than max_branches = {max_branches}, with {1 + drafts} rows each"
-        raise BranchError("max_rows", max_rows, reason, "raise max_rows")
+        raise BranchError("max_rows", max_rows, reason, "raise max_rows, or lower max_branches")
+    return max_rows
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], most: int, new_tokens: int, model: Model) -> list[list[int]]:
