@@ -6,8 +6,8 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_SHARING", "TREEGEN_TRACE")
-"""All environment variables that belong to treegen."""
+NAMES = ("TREEGEN_CACHE_DIR", "TREEGEN_CHECK", "TREEGEN_DATA", "TREEGEN_SHARING", "TREEGEN_TRACE")
+"""All environment variables that belong to treegen. `TREEGEN_DATA` is read by typer, as the default of an option."""
 
 
 def cache_root() -> Path:
