@@ -21,3 +21,13 @@ def test_every_variable_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setenv("TREEGEN_DATUM", "recordings")
     (note,) = notes(capsys)
     assert note == f"TREEGEN_DATUM is not a variable of treegen: use {', '.join(NAMES)}"
+
+
+def test_values_that_switches_do_not_have(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("TREEGEN_SHARING", "no")
+    monkeypatch.setenv("TREEGEN_CHECK", "1")
+    monkeypatch.setenv("TREEGEN_TRACE", "true")
+    assert notes(capsys) == [
+        "TREEGEN_SHARING = no: is neither on nor off; set it to off, or leave it unset, which means on",
+        "TREEGEN_TRACE = true: is neither 0 nor 1; set it to 1, or leave it unset, which means 0",
+    ]

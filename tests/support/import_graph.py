@@ -33,10 +33,10 @@ LAYERS = (
     ("schedule", "autotune_cache"),
     ("strategies", "workloads"),
     ("target", "scoring"),
-    ("text_files",),
+    ("text_files", "timed"),
+    ("environment",),
     ("ir",),
-    ("timed",),
-    ("environment", "progress", "version"),
+    ("progress", "version"),
     ("templates",),
 )
 

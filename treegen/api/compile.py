@@ -10,6 +10,7 @@ import torch
 
 from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
+from treegen.environment import check_switches
 from treegen.ir.errors import InputError
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
 from treegen.ir.tree import Tree, check_is_by_slot, check_is_tree
@@ -133,7 +134,8 @@ def compile(
 
 
 def _check(tree: Tree, shape: Shape | None, sm_scale: float | None, **modes: bool) -> None:
-    """Raises TreeError or InputError for arguments of wrong types. modes: switches by name."""
+    """Raises TreeError or InputError for arguments of wrong types, and for the environment. modes: switches by name."""
+    check_switches()
     check_is_tree("tree", tree)
     check_is_by_slot("tree", tree)
     if shape is not None and not isinstance(shape, Shape):

@@ -11,6 +11,7 @@ import torch
 from treegen.backends.devices import resolve_target
 from treegen.backends.kv_scales import Scales
 from treegen.backends.page_table import PAGE_SIZES, PageTable
+from treegen.environment import check_switches
 from treegen.ir.arrays import INT32_MAX
 from treegen.ir.errors import InputError, StrategyError
 from treegen.ir.shape import DEFAULT_SHAPE, Shape
@@ -70,6 +71,7 @@ def compile_batch(
     Raises:
         TreegenError: An argument cannot be served.
     """
+    check_switches()
     _check_sizes(shape, pages, max_tokens, max_rows)
     check_sm_scale(sm_scale)
     if not isinstance(batch_invariant, bool):

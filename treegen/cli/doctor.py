@@ -24,8 +24,8 @@ from treegen.autotune_cache.folders import OWN_FOLDER, refusal
 from treegen.autotune_cache.key import target_text
 from treegen.autotune_cache.policy_cache import POLICY_CACHE
 from treegen.cli.cache_commands import differing_parts
-from treegen.environment import NAMES, cache_root
-from treegen.ir.errors import CacheWarning
+from treegen.environment import NAMES, SWITCHES, cache_root, is_changed
+from treegen.ir.errors import CacheWarning, InputError
 from treegen.target.targets import DEFAULT_TARGET, target_from
 from treegen.version import VERSION
 
@@ -257,6 +257,11 @@ def _notes(
     for name in sorted(os.environ):
         if name.startswith("TREEGEN_") and name not in NAMES:
             yield f"{name} is not a variable of treegen: use {', '.join(NAMES)}"
+    for switch in SWITCHES:
+        try:
+            is_changed(switch)
+        except InputError as error:
+            yield str(error)
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
