@@ -239,7 +239,7 @@ def account_workload(
 def strategies() -> None:
     """List the strategies with their default options."""
     specs = [spec_of(name) for name in (*strategy_names(), "auto")]
-    print_table([(str(spec.factory()), spec.summary) for spec in specs])
+    print_table([(str(spec.make()), spec.summary) for spec in specs])
 
 
 def _cost_model(text: str) -> CostModel:

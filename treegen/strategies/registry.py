@@ -44,6 +44,18 @@ class StrategySpec:
         """The first paragraph of the factory's docstring, on one line."""
         return " ".join((inspect.getdoc(self.factory) or "").split("\n\n")[0].split())
 
+    def make(self) -> Strategy:
+        """Makes the strategy with default options. Raises StrategyError if the factory fails or makes anything else."""
+        try:
+            made = self.factory()
+        except Exception as cause:  # whatever a caller's own function raises
+            reason = f"its factory raises {type(cause).__name__}: {cause}"
+            raise StrategyError("strategy", self.name, reason, "correct the factory") from cause
+        if not isinstance(made, Strategy):
+            reason = f"its factory makes a {type(made).__name__}"
+            raise StrategyError("strategy", self.name, reason, "let it return a Strategy")
+        return made
+
 
 _SHIPPED = (
     StrategySpec("query", query, frozenset({"split"})),
@@ -100,9 +112,9 @@ def strategy_from(strategy: str | Strategy) -> Strategy:
         strategy: A registered name, or a Strategy, which is returned as it is.
 
     Raises:
-        StrategyError: The name is not registered.
+        StrategyError: The name is not registered, or its factory does not make a Strategy.
     """
-    return strategy if isinstance(strategy, Strategy) else spec_of(strategy).factory()
+    return strategy if isinstance(strategy, Strategy) else spec_of(strategy).make()
 
 
 def spec_of(name: str) -> StrategySpec:
@@ -125,14 +137,6 @@ def installed_strategies() -> dict[str, StrategySpec]:
     """Returns the strategies of installed packages, which are imported when their factories are called."""
 
     def factory(point: EntryPoint) -> Factory:
-        return lambda: _made(point)
+        return lambda: point.load()()
 
     return {point.name: StrategySpec(point.name, factory(point)) for point in entry_points(group=ENTRY_POINTS)}
-
-
-def _made(point: EntryPoint) -> Strategy:
-    """Makes the strategy of an entry point. Raises StrategyError if it makes anything else."""
-    made = point.load()()
-    if not isinstance(made, Strategy):
-        raise StrategyError("entry point", point.value, f"makes a {type(made).__name__}", "let it make a Strategy")
-    return made
