@@ -18,6 +18,9 @@ from treegen.ir.shape import Shape
 if TYPE_CHECKING:
     import sympy
 
+_SLOPES = (torch.float16, torch.bfloat16, torch.float32)
+"""Types of ALiBi slopes, which kernels read as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
@@ -48,6 +51,9 @@ class ScoreOptions:
             if value is not None and not (isinstance(value, torch.Tensor) and value.is_floating_point()):
                 fix = "give a tensor [num_qo_heads] of floats"
                 raise InputError(name, type(value).__name__, "is not a tensor of floats", fix)
+        if self.alibi_slopes is not None and self.alibi_slopes.dtype not in _SLOPES:
+            reason = f"is none of {', '.join(map(str, _SLOPES))}"
+            raise InputError("alibi_slopes", self.alibi_slopes.dtype, reason, "give alibi_slopes.float()")
 
     @property
     def any(self) -> bool:
@@ -148,10 +154,10 @@ class Scoring:
 
         captured: list[torch.Tensor] = []
         places = (BATCH, HEAD, QUERY, TOKEN)
-        score = traced("score_mod", options.score, (SCORE, *places), captured)
+        score = traced("score_mod", options.score, (SCORE, *places), captured, options.score_mod)
         mask = None
         if options.mask_mod is not None or options.window_left >= 0:
-            mask = traced_truth("mask_mod", options.mask, places, captured)
+            mask = traced_truth("mask_mod", options.mask, places, captured, options.mask_mod)
         changed = None if score == SCORE else score
         kinds = tuple((str(_readable(each).dtype).removeprefix("torch."), each.dim()) for each in captured)
         code = None if changed is None and mask is None else score_code(changed, mask, kinds)

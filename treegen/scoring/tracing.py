@@ -105,8 +105,9 @@ _tracers: list[_Tracer] = []
 
 
 def traced(
-    argument: str, function: Callable[..., Any], symbols: tuple[sympy.Basic, ...], captured: list[torch.Tensor]
-) -> sympy.Basic:
+    argument: str, function: Callable[..., Any], symbols: tuple[sympy.Basic, ...], captured: list[torch.Tensor],
+    given: Callable[..., Any] | None = None,
+) -> sympy.Basic:  # fmt: skip
     """Calls a function with symbols, and returns the expression of its result.
 
     A scalar tensor on the CPU becomes a constant.
@@ -116,9 +117,10 @@ def traced(
         function: The function.
         symbols: Its arguments.
         captured: The tensors that were read so far; new ones are added.
+        given: The caller's function that `function` calls; by default `function` itself.
 
     Raises:
-        InputError: The function cannot be traced. The message names the line.
+        InputError: The function cannot be traced. The message names the line of the caller's code.
     """
     tracer = _Tracer(captured)
     _tracers.append(tracer)
@@ -127,24 +129,28 @@ def traced(
             return _expression(function(*map(Traced, symbols)))
     except Exception as cause:
         reason = str(cause) if isinstance(cause, _UnsupportedError) else f"{type(cause).__name__}: {cause}"
-        raise InputError(argument, _place(function, cause), reason, _FIX) from cause
+        line = _line(cause)
+        # A TypeError outside of the caller's code: the call itself failed.
+        fix = f"give {argument}({', '.join(map(str, symbols))})" if isinstance(cause, TypeError) and not line else _FIX
+        raise InputError(argument, line or _place(given or function), reason, fix) from cause
     finally:
         _tracers.pop()
 
 
-def traced_truth(
-    argument: str, function: Callable[..., Any], symbols: tuple[sympy.Basic, ...], captured: list[torch.Tensor]
-) -> sympy.Basic:
+def traced_truth(argument: str, function: Callable[..., Any], *others: Any) -> sympy.Basic:
     """Traces a function that returns a truth value. Arguments and errors are those of `traced`."""
-    return _truth(Traced(traced(argument, function, symbols, captured)))
+    return _truth(Traced(traced(argument, function, *others)))
 
 
-def _place(function: Callable[..., Any], error: BaseException) -> str:
-    """Returns the line of the caller's code where tracing failed."""
+def _line(error: BaseException) -> str:
+    """Returns the line of the caller's code where tracing failed; empty where it failed outside of it."""
     inside = (str(Path(__file__).parent.parent), str(Path(torch.__file__).parent))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(inside)]
-    if frames:
-        return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} `{frames[-1].line}`"
+    return f"{Path(frames[-1].filename).name}:{frames[-1].lineno} `{frames[-1].line}`" if frames else ""
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """Returns where a function is defined, or its name."""
     try:
         return f"{Path(inspect.getsourcefile(function) or '').name}:{inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):
