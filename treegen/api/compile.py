@@ -111,7 +111,7 @@ def compile(
     Raises:
         TreegenError: An argument is not supported, or two arguments exclude each other.
     """
-    _check(tree, shape, sm_scale, batch_invariant=batch_invariant, isolated=isolated)
+    _check(tree, shape, sm_scale, autotune=autotune, batch_invariant=batch_invariant, isolated=isolated)
     problem = Problem(tree, shape or DEFAULT_SHAPE, resolve_target(target))
     options = ScoreOptions(score_mod, mask_mod, logits_soft_cap, alibi_slopes, window_left, sinks)
     if shape is not None:

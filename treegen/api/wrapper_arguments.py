@@ -84,6 +84,8 @@ def graph_buffers(
     Both are None without CUDA graphs. buffers: for indptr, indices and last_page_len, in this order, by name. limits:
     other arguments for graphs. Raises InputError.
     """
+    if not isinstance(use_cuda_graph, bool):
+        raise InputError("use_cuda_graph", use_cuda_graph, "is not a bool", "give True or False")
     if use_cuda_graph:
         return tuple(buffers.values()), _buffer_sizes(buffers)
     for name, value in {**buffers, **limits}.items():
