@@ -40,6 +40,8 @@ def parse(text: str) -> Parts:
         counts, lengths = ([_integer(word, text) for word in _NUMBER.findall(part)] for part in levels.groups())
         check_made("tree", text, sum(counts), "nodes", FormatError)
         return from_levels(counts, lengths)
+    if "/" in stripped or "_" in stripped:
+        raise _misread_levels(stripped)
     return _parse_nested(stripped)
 
 
@@ -80,6 +82,20 @@ class _Reader:
         found = "the end" if self.at_end else f"{self._text[self._place]!r} at position {self._place}"
         fix = "write levels 1,4/100,10 or nodes 100(10*4)"
         return FormatError("tree", self._text, f"expected {what}, found {found}", fix)
+
+
+def _misread_levels(text: str) -> FormatError:
+    """Returns the error, with the place of the first mistake, for a text that is nearly in the level form."""
+    reader = _Reader(text)
+    reader.number("a number of nodes", low=0)
+    while reader.take(","):
+        reader.number("a number of nodes", low=0)
+    if not (reader.take("/") or reader.take("_")):
+        return reader.expected("',' or '/'")
+    reader.number("a number of tokens", low=0)
+    while reader.take(","):
+        reader.number("a number of tokens", low=0)
+    return reader.expected("',' or the end")
 
 
 class _Nodes:

@@ -112,7 +112,7 @@ SIZES: dict[str, Case] = {
 
 INTEGERS: dict[str, Case] = {
     "digits of another script": (lambda: Tree.parse("٣٢"), FormatError, ("number of tokens", "'٣' at position 0")),
-    "digits in levels": (lambda: Tree.parse("1,٢/3,4"), FormatError, ("tree = ", "',' at position 1")),
+    "digits in levels": (lambda: Tree.parse("1,٢/3,4"), FormatError, ("tree = ", "'٢' at position 2")),
     "raised digits": (lambda: Tree.parse("5(²)"), FormatError, ("number of tokens", "'²' at position 2")),
     "raised copies": (lambda: Tree.parse("5*³"), FormatError, ("positive number of copies", "'³' at position 2")),
     "digits in a node list": (

@@ -80,7 +80,7 @@ def test_scales_that_are_refused(scale: float) -> None:
     [
         ("grpo:samples=x", "not a whole number"),
         ("grpo:sample=3", "has no option 'sample'"),
-        ("grpo:samples=0", "is outside 1"),
+        ("grpo:samples=0", "samples = 0: is not a positive integer"),
         ("beams:width=0", "width = 0: is not a positive integer"),
         ("reasoning-sorting", "no folder is given; name the folder of recorded trees with --data or TREEGEN_DATA"),
         ("reasoning-thoughts", "expected a number of tokens"),

@@ -15,7 +15,7 @@ OutputOption = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write the tree to this file.", show_default="print it"),
 ]
-TreeSeedOption = Annotated[int, typer.Option(help="Seed; equal seeds give equal trees.")]
+TreeSeedOption = Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal trees.")]
 
 app = typer.Typer(no_args_is_help=True, help="Generate a tree as decoding systems make it, as treegen JSON.")
 

@@ -113,7 +113,7 @@ def explain(
         if diff is not None:
             told = difference(planned_tree, *diff, shape, on_target)
         else:
-            names = _strategies(strategy or ("auto" if html is None else "all"))
+            names = _strategies(("auto" if html is None else "all") if strategy is None else strategy)
             told = explained(planned_tree, names, shape, on_target, model, recorder, division)
         written = _write_drawings(told, tree, html, svg)
         if chrome_trace is not None and isinstance(told, Explanation):

@@ -55,8 +55,7 @@ class Measurer:
         self, device: int | None = None, repeats: int = 15, timeout_s: float = 60.0, meter: Meter | None = None
     ) -> None:
         positive_int("repeats", repeats, InputError)
-        if not (isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf):
-            raise InputError("timeout_s", timeout_s, "is not a positive number", "give seconds, 60 for example")
+        check_timeout("timeout_s", timeout_s)
         environment = dict(os.environ)
         if meter is None:
             index = _checked_device(device)
@@ -122,6 +121,12 @@ class Measurer:
     def stop(self) -> None:
         """Kills the process for good, from any thread; `measure` raises StoppedError."""
         self._process.kill()
+
+
+def check_timeout(argument: str, seconds: float) -> None:
+    """Raises InputError unless this is a finite number above 0."""
+    if not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+        raise InputError(argument, seconds, "is not a positive number", "give seconds, 60 for example")
 
 
 def _reply(process: MeasuringProcess, candidate: Strategy, timeout_s: float) -> Reply:

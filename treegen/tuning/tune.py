@@ -24,7 +24,7 @@ from treegen.strategies.cohort import Cohort
 from treegen.strategies.strategy import Strategy
 from treegen.target.problem import Problem
 from treegen.target.targets import Target
-from treegen.tuning.measurer import Measurer, Outcome, check_tree
+from treegen.tuning.measurer import Measurer, Outcome, check_timeout, check_tree
 from treegen.tuning.worker import Meter
 
 DEFAULT_CANDIDATES = 8
@@ -58,6 +58,7 @@ class Tuning:
     def __post_init__(self) -> None:
         positive_int("candidates", self.most, InputError)
         positive_int("repeats", self.repeats, InputError)
+        check_timeout("timeout", self.timeout_s)
 
     def measurer(self, device: int | None = None) -> Measurer:
         """Returns a measurer for a CUDA device, by default the current one. Raises BackendError and InputError."""

@@ -158,7 +158,7 @@ def templates_in(value: Any, path: str | Path) -> list[Template]:
     """Makes the templates in the JSON value of a file. Raises FormatError, which names the file."""
     listed = value if isinstance(value, list) else [value]
     if not listed:
-        raise FormatError("path", shown(path), "holds no templates", "name another file")
+        raise FormatError("path", shown(path), "holds an empty list, and no trees", "name another file")
     result = []
     for index, entry in enumerate(listed):
         with inside(f"{path}#{index}"):

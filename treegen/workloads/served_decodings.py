@@ -173,7 +173,11 @@ def served_decoding(text: str, data: Path | None = None) -> ServedDecoding:
         return BeamDecoding(text, **options_of(text, options, _BEAM_OPTIONS))
     if name in _FORESTS:
         defaults, make = _FORESTS[name]
-        tree, prompt_levels = make(options_of(text, options, defaults))
+        given = options_of(text, options, defaults)
+        for option, value in given.items():
+            if option != "seed":
+                positive_int(option, value, FormatError)
+        tree, prompt_levels = make(given)
         return ForcedDecoding(text, tree, prompt_levels)
     *_, (found, tree) = trees_of(text)
     return ForcedDecoding(found, tree)

@@ -91,7 +91,16 @@ def _of_trace(path: str) -> Iterator[tuple[str, Tree]]:
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             with inside(f"{path}:{number}"):
-                yield f"{path}:{number}", _tree(parsed_json(line, f"{path}:{number}"))
+                yield f"{path}:{number}", _tree(_value(line))
+
+
+def _value(line: str) -> Any:
+    """Returns the JSON value of a line. Raises FormatError."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as cause:
+        fix = 'write treegen JSON, or a TREE text in quotes, as "1,4/10,10"'
+        raise FormatError("line", line, f"is not JSON ({cause})", fix) from cause
 
 
 def _tree(value: Any) -> Tree:
