@@ -21,7 +21,7 @@ class LiveBatch:
     share whole pages only, from their first token on. The sharing is a claim of the caller's: kernels compare the
     entries of the page table before they rely on it.
 
-    The arrays by seat are int32, have an entry for each seat, and are read only. Adding seats replaces them.
+    The arrays by seat are int32, have an entry for each seat, and must not be written to. More seats replace them.
 
     - `row`: the request's row, -1 where the seat is free.
     - `epoch`: raised when the seat gets a new request, and when its pages move.
